@@ -1,0 +1,47 @@
+# make demo      three hospitals train on real records, four protocols, one page (under a minute after installation)
+# make test      everything that CI runs: lint, types, tests, API pages
+# make test-all  the same and the slow checks
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+DEMO := runs/demo
+
+.PHONY: demo test test-all lint api clean
+
+demo: .venv/torch.stamp
+	@rm -rf $(DEMO)
+	$(BIN)/moretta compare examples/wdbc.toml --protocols centralised,local,fedsgd,pbpfl --out $(DEMO)
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+	@$(MAKE) --no-print-directory api
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2
+	@$(MAKE) --no-print-directory api
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The API pages, from the docstrings, into site/.
+api: .venv/dev.stamp
+	$(BIN)/pdoc --docformat markdown --math -o site moretta '!moretta.__main__' >/dev/null
+	@test -s site/moretta/federation.html && echo "API pages: site/index.html"
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/torch.stamp: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) torch
+	$(PIP) --editable '.[torch]'
+	@touch $@
+
+.venv/dev.stamp: .venv/torch.stamp
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv site build dist runs src/*.egg-info

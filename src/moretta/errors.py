@@ -1,0 +1,51 @@
+"""Every error Moretta raises on purpose, split by who is at fault.
+
+    MorettaError
+    ├── ParameterError          the user: a run file, data or model that cannot work (exit code 2)
+    │   ├── UnsupportedModel    a model that a protocol cannot train, by the name of its layer
+    │   ├── RangeError          a value that the ring of the secure sum cannot hold, by the name of its tensor
+    │   └── MissingExtra        an optional dependency is not installed
+    ├── PeerError               the other side: it sent what the protocol does not allow
+    │   └── CodecError          the bytes are no message; the only error of `moretta.codec.Codec.decode`
+    ├── MisuseError             the caller of this library: a call in the wrong order
+    └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is whole (exit code 1)
+
+A message says what was expected, what came and what to do, in one sentence, and never holds a secret.
+A silo that raises costs the round only itself; see `moretta.engines.driver`.
+"""
+
+
+class MorettaError(Exception):
+    """The root of the tree drawn above."""
+
+
+class ParameterError(MorettaError):
+    """A run file, data or a model that cannot work as given."""
+
+
+class UnsupportedModel(ParameterError):
+    """A model that the protocol cannot train; the message names the layer and a way out."""
+
+
+class RangeError(ParameterError):
+    """A value is not finite, or too large for the fixed-point ring; the message names the tensor and the range."""
+
+
+class MissingExtra(ParameterError):
+    """An optional dependency is needed; the message names the extra to install."""
+
+
+class PeerError(MorettaError):
+    """A peer sent what the protocol does not allow here."""
+
+
+class CodecError(PeerError):
+    """Bytes that are not a message of the schema."""
+
+
+class MisuseError(MorettaError):
+    """A call that this object does not allow in its present state."""
+
+
+class RunFailed(MorettaError):
+    """The run cannot go on; what it had reached is in its last checkpoint."""

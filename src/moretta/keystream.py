@@ -1,0 +1,131 @@
+"""Where secret randomness comes from: one root per role, named derivations, and a stream cipher.
+
+    root (32 bytes of the operating system)
+      └─ HKDF-SHA256(root, purpose) ── a key of 32 bytes for one purpose
+           └─ AES-128-CTR ── as many pseudorandom bytes as wanted, the same on every machine
+
+A purpose is a list of whole numbers, texts and bytes, encoded without ambiguity and bound to this format's version,
+so that keys for two purposes are independent. Nothing here is ever derived from a training seed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError
+
+VERSION = b"moretta/1"
+KEY_BYTES = 32
+
+
+def encode_purpose(*purpose: int | str | bytes) -> bytes:
+    """Encode a purpose so that different purposes have different encodings.
+
+    Each part is a letter for its type, its length as 4 bytes big-endian, and its bytes; numbers are 8 bytes
+    big-endian, signed.
+    """
+    parts = [VERSION]
+    for part in purpose:
+        if isinstance(part, int):
+            kind, content = b"i", part.to_bytes(8, "big", signed=True)
+        elif isinstance(part, str):
+            kind, content = b"s", part.encode()
+        else:
+            kind, content = b"b", part
+        parts.append(kind + len(content).to_bytes(4, "big") + content)
+    return b"".join(parts)
+
+
+def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
+    """Derive a key of 32 bytes for one purpose by HKDF-SHA256 (RFC 5869) without salt.
+
+    secret: at least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
+    """
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=encode_purpose(*purpose)).derive(secret)
+
+
+class SecretRoot:
+    """The 32 bytes from which a role derives what the result of its run depends on.
+
+    Drawn from the operating system, kept only in the role's own checkpoint. Its representation is redacted.
+    """
+
+    def __init__(self, root: bytes) -> None:
+        if len(root) != KEY_BYTES:
+            raise ParameterError(f"a secret root has {KEY_BYTES} bytes, not {len(root)}")
+        self._root = root
+
+    @classmethod
+    def fresh(cls) -> SecretRoot:
+        """Draw a root from the operating system."""
+        return cls(os.urandom(KEY_BYTES))
+
+    @classmethod
+    def insecure(cls, seed: int, role: str) -> SecretRoot:
+        """Make a root that anyone who knows the seed can make: for tests that compare transcripts."""
+        return cls(derive(b"insecure secret seed", seed, role))
+
+    def derive(self, *purpose: int | str | bytes) -> bytes:
+        """Return the key of 32 bytes for one purpose."""
+        return derive(self._root, *purpose)
+
+    def stream(self, *purpose: int | str | bytes) -> Keystream:
+        """Return the pseudorandom stream for one purpose."""
+        return Keystream(self.derive(*purpose))
+
+    def reveal(self) -> bytes:
+        """Return the root itself, for the role's own checkpoint only."""
+        return self._root
+
+    def __repr__(self) -> str:
+        return "SecretRoot(<redacted>)"
+
+
+class Keystream:
+    """AES-128 in counter mode under a derived key: bytes 0-15 are the AES key, 16-31 the first counter block.
+
+    Integers are little-endian on every machine. A stream is read once, from front to back.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ParameterError(f"a keystream needs a key of {KEY_BYTES} bytes, not {len(key)}")
+        self._cipher = Cipher(algorithms.AES(key[:16]), modes.CTR(key[16:])).encryptor()
+
+    def octets(self, count: int) -> NDArray[np.uint8]:
+        """Return the next `count` bytes, uint8[count]."""
+        stream = np.zeros(count, dtype=np.uint8)
+        self._cipher.update_into(stream.data, stream.data)
+        return stream
+
+    def integers(self, count: int, bits: int) -> NDArray[np.unsignedinteger]:
+        """Return `count` uniform integers of 8, 16, 32 or 64 bits, uint<bits>[count]."""
+        little = np.dtype(f"<u{bits // 8}")
+        return self.octets(count * little.itemsize).view(little).astype(little.newbyteorder("="), copy=False)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Return `count` uniform numbers in [0, 1) with 53 random bits each, float64[count]."""
+        return (self.integers(count, 64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def normal(self, count: int) -> NDArray[np.float64]:
+        """Return `count` standard normal numbers by Box and Muller's transform, float64[count]."""
+        pairs = -(-count // 2)
+        radius = np.sqrt(-2.0 * np.log1p(-self.uniform(pairs)))  # log1p(-u): u may be 0, 1 - u may not
+        angle = 2.0 * np.pi * self.uniform(pairs)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def permutation(self, count: int) -> NDArray[np.int64]:
+        """Return a uniform permutation of range(count), int64[count]: the order of `count` random 64-bit integers.
+
+        Two equal integers (chance below count^2 / 2^65) keep their order, a bias far below what could be seen.
+        """
+        return np.argsort(self.integers(count, 64), kind="stable")
+
+    def __repr__(self) -> str:
+        return "Keystream(<redacted>)"

@@ -1,0 +1,338 @@
+"""The contract between protocols and engines: who asks what, and what comes back.
+
+A server's round is a generator: it yields an `Ask`, receives `Replies`, and returns a `Report`, so it reads from
+top to bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose
+with ``yield from``. Nothing here does I/O, knows a clock or knows torch.
+
+    engine                      server                      clients
+      |-- setup(now, cohort) ---->|
+      |<---------- Ask -----------|
+      |-- one message each ------------------------------------>| answer(message)
+      |<--------------------------------------------- a message |
+      |-- Replies --------------->|
+      |<------- Report / Aborted -|
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import MisuseError, PeerError
+
+Array = NDArray[Any]
+Tensors = Mapping[str, Array]
+"""Named arrays, for example the parameters of a model by their PyTorch names."""
+
+Phase = Callable[[str], AbstractContextManager[None]]
+"""Given by the engine, which owns the clock: ``with self.phase("local_forward"): ...`` marks a stretch of work."""
+
+State = Mapping[str, "Array | bytes | str | int | float"]
+"""What a role needs to go on after a restart: a flat mapping of arrays and plain scalars."""
+
+
+def no_phase(name: str) -> AbstractContextManager[None]:
+    """Mark nothing: the `Phase` of a role that no engine drives."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, order=True)
+class Stamp:
+    """When a message belongs: the run, the round (0 is before the first), and the attempt at that round.
+
+    Every message carries one, every mask is labelled with one, and a stamp is never used for two uploads.
+    """
+
+    run: str
+    round: int
+    attempt: int
+
+    def __post_init__(self) -> None:
+        if not _is_text(self.run, 1, 128):
+            raise PeerError(f"a run id is a string of 1 to 128 characters, not {self.run!r:.80}")
+        for name, value in (("round", self.round), ("attempt", self.attempt)):
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise PeerError(f"{name} is a whole number from 0 to 2^31 - 1, not {value!r:.80}")
+
+    def __str__(self) -> str:
+        return f"round {self.round}, attempt {self.attempt}"
+
+
+# What a field of a message may be. The codec encodes exactly these kinds.
+DTYPES = frozenset(
+    np.dtype(name) for name in ("bool", "uint8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+)
+NAME_LIMIT = 512  # characters in a tensor's or silo's name
+TEXT_LIMIT = 1 << 20  # characters or bytes in a plain field (an ONNX graph travels as a uint8 array instead)
+
+
+def _array(value: object) -> None:
+    if not isinstance(value, np.ndarray) or value.dtype not in DTYPES:
+        raise PeerError(f"expected an array of {', '.join(sorted(map(str, DTYPES)))}; got {_describe(value)}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise PeerError("expected finite numbers; got NaN or infinity")
+
+
+def _integer(value: object) -> None:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise PeerError(f"expected a 64-bit whole number; got {_describe(value)}")
+
+
+def _number(value: object) -> None:
+    if type(value) is not float or not np.isfinite(value):
+        raise PeerError(f"expected a finite float; got {_describe(value)}")
+
+
+def _boolean(value: object) -> None:
+    if type(value) is not bool:
+        raise PeerError(f"expected true or false; got {_describe(value)}")
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _is_text(value: object, least: int, most: int) -> bool:
+    # JSON can spell half of a surrogate pair, which is no character and has no bytes.
+    return type(value) is str and least <= len(value) <= most and not _SURROGATE.search(value)
+
+
+def _text(value: object) -> None:
+    if not _is_text(value, 0, TEXT_LIMIT):
+        raise PeerError(f"expected text of at most {TEXT_LIMIT} characters; got {_describe(value)}")
+
+
+def _octets(value: object) -> None:
+    if type(value) is not bytes or len(value) > TEXT_LIMIT:
+        raise PeerError(f"expected at most {TEXT_LIMIT} bytes; got {_describe(value)}")
+
+
+def _mapping_of(check: Callable[[object], None], value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise PeerError(f"expected named values; got {_describe(value)}")
+    for name, item in value.items():
+        if not _is_text(name, 1, NAME_LIMIT):
+            raise PeerError(f"expected a name of 1 to {NAME_LIMIT} characters; got {_describe(name)}")
+        try:
+            check(item)
+        except PeerError as error:
+            raise PeerError(f"`{name}`: {error}") from None
+
+
+def _names(value: object) -> None:
+    if not isinstance(value, tuple) or not all(_is_text(item, 1, NAME_LIMIT) for item in value):
+        raise PeerError(f"expected a tuple of names; got {_describe(value)}")
+
+
+FIELD_KINDS: Mapping[Any, Callable[[Any], None]] = {
+    Array: _array,
+    Tensors: functools.partial(_mapping_of, _array),
+    int: _integer,
+    float: _number,
+    bool: _boolean,
+    str: _text,
+    bytes: _octets,
+    Mapping[str, int]: functools.partial(_mapping_of, _integer),
+    Mapping[str, float]: functools.partial(_mapping_of, _number),
+    Mapping[str, str]: functools.partial(_mapping_of, _text),
+    Mapping[str, bytes]: functools.partial(_mapping_of, _octets),
+    tuple[str, ...]: _names,
+}
+
+
+def _describe(value: object) -> str:
+    """Name a value's type and size, never the value: it may be a secret."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Message:
+    """One arrow of a protocol's figure; subclasses are declared with `message`.
+
+    Fields are of the kinds in `FIELD_KINDS` and are checked when the message is built, from a peer's bytes or from
+    our own code alike, so that a role never sees a bad one. Raises `moretta.errors.PeerError`.
+    """
+
+    TAG: ClassVar[str] = ""
+    KINDS: ClassVar[Mapping[str, Any]] = {}
+
+    stamp: Stamp
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stamp, Stamp):
+            raise PeerError(f"{self.TAG}: expected a stamp; got {_describe(self.stamp)}")
+        for name, kind in self.KINDS.items():
+            try:
+                FIELD_KINDS[kind](getattr(self, name))
+            except PeerError as error:
+                raise PeerError(f"{self.TAG}, field `{name}`: {error}") from None
+        self.check()
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where fields are well-typed but do not make sense together."""
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {_describe(getattr(self, name))}" for name in self.KINDS)
+        return f"<{self.TAG} {self.stamp}; {fields}>"
+
+
+M = TypeVar("M", bound=type[Message])
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
+def message(tag: str) -> Callable[[M], M]:
+    """Declare a message: ``@message("fedsgd/train-on") class TrainOn(Message): parameters: Tensors``.
+
+    The tag, not the class name, travels on the wire.
+    """
+
+    def declare(cls: M) -> M:
+        declared = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+        hints = typing.get_type_hints(declared)
+        kinds = {field.name: hints[field.name] for field in dataclasses.fields(declared) if field.name != "stamp"}
+        for name, kind in kinds.items():
+            if kind not in FIELD_KINDS:
+                raise TypeError(f"{cls.__name__}.{name}: {kind} is not a kind of field the codec knows")
+        declared.TAG, declared.KINDS = tag, kinds
+        return declared  # type: ignore[return-value]  # dataclass() gives back the class it was given
+
+    return declare
+
+
+class Reason(StrEnum):
+    """Why a silo's answer is not among the replies."""
+
+    LATE = "late"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    DISCONNECTED = "disconnected"
+    FAILED = "failed"
+    BAD_INPUT = "bad input"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A silo without a valid answer: why, and one sentence."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a server asks: one message for each addressee, and what a valid answer is.
+
+    check raises `moretta.errors.PeerError` for an answer that is well-formed but not what was asked for; that silo
+    is then missing for the reason `Reason.MALFORMED`.
+    """
+
+    messages: Mapping[str, Message]
+    reply: type[Message]
+    check: Callable[[Any], None] = lambda reply: None
+
+    @classmethod
+    def all(
+        cls,
+        silos: Sequence[str],
+        message: Message,
+        reply: type[Message],
+        check: Callable[[Any], None] | None = None,
+    ) -> Ask:
+        """Ask every silo the same."""
+        messages = dict.fromkeys(silos, message)
+        return cls(messages, reply) if check is None else cls(messages, reply, check)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """The valid answers that came in time, in the order of the ask, and who is missing and why."""
+
+    answers: Mapping[str, Any]
+    missing: Mapping[str, Missing] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """An exchange that could not be completed; the engine repeats it without those who are missing."""
+
+    missing: Mapping[str, Missing]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a round came to: figures for the history, by name."""
+
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    parameters: the true model as the server holds it (parameters and buffers by PyTorch's names).
+    released: the model that silos may be given, where the protocol makes one.
+    models: each silo's own model, for protocols without a common one.
+    facts: what the protocol states about the run, for ``result.json``.
+    """
+
+    parameters: Tensors
+    released: Tensors | None = None
+    models: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+
+
+R = TypeVar("R")
+Exchange = Generator[Ask, Replies, R]
+"""A conversation in the making: yields what is asked, receives the replies, returns its result."""
+
+
+class Server(Protocol):
+    """The coordinating role. `state` and `restore` make it survive a restart."""
+
+    phase: Phase
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Prepare for a cohort: keys, statistics, headroom. Runs at the start and whenever the cohort changes."""
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Play one round; nothing of the server's state has changed where it aborts."""
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Release."""
+
+    def state(self) -> State:
+        """Return all that `restore` needs to go on from the end of a round."""
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+
+
+class Client(Protocol):
+    """A silo's role."""
+
+    phase: Phase
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message. Raises a `moretta.errors.MorettaError` to refuse; that costs the round only itself."""
+
+    def state(self) -> State:
+        """Return all that `restore` needs to go on from the end of a round."""
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+
+
+def unexpected(role: str, message: Message) -> MisuseError:
+    """Return the error of a role that was sent a message it has no answer to."""
+    return MisuseError(f"{role} has no answer to `{message.TAG}`; is it another protocol's message?")
