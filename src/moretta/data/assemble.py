@@ -1,0 +1,169 @@
+"""From what a source gave (a table, arrays, with or without a test part) to a checked `Dataset`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from moretta.data.checks import Array, Task, as_features, as_targets
+from moretta.data.dataset import Dataset, Missing
+from moretta.data.images import scaled
+from moretta.data.split import Rows, split
+from moretta.data.table import Table
+from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the run file says about rows and targets, whatever the source."""
+
+    name: str
+    task: Task | None
+    test: float
+    validation: float
+    missing: Missing
+    seed: int
+
+
+def from_table(table: Table, wish: Wish) -> Dataset:
+    """A table that was read, split by the wished fractions."""
+    y, task, classes = as_targets(table.y, wish.name, wish.task)
+    return split_rows(
+        wish,
+        table.x,
+        y,
+        task,
+        classes,
+        feature_names=table.names,
+        class_names=table.class_names if task == "classification" else (),
+        missing_columns=table.missing_columns,
+    )
+
+
+def split_rows(
+    wish: Wish,
+    x: Array,
+    y: Array,
+    task: Task,
+    classes: int | None,
+    *,
+    feature_names: tuple[str, ...] = (),
+    class_names: tuple[str, ...] = (),
+    missing_columns: tuple[int, ...] = (),
+    domain: Array | None = None,
+    standardise: bool = True,
+    parts: tuple[Rows, Rows, Rows] | None = None,
+) -> Dataset:
+    """A source without a test part: one is drawn (or given as `parts`: test, validation, train)."""
+    test, validation, train = parts or split(y, (wish.test, wish.validation), wish.seed, wish.name)
+    return Dataset(
+        name=wish.name,
+        task=task,
+        x_train=x[train],
+        y_train=y[train],
+        x_test=x[test],
+        y_test=y[test],
+        x_validation=x[validation],
+        y_validation=y[validation],
+        classes=classes,
+        feature_names=feature_names,
+        class_names=class_names,
+        domain=_domain(domain, len(x), wish.name, train),
+        missing=wish.missing,
+        missing_columns=missing_columns,
+        standardise=standardise,
+    )
+
+
+def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
+    """Arrays x_train, y_train, x_test, y_test, or x and y to be split; optionally domain_train, or domain, of rows.
+
+    Raises ParameterError if the arrays are others or do not fit together.
+    """
+    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+        return from_parts(arrays, wish)
+    if not {"x", "y"} <= arrays.keys():
+        raise ParameterError(
+            f"{wish.name}: expected arrays x_train, y_train, x_test, y_test, or x and y; "
+            f"got {', '.join(arrays) or 'none'}"
+        )
+    x = as_features(arrays["x"], wish.name)
+    y, task, classes = as_targets(arrays["y"], wish.name, wish.task)
+    _check_rows(wish.name, x, y)
+    return split_rows(
+        wish,
+        x,
+        y,
+        task,
+        classes,
+        feature_names=_numbered(x),
+        domain=arrays.get("domain"),
+        missing_columns=_absent(x, wish.missing),
+        standardise=_is_table(x, wish.name),
+    )
+
+
+def from_parts(
+    arrays: Mapping[str, Array], wish: Wish, *, pixels: bool = False, class_names: tuple[str, ...] = ()
+) -> Dataset:
+    """A source with a test part; the task is decided on all targets together, so that both parts pose the same one."""
+    y_train, y_test = arrays["y_train"], arrays["y_test"]
+    if y_train.shape[1:] != y_test.shape[1:] or y_train.ndim == 0:
+        raise ParameterError(f"{wish.name}: y_train {list(y_train.shape)} and y_test {list(y_test.shape)} do not match")
+    y, task, classes = as_targets(np.concatenate([y_train, y_test]), wish.name, wish.task)
+    y_train, y_test = y[: len(y_train)], y[len(y_train) :]
+    if pixels:
+        x, x_test = scaled(arrays["x_train"]), scaled(arrays["x_test"])
+    else:
+        x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
+    _check_rows(wish.name, x, y_train)
+    validation, train = split(y_train, (wish.validation,), wish.seed, wish.name)
+    same = len(train) == len(x)  # then nothing is copied: image sets are large
+    return Dataset(
+        name=wish.name,
+        task=task,
+        x_train=x if same else x[train],
+        y_train=y_train[train],
+        x_test=x_test,
+        y_test=y_test,
+        x_validation=x[validation],
+        y_validation=y_train[validation],
+        classes=classes,
+        feature_names=_numbered(x),
+        class_names=class_names if task == "classification" else (),
+        domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
+        missing=wish.missing,
+        missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
+        standardise=_is_table(x, wish.name),
+    )
+
+
+def _check_rows(name: str, x: Array, y: Array) -> None:
+    if len(x) != len(y) or not len(x):
+        raise ParameterError(
+            f"{name} has {len(x)} samples and {len(y)} targets; expected as many of each, at least one"
+        )
+
+
+def _domain(domain: Array | None, rows: int, name: str, train: Rows) -> Array | None:
+    """The domains of the training rows, out of those of all `rows`."""
+    if domain is None:
+        return None
+    if domain.shape != (rows,):
+        raise ParameterError(f"{name}: expected one domain per row ({rows}), got an array of shape {domain.shape}")
+    return domain[train]
+
+
+def _numbered(x: Array) -> tuple[str, ...]:
+    return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
+
+
+def _absent(x: Array, missing: Missing) -> tuple[int, ...]:
+    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
+        return ()
+    return tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
+
+
+def _is_table(x: Array, name: str) -> bool:
+    """Whether to standardise unless the run file says: tables of numbers, but not what a user's function prepared."""
+    return x.ndim == 2 and x.dtype.kind == "f" and name.endswith(".npz")

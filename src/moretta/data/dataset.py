@@ -1,0 +1,140 @@
+"""What a loader returns: arrays that were checked once, with the task they pose.
+
+    Dataset    train, validation and test rows of one source, before they are split over silos
+    SiloData   one owner's rows
+
+Samples `x` are float32[n, ...], or int64[n, ...] for token ids. Targets `y` are
+
+    int64[n]              classes 0 .. classes - 1             (classification)
+    float32[n, classes]   one-hot rows                         (classification; accuracy by argmax)
+    float32[n] or [n, k]  numbers, k outputs                   (regression)
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from moretta.data.checks import Array, Task, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.errors import ParameterError
+
+Missing = Literal["error", "median", "indicator"]
+
+
+@dataclass(frozen=True, eq=False)
+class SiloData:
+    """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1, all finite.
+
+    Raises ParameterError, naming the silo and the column, if they are not.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    feature_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.x) == 0:
+            raise ParameterError(f"{self.name} has no rows; give it data or leave it out")
+        check_pair(self.x, self.y, self.name)
+        check_finite(self.x, self.feature_names, self.name)
+        check_targets_finite(self.y, self.name)
+
+
+def _no_rows() -> Array:
+    return np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One source, split into train, validation and test rows, and validated on construction.
+
+    Without a validation part both its arrays have no rows. `classes` is None for regression. `feature_names` has one
+    name per column of a two-dimensional x, and is empty otherwise. `domain` [rows of train] says where a row comes
+    from, for the by-domain partition. With `missing` other than "error", x may hold NaN for an absent value, until
+    each owner fills its own (`fill_missing`); `missing_columns` are the columns where any row of the whole table lacks
+    one. `standardise` is what the source advises: true for tables.
+    Raises ParameterError, naming the part and the column, if anything does not fit.
+    """
+
+    name: str
+    task: Task
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    x_validation: Array = field(default_factory=_no_rows)
+    y_validation: Array = field(default_factory=_no_rows)
+    classes: int | None = None
+    feature_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    domain: Array | None = None
+    missing: Missing = "error"
+    missing_columns: tuple[int, ...] = ()
+    standardise: bool = True
+
+    def __post_init__(self) -> None:
+        if self.x_validation.ndim == 1 and len(self.x_validation) == 0:  # left out: the same shape with no rows
+            object.__setattr__(self, "x_validation", self.x_train[:0])
+            object.__setattr__(self, "y_validation", self.y_train[:0])
+        for part, x, y in self.parts():
+            where = f"{self.name}: the {part} part"
+            if part != "validation" and len(x) == 0:
+                raise ParameterError(f"{where} has no rows; expected at least one")
+            check_pair(x, y, where)
+            if x.shape[1:] != self.x_train.shape[1:] or x.dtype != self.x_train.dtype:
+                raise ParameterError(
+                    f"{where} has samples of shape {x.shape[1:]} and type {x.dtype}, but training has "
+                    f"{self.x_train.shape[1:]} and {self.x_train.dtype}; make them the same"
+                )
+            self._check_task(y, where)
+            check_finite(x, self.feature_names, where, allow_missing=self.missing != "error")
+        if self.feature_names and (self.x_train.ndim != 2 or len(self.feature_names) != self.x_train.shape[1]):
+            raise ParameterError(
+                f"{self.name}: expected a name per column of x {self.x_train.shape}, got {len(self.feature_names)}"
+            )
+        if self.domain is not None and self.domain.shape != (len(self.x_train),):
+            raise ParameterError(
+                f"{self.name}: expected one domain per training row ({len(self.x_train)}), got {self.domain.shape}"
+            )
+
+    def parts(self) -> tuple[tuple[str, Array, Array], ...]:
+        """The three parts as (name, x, y)."""
+        return (
+            ("training", self.x_train, self.y_train),
+            ("test", self.x_test, self.y_test),
+            ("validation", self.x_validation, self.y_validation),
+        )
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.x_train.shape[1:]
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model needs: one per class, or one per number of a regression target."""
+        if self.classes is not None:
+            return self.classes
+        return 1 if self.y_train.ndim == 1 else int(self.y_train.shape[1])
+
+    def _check_task(self, y: Array, where: str) -> None:
+        check_targets_finite(y, where)
+        if self.task == "regression":
+            if self.classes is not None or y.dtype != np.float32:
+                raise ParameterError(f"{where}: regression needs float32 targets and no classes, got {y.dtype}")
+            if y.shape[1:] != self.y_train.shape[1:]:
+                raise ParameterError(
+                    f"{where} has targets of shape {y.shape[1:]}, training has {self.y_train.shape[1:]}"
+                )
+        elif self.task != "classification":
+            raise ParameterError(f'{where}: expected task "classification" or "regression", got "{self.task}"')
+        elif self.classes is None or self.classes < 2:
+            raise ParameterError(f"{where}: classification needs at least two classes, got {self.classes}")
+        elif y.ndim != self.y_train.ndim or y.dtype != self.y_train.dtype:
+            raise ParameterError(
+                f"{where} has targets {y.dtype}{list(y.shape)}, training has {self.y_train.dtype}"
+                f"{list(self.y_train.shape)}; expected classes in both, or one-hot rows in both"
+            )
+        elif len(y):
+            check_fit(y, self.classes, where)

@@ -1,0 +1,229 @@
+"""Image sets from a folder, in the publisher's own format or as lossless residuals (.npz); never a pickle.
+
+    mnist      four IDX files, plain or .gz
+    cifar10    "binary version": data_batch_1.bin .. data_batch_5.bin, test_batch.bin
+    cifar100   "binary version": train.bin, test.bin (fine labels)
+    ham10000   hmnist_28_28_RGB.csv, with HAM10000_metadata.csv beside it for the lesions
+
+The residual form is an .npz with `r` uint8[3, N, H, W] and `y` [N]: horizontal and vertical differences modulo 256 of
+green, red - green and blue - green. Cumulative sums along both axes give the pixels back.
+"""
+
+import csv
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.data.table import read_bytes
+from moretta.errors import ParameterError
+
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+HAM10000 = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+_KAGGLE = np.array([0, 1, 2, 3, 5, 6, 4])  # hmnist_28_28_RGB.csv counts nv 4, vasc 5, mel 6
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Pixels uint8[n, channels, height, width] and labels int64[n].
+
+    The test part is None if the publisher made no split; `group` [n] then says which rows show the same lesion.
+    """
+
+    x: Pixels
+    y: Labels
+    x_test: Pixels | None = None
+    y_test: Labels | None = None
+    group: Labels | None = None
+    class_names: tuple[str, ...] = ()
+
+
+def load_images(source: str, folder: Path | None) -> Images:
+    """Read one of `SETS` from its folder. Raises ParameterError, saying where to get the files, if they are missing."""
+    read, expected, where = SETS[source]
+    if folder is None:
+        raise ParameterError(f'source = "{source}" needs path, the folder with {expected}; get them at {where}')
+    if not folder.is_dir():
+        raise ParameterError(
+            f'source = "{source}": there is no folder {folder}; it should hold {expected}, from {where}'
+        )
+    images = read(folder)
+    if images is None:
+        hint = ""
+        if source.startswith("cifar") and any(folder.glob("**/*_batch*")) | any(folder.glob("**/meta")):
+            hint = " (the python version is pickled, which is never loaded here: take the binary version)"
+        raise ParameterError(f'source = "{source}": {folder} lacks {expected}; get them at {where}{hint}')
+    return images
+
+
+def scaled(x: Pixels) -> NDArray[np.float32]:
+    """Bytes 0 to 255 as float32 in [0, 1]."""
+    return np.divide(x, np.float32(255), dtype=np.float32)
+
+
+def from_residuals(r: Pixels) -> Pixels:
+    """uint8[3, N, H, W] residuals -> uint8[N, 3, H, W] red, green, blue; the arithmetic is modulo 256 on purpose."""
+    c = r.cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
+    return np.stack([c[1] + c[0], c[0], c[2] + c[0]], axis=1)
+
+
+def _mnist(folder: Path) -> Images | None:
+    def find(stem: str, kind: str) -> Path | None:
+        names = (f"{stem}-{kind}-ubyte", f"{stem}.{kind}-ubyte")
+        return next((p for n in names for p in (folder / f"{n}.gz", folder / n) if p.is_file()), None)
+
+    files = [find(f"{part}-{what}", kind) for part in ("train", "t10k") for what, kind in _IDX]
+    if None in files:
+        return None
+    x, y, x_test, y_test = (_idx(path) for path in files if path is not None)
+    for name, pixels, labels in (("train", x, y), ("t10k", x_test, y_test)):
+        if pixels.ndim != 3 or labels.shape != (len(pixels),):
+            raise ParameterError(f"{folder}: the {name} files hold {pixels.shape} pixels and {labels.shape} labels")
+    digits = tuple(str(d) for d in range(10))
+    return Images(x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64), class_names=digits)
+
+
+_IDX = (("images", "idx3"), ("labels", "idx1"))
+
+
+def _idx(path: Path) -> Pixels:
+    """An IDX file of bytes: 0, 0, 8 (unsigned byte), the number of axes, each length big-endian, the data."""
+    data = read_bytes(path)
+    axes = data[3] if len(data) > 3 else 0
+    shape = tuple(int(n) for n in np.frombuffer(data[4 : 4 + 4 * axes], ">u4")) if len(data) >= 4 + 4 * axes else ()
+    size = len(data) - 4 - 4 * axes
+    if data[:3] != b"\x00\x00\x08" or not axes or size != int(np.prod(shape, dtype=np.int64)):
+        raise ParameterError(f"{path} is not an IDX file of bytes (shape {shape}, {size} bytes of data); get it again")
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def _cifar(folder: Path, train: tuple[str, ...], test: str, label_bytes: int, inner: str) -> Images | None:
+    for place in (folder, folder / inner):
+        if all((place / name).is_file() for name in (*train, test)):
+            parts = [_cifar_records(place / name, label_bytes) for name in train]
+            x, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+            return Images(x, y, *_cifar_records(place / test, label_bytes))
+    return _residual_parts(folder)
+
+
+def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Labels]:
+    """Records of the label bytes (the last is the fine label) and 3072 pixels: red, green and blue planes."""
+    data = np.frombuffer(read_bytes(path), np.uint8)
+    if len(data) == 0 or len(data) % (label_bytes + 3072):
+        raise ParameterError(f"{path} has {len(data)} bytes, not whole records of {label_bytes + 3072}; get it again")
+    records = data.reshape(-1, label_bytes + 3072)
+    return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1].astype(np.int64)
+
+
+def _cifar10(folder: Path) -> Images | None:
+    train = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+    images = _cifar(folder, train, "test_batch.bin", 1, "cifar-10-batches-bin")
+    return images and Images(images.x, images.y, images.x_test, images.y_test, class_names=CIFAR10)
+
+
+def _cifar100(folder: Path) -> Images | None:
+    return _cifar(folder, ("train.bin",), "test.bin", 2, "cifar-100-binary")
+
+
+def _residual_parts(folder: Path) -> Images | None:
+    train, test = sorted(folder.glob("train*.npz")), folder / "test.npz"
+    if not train or not test.is_file():
+        return None
+    parts = [_residuals(path) for path in train]
+    x, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    x_test, y_test, _ = _residuals(test)
+    return Images(x, y, x_test, y_test)
+
+
+def _residuals(path: Path) -> tuple[Pixels, Labels, Labels | None]:
+    """(pixels, labels, lesion numbers if the file has them)."""
+    arrays = read_npz(path)
+    r, y = arrays.get("r"), arrays.get("y")
+    if r is None or y is None or r.dtype != np.uint8 or r.ndim != 4 or len(r) != 3 or y.shape != (r.shape[1],):
+        raise ParameterError(f"{path}: expected r as uint8[3, N, H, W] and y [N], got {_shapes(arrays)}")
+    group = arrays.get("lesion")
+    return from_residuals(r), y.astype(np.int64), None if group is None else group.astype(np.int64)
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file, never unpickled. Raises ParameterError if the file cannot be read so."""
+    try:
+        arrays = np.load(path, allow_pickle=False)
+        if isinstance(arrays, np.ndarray):
+            raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
+        with arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        raise ParameterError(f"there is no file {path}; a relative path starts at the run file's folder") from None
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ParameterError(
+            f"{path} is not an .npz file of plain arrays ({error}); save it with numpy.savez"
+        ) from error
+
+
+def _shapes(arrays: dict[str, NDArray[Any]]) -> str:
+    return ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in arrays.items()) or "nothing"
+
+
+def _ham10000(folder: Path) -> Images | None:
+    table = next((p for p in (folder / f"hmnist_28_28_RGB.csv{end}" for end in ("", ".gz")) if p.is_file()), None)
+    if table is not None:
+        return _kaggle(table)
+    residuals = sorted(folder.glob("ham10000*.npz"))
+    if not residuals:
+        return None
+    x, y, lesion = _residuals(residuals[0])
+    return Images(x, y, group=lesion, class_names=HAM10000)
+
+
+def _kaggle(path: Path) -> Images:
+    """2352 bytes a row (height, width, colour) and the label, as published on Kaggle."""
+    try:
+        cells = np.loadtxt(io.BytesIO(read_bytes(path)), np.uint8, delimiter=",", skiprows=1, ndmin=2)
+    except ValueError as error:
+        raise ParameterError(f"{path} is not a table of bytes ({error}); get it again") from error
+    if cells.shape[1] != 28 * 28 * 3 + 1 or len(cells) == 0 or cells[:, -1].max() > 6:
+        raise ParameterError(f"{path}: expected rows of 2352 pixels and a label 0 to 6, got shape {cells.shape}")
+    x = np.ascontiguousarray(cells[:, :-1].reshape(-1, 28, 28, 3).transpose(0, 3, 1, 2))
+    y = _KAGGLE[cells[:, -1]]
+    return Images(x, y, group=_lesions(path.with_name("HAM10000_metadata.csv"), y), class_names=HAM10000)
+
+
+def _lesions(path: Path, y: Labels) -> Labels | None:
+    """The lesion of each row by the metadata, whose rows must be the table's; None without metadata."""
+    if not path.is_file():
+        return None
+    rows = list(csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig", "replace"))))
+    if [row.get("dx") for row in rows] != [HAM10000[label] for label in y]:
+        raise ParameterError(
+            f"{path} does not list the rows of the image table in its order; "
+            "remove it to split by image (then one lesion may be in both parts)"
+        )
+    return np.unique([row.get("lesion_id") or str(i) for i, row in enumerate(rows)], return_inverse=True)[1]
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
+SETS: dict[str, tuple[Callable[[Path], Images | None], str, str]] = {
+    "mnist": (
+        _mnist,
+        "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same two for t10k",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    ),
+    "cifar10": (_cifar10, "data_batch_1.bin to data_batch_5.bin and test_batch.bin", _CIFAR),
+    "cifar100": (_cifar100, "train.bin and test.bin", _CIFAR),
+    "ham10000": (
+        _ham10000,
+        "hmnist_28_28_RGB.csv (and HAM10000_metadata.csv)",
+        "https://www.kaggle.com/datasets/kmader/skin-cancer-mnist-ham10000",
+    ),
+}
+"""Each set: its reader, the files it expects, and where to get them."""

@@ -1,0 +1,192 @@
+"""How training rows are dealt to silos, and the silos that result.
+
+    iid        a seeded shuffle, cut into near-equal parts (or by `sizes`)
+    dirichlet  each class dealt by shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the silos
+    by-label   sorted by label and cut: a silo sees few classes (or a range of a regression target)
+    by-domain  whole domains (hospitals, devices) to silos, in turn
+
+Every row goes to exactly one silo; the same seed gives the same silos on every machine.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.data.checks import class_of
+from moretta.data.dataset import Dataset, SiloData
+from moretta.data.split import Rows, generator
+from moretta.data.table import fill_missing
+from moretta.errors import ParameterError
+from moretta.imports import nearest
+
+HOW = ("iid", "dirichlet", "by-label", "by-domain")
+
+
+@dataclass(frozen=True, eq=False)
+class Distributed:
+    """A data set over its silos, absent values filled by each owner: what a run trains and is measured on.
+
+    The validation part is None if the source has none. All have the columns `feature_names`.
+    """
+
+    silos: tuple[SiloData, ...]
+    test: SiloData
+    validation: SiloData | None
+    feature_names: tuple[str, ...]
+
+
+def silo_names(silos: int) -> tuple[str, ...]:
+    """The names of silos that a run file only counts.
+
+    >>> silo_names(2)
+    ('silo-1', 'silo-2')
+    """
+    return tuple(f"silo-{k + 1}" for k in range(silos))
+
+
+def distribute(
+    dataset: Dataset,
+    silos: int,
+    how: str = "iid",
+    seed: int = 0,
+    *,
+    alpha: float | None = None,
+    sizes: Sequence[float] | None = None,
+) -> Distributed:
+    """Partition the training rows over silos named silo-1 ..., and let every owner fill its own absent values.
+
+    The test and the validation part are owners too. Raises ParameterError as `partition` and `fill_missing` do.
+    """
+    parts = partition(dataset.y_train, silos, how, seed, alpha=alpha, sizes=sizes, domain=dataset.domain)
+
+    def owned(name: str, x: NDArray[Any], y: NDArray[Any]) -> SiloData:
+        return SiloData(name, *_filled(dataset, name, x, y))
+
+    named = zip(silo_names(silos), parts, strict=True)
+    shards = tuple(owned(name, dataset.x_train[rows], dataset.y_train[rows]) for name, rows in named)
+    test = owned("the test part", dataset.x_test, dataset.y_test)
+    validation = None
+    if len(dataset.x_validation):
+        validation = owned("the validation part", dataset.x_validation, dataset.y_validation)
+    return Distributed(shards, test, validation, test.feature_names)
+
+
+def _filled(
+    dataset: Dataset, owner: str, x: NDArray[Any], y: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
+    filled, names = fill_missing(x, dataset.missing, dataset.feature_names, owner, dataset.missing_columns)
+    return filled, y, names
+
+
+def partition(
+    y: NDArray[Any],
+    silos: int,
+    how: str,
+    seed: int,
+    alpha: float | None = None,
+    *,
+    sizes: Sequence[float] | None = None,
+    domain: NDArray[Any] | None = None,
+) -> list[Rows]:
+    """The row numbers of each silo, sorted int64, every row of the targets y exactly once.
+
+    silos >= 1; `alpha` > 0 is for dirichlet alone, `sizes` (a positive relative size per silo) for iid and by-label,
+    `domain` [rows] for by-domain.
+    Raises ParameterError for an unknown `how`, for arguments that do not fit, and by name for a silo left without rows.
+    """
+    _check(len(y), silos, how, alpha, sizes)
+    rng = generator(seed)
+    if how == "dirichlet":
+        parts = _dirichlet(_classes(y), silos, alpha if alpha is not None else 1.0, rng)
+    elif how == "by-domain":
+        parts = _by_domain(domain, len(y), silos)
+    else:
+        order = rng.permutation(len(y))
+        if how == "by-label":
+            order = order[np.argsort(_sortable(y)[order], kind="stable")]
+        parts = _cut(order, silos, sizes)
+    empty = [name for name, rows in zip(silo_names(silos), parts, strict=True) if len(rows) == 0]
+    if empty:
+        raise ParameterError(f"{', '.join(empty)} would have no rows ({how}, {len(y)} rows); {_way_out(how, alpha)}")
+    return [np.sort(rows).astype(np.int64) for rows in parts]
+
+
+def _check(rows: int, silos: int, how: str, alpha: float | None, sizes: Sequence[float] | None) -> None:
+    if how in ("by-feature", "grid"):
+        raise ParameterError(f'partition = "{how}" deals columns, not rows; here expected one of {", ".join(HOW)}')
+    if how not in HOW:
+        raise ParameterError(f'partition = "{how}" is unknown; {nearest(how, HOW)}')
+    if silos < 1:
+        raise ParameterError(f"expected at least one silo, got {silos}")
+    if silos > rows:
+        raise ParameterError(
+            f"{rows} rows cannot be dealt to {silos} silos; use at most {rows} silos or bring more rows"
+        )
+    if how == "dirichlet" and alpha is None:
+        raise ParameterError('partition = "dirichlet" needs alpha; set for example alpha = 0.5')
+    if how != "dirichlet" and alpha is not None:
+        raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
+    if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
+        raise ParameterError(f"expected a finite alpha above 0, got {alpha}")
+    if sizes is None:
+        return
+    if how not in ("iid", "by-label"):
+        raise ParameterError(f'sizes are for partition = "iid" and "by-label", not for "{how}"; remove them')
+    if len(sizes) != silos or not all(math.isfinite(s) and s > 0 for s in sizes):
+        raise ParameterError(f"expected a positive size for each of {silos} silos, got {list(sizes)}")
+
+
+def _way_out(how: str, alpha: float | None) -> str:
+    if how == "dirichlet":
+        return f"use fewer silos, an alpha above {alpha:g} or another seed"
+    return "use fewer silos or bring more domains" if how == "by-domain" else "use fewer silos or less unequal sizes"
+
+
+def _cut(order: Rows, silos: int, sizes: Sequence[float] | None) -> list[Rows]:
+    if sizes is None:
+        return list(np.array_split(order, silos))
+    ends = np.round(np.cumsum(np.asarray(sizes, np.float64) / math.fsum(sizes)) * len(order)).astype(np.int64)
+    return list(np.split(order, ends[:-1]))
+
+
+def _classes(y: NDArray[Any]) -> Rows:
+    labels = class_of(y)
+    if labels is None:
+        raise ParameterError('partition = "dirichlet" needs classes, but this is a regression; use "iid" or "by-label"')
+    return labels
+
+
+def _sortable(y: NDArray[Any]) -> NDArray[Any]:
+    labels = class_of(y)
+    if labels is not None:
+        return labels
+    if y.ndim > 1:
+        raise ParameterError(f'partition = "by-label" needs one target per row, got {y.shape[1]}; use "iid"')
+    return y
+
+
+def _dirichlet(labels: Rows, silos: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+    parts: list[list[Rows]] = [[] for _ in range(silos)]
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(silos, alpha))
+        ends = np.round(np.cumsum(shares) * len(rows)).astype(np.int64)
+        for part, dealt in zip(parts, np.split(rows, ends[:-1]), strict=True):
+            part.append(dealt)
+    return [np.concatenate(part) for part in parts]
+
+
+def _by_domain(domain: NDArray[Any] | None, rows: int, silos: int) -> list[Rows]:
+    if domain is None:
+        raise ParameterError(
+            'partition = "by-domain" needs the domain of each row, and this source has none; '
+            'give an .npz file with an array "domain", or use another partition'
+        )
+    if domain.shape != (rows,):
+        raise ParameterError(f"expected one domain per row ({rows}), got an array of shape {domain.shape}")
+    _, number = np.unique(domain, return_inverse=True)
+    return [np.flatnonzero(number % silos == k) for k in range(silos)]

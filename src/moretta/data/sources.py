@@ -1,0 +1,156 @@
+"""From the `[data]` section of a run file to a `Dataset`: built-in names, .csv, .csv.gz, .npz and `module:function`."""
+
+from pathlib import Path
+
+import numpy as np
+
+from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
+from moretta.data.checks import Array, Task, as_features, as_targets
+from moretta.data.dataset import Dataset, Missing
+from moretta.data.images import SETS, Images, load_images, read_npz, scaled
+from moretta.data.split import split_groups
+from moretta.data.table import Encoding, read_table
+from moretta.errors import MissingExtra, ParameterError
+from moretta.imports import beside, is_reference, nearest, resolve, said
+
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS)
+_BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
+
+
+def load(
+    source: str,
+    *,
+    path: str | Path | None = None,
+    target: str | None = None,
+    task: Task | None = None,
+    test_fraction: float | None = None,
+    validation_fraction: float | None = None,
+    encoding: Encoding | None = None,
+    missing: Missing = "error",
+    seed: int = 0,
+    base: Path = Path("."),
+) -> Dataset:
+    """Load a source; relative paths and modules start at `base`, the run file's folder.
+
+    `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
+    tables. The fractions are of all rows, stratified by class and drawn from `seed`; left out they are 0.2 for test
+    (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with a test part of its own keeps it, and
+    gives its validation part from the training rows.
+    Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn.
+    """
+    if missing not in ("error", "median", "indicator"):
+        raise ParameterError(f'missing = "{missing}" is unknown; {nearest(missing, ("error", "median", "indicator"))}')
+    if task not in (None, "classification", "regression"):
+        raise ParameterError(f'task = "{task}" is unknown; {nearest(str(task), ("classification", "regression"))}')
+    default_test, default_validation = (0.1, 0.1) if source == "bank-marketing" else (0.2, 0.0)
+    wish = Wish(
+        source,
+        task,
+        default_test if test_fraction is None else test_fraction,
+        default_validation if validation_fraction is None else validation_fraction,
+        missing,
+        seed,
+    )
+    if not 0 < wish.test < 1:
+        raise ParameterError(f"expected a test-fraction between 0 and 1, got {wish.test}")
+    is_table = source.endswith((".csv", ".csv.gz"))
+    _refuse_idle(source, "target", target, is_table or source == "bank-marketing", "a table")
+    _refuse_idle(source, "encoding", encoding, is_table or source == "bank-marketing", "a table")
+    _refuse_idle(source, "path", path, source in SETS or source == "bank-marketing", "a built-in set of files")
+    place = None if path is None else base / path
+    if source == "bank-marketing":
+        return _bank(place, target, encoding or "one-hot", wish)
+    if source in SETS:
+        return _images(load_images(source, place), wish)
+    if source in ("wdbc", "digits"):
+        return _scikit(source, wish)
+    if is_table:
+        file = base / source
+        table = read_table(file, target=target, task=task, encoding=encoding or "one-hot", missing=missing)
+        return from_table(table, wish)
+    if source.endswith(".npz"):
+        return from_arrays(read_npz(base / source), wish)
+    if is_reference(source):
+        return from_arrays(_called(source, base), wish)
+    raise ParameterError(
+        f'source = "{source}" is neither a built-in set, nor a .csv, .csv.gz or .npz file, nor "module:function"; '
+        f"{nearest(source, BUILT_IN)}"
+    )
+
+
+def _refuse_idle(source: str, key: str, value: object, used: bool, kind: str) -> None:
+    if value is not None and not used:
+        raise ParameterError(f'{key} is for {kind}, but source = "{source}" is none; remove {key}')
+
+
+def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish) -> Dataset:
+    file = place
+    if place is not None and place.is_dir():
+        file = next((place / name for name in _BANK if (place / name).is_file()), None)
+    if file is None or not file.is_file():
+        got = "no path" if place is None else f"no such file in {place}" if place.is_dir() else f"no file {place}"
+        raise ParameterError(
+            f'source = "bank-marketing" needs path, bank-additional-full.csv (or .csv.gz) or its folder, got {got}; '
+            "get it at https://archive.ics.uci.edu/dataset/222/bank+marketing"
+        )
+    # how long a call lasted is known only after it, when the answer is known too
+    drop = ("duration",) if encoding == "one-hot" else ()
+    return from_table(read_table(file, target=target or "y", encoding=encoding, missing=wish.missing, drop=drop), wish)
+
+
+def _scikit(source: str, wish: Wish) -> Dataset:
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingExtra(f'source = "{source}" needs scikit-learn; run: pip install "moretta[torch]"') from error
+    bunch = datasets.load_breast_cancer() if source == "wdbc" else datasets.load_digits()
+    scale = 16.0 if source == "digits" else 1.0  # digits are grey levels 0 to 16
+    y, task, classes = as_targets(bunch.target, source, wish.task)
+    return split_rows(
+        wish,
+        as_features(bunch.data / scale, source),
+        y,
+        task,
+        classes,
+        feature_names=tuple(str(name) for name in bunch.feature_names),
+        class_names=tuple(str(name) for name in bunch.target_names) if task == "classification" else (),
+        standardise=source == "wdbc",
+    )
+
+
+def _images(images: Images, wish: Wish) -> Dataset:
+    if images.x_test is not None and images.y_test is not None:
+        arrays: dict[str, Array] = {
+            "x_train": images.x,
+            "y_train": images.y,
+            "x_test": images.x_test,
+            "y_test": images.y_test,
+        }
+        return from_parts(arrays, wish, pixels=True, class_names=images.class_names)
+    y, task, classes = as_targets(images.y, wish.name, wish.task)
+    parts = None
+    if images.group is not None:
+        test, rest = split_groups(images.y, images.group, wish.test, wish.seed, wish.name)
+        share = wish.validation / (1 - wish.test)
+        validation, train = split_groups(images.y[rest], images.group[rest], share, wish.seed, wish.name)
+        parts = (test, rest[validation], rest[train])
+    names = images.class_names if task == "classification" else ()
+    return split_rows(wish, scaled(images.x), y, task, classes, class_names=names, standardise=False, parts=parts)
+
+
+def _called(source: str, base: Path) -> dict[str, Array]:
+    function = resolve(source, base)
+    try:
+        with beside(base):
+            made = function()
+    except (Exception, SystemExit) as error:
+        raise ParameterError(f'calling "{source}" failed with {said(error)}; mend the function') from error
+    expected = f'"{source}" must return (x_train, y_train, x_test, y_test)'
+    if not isinstance(made, tuple | list) or len(made) != 4:
+        got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
+        raise ParameterError(f"{expected}, got {got}")
+    try:
+        arrays = [np.asarray(part) for part in made]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ParameterError(f"{expected} as arrays, but one is none ({said(error)})") from error
+    return dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True))

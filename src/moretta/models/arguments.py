@@ -1,0 +1,37 @@
+"""Checks of the arguments that a run file gives to a built-in model."""
+
+from collections.abc import Sequence
+
+from moretta.errors import ParameterError
+from moretta.imports import nearest
+
+
+def positive(value: object, name: str) -> int:
+    """`value` if it is an integer above 0, else ParameterError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ParameterError(f"model: {name} must be an integer of 1 or more, got {value!r}")
+    return value
+
+
+def flag(value: object, name: str) -> bool:
+    """`value` if it is a boolean, else ParameterError."""
+    if not isinstance(value, bool):
+        raise ParameterError(f"model: {name} must be true or false, got {value!r}")
+    return value
+
+
+def one_of(value: object, name: str, choices: Sequence[str]) -> str:
+    """`value` if it is one of the choices, else ParameterError naming the nearest."""
+    if value not in choices:
+        raise ParameterError(f"model: {name} = {value!r} is unknown; {nearest(str(value), choices)}")
+    return str(value)
+
+
+def image(inputs: tuple[int, ...], model: str) -> int:
+    """The channels of samples [channels, height, width], else ParameterError."""
+    if len(inputs) != 3:
+        raise ParameterError(
+            f'model "{model}" takes images of shape (channels, height, width), but a sample has shape {inputs}; '
+            "use an image source or the mlp"
+        )
+    return inputs[0]

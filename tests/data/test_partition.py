@@ -1,0 +1,158 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moretta.data import Dataset, distribute, partition
+from moretta.data.split import split, split_groups
+from moretta.errors import ParameterError
+
+LABELS = np.arange(200, dtype=np.int64) % 10
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=80),
+    st.integers(1, 8),
+    st.sampled_from(["iid", "dirichlet", "by-label", "by-domain"]),
+    st.integers(0, 2**40),
+    st.floats(1e-300, 1e3),
+)
+def test_every_row_goes_to_exactly_one_silo(labels: list[int], silos: int, how: str, seed: int, alpha: float) -> None:
+    y = np.array(labels, np.int64)
+    arguments: dict[str, Any] = {"alpha": alpha} if how == "dirichlet" else {"domain": y} if how == "by-domain" else {}
+    if silos > len(y):
+        with pytest.raises(ParameterError, match="cannot be dealt"):
+            partition(y, silos, how, seed, **arguments)
+        return
+    try:
+        parts = partition(y, silos, how, seed, **arguments)
+    except ParameterError:
+        assert how in ("dirichlet", "by-domain")  # the other two leave no silo empty
+        return
+    assert len(parts) == silos
+    assert all(len(rows) and rows.dtype == np.int64 and (np.diff(rows) > 0).all() for rows in parts)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(y)))
+    again = partition(y, silos, how, seed, **arguments)
+    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
+
+
+def test_iid_is_seeded_and_near_equal() -> None:
+    parts = partition(LABELS, 3, "iid", 7)
+    assert [len(rows) for rows in parts] == [67, 67, 66]
+    assert parts[0].tolist() != partition(LABELS, 3, "iid", 8)[0].tolist()
+    # fixed, because a run file should mean the same silos on every machine and in every release
+    assert parts[0][:6].tolist() == [0, 2, 4, 5, 6, 7]
+
+
+def test_sizes_are_relative() -> None:
+    assert [len(rows) for rows in partition(LABELS, 3, "iid", 0, sizes=[0.5, 0.3, 0.2])] == [100, 60, 40]
+    assert [len(rows) for rows in partition(LABELS, 2, "by-label", 0, sizes=[3, 1])] == [150, 50]
+
+
+def test_by_label_gives_each_silo_few_classes() -> None:
+    for rows in partition(LABELS, 5, "by-label", 0):
+        assert len(np.unique(LABELS[rows])) == 2
+    one_hot = np.eye(10, dtype=np.float32)[LABELS]
+    assert partition(one_hot, 5, "by-label", 0)[0].tolist() == partition(LABELS, 5, "by-label", 0)[0].tolist()
+    numbers = np.linspace(0, 1, 20, dtype=np.float32)
+    assert partition(numbers, 2, "by-label", 0)[0].tolist() == list(range(10))
+
+
+def test_dirichlet_is_less_alike_for_small_alpha() -> None:
+    def spread(alpha: float) -> float:
+        y = np.arange(4000, dtype=np.int64) % 10
+        parts = partition(y, 4, "dirichlet", 3, alpha)
+        return float(np.std([np.bincount(y[rows], minlength=10) for rows in parts]))
+
+    assert spread(0.1) > 2 * spread(100.0)
+
+
+def test_domains_stay_whole() -> None:
+    domain = np.array(["rome", "pisa", "bari", "rome", "bari", "pisa"])
+    parts = partition(LABELS[:6], 2, "by-domain", 0, domain=domain)
+    assert [set(domain[rows].tolist()) for rows in parts] == [{"bari", "rome"}, {"pisa"}]
+
+
+@pytest.mark.parametrize(
+    ("silos", "how", "arguments", "message"),
+    [
+        (3, "idd", {}, 'partition = "idd" is unknown; did you mean "iid"'),
+        (3, "grid", {}, "deals columns, not rows"),
+        (0, "iid", {}, "at least one silo, got 0"),
+        (201, "iid", {}, "200 rows cannot be dealt to 201 silos; use at most 200"),
+        (3, "dirichlet", {}, "needs alpha"),
+        (3, "dirichlet", {"alpha": 0.0}, "finite alpha above 0, got 0"),
+        (3, "iid", {"alpha": 1.0}, 'alpha is for partition = "dirichlet", not for "iid"'),
+        (60, "dirichlet", {"alpha": 0.001}, r"silo-\d+.* would have no rows .*; use fewer silos, an alpha above 0.001"),
+        (3, "by-domain", {}, "needs the domain of each row"),
+        (3, "by-domain", {"domain": LABELS % 2}, "silo-3 would have no rows .*bring more domains"),
+        (3, "by-domain", {"domain": LABELS[:5]}, r"one domain per row \(200\)"),
+        (3, "iid", {"sizes": [1, 1]}, "a positive size for each of 3 silos"),
+        (2, "iid", {"sizes": [1, -1]}, "a positive size for each of 2 silos"),
+        (2, "iid", {"sizes": [1, 1e-9]}, "silo-2 would have no rows .*less unequal sizes"),
+        (2, "dirichlet", {"alpha": 1.0, "sizes": [1, 1]}, "sizes are for"),
+    ],
+)
+def test_bad_partitions(silos: int, how: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        partition(LABELS, silos, how, 0, **arguments)
+
+
+def test_what_needs_classes_says_so() -> None:
+    with pytest.raises(ParameterError, match="needs classes, but this is a regression"):
+        partition(np.linspace(0, 1, 9, dtype=np.float32), 2, "dirichlet", 0, 1.0)
+    with pytest.raises(ParameterError, match="needs one target per row, got 2"):
+        partition(np.ones((9, 2), np.float32), 2, "by-label", 0)
+    with pytest.raises(ParameterError, match="seed of 0 or more"):
+        partition(LABELS, 2, "iid", -1)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=60), st.floats(0.05, 0.5), st.floats(0, 0.4), st.integers(0, 99)
+)
+def test_a_split_is_stratified_and_complete(labels: list[int], test: float, validation: float, seed: int) -> None:
+    y = np.array(labels, np.int64)
+    try:
+        parts = split(y, (test, validation), seed, "set")
+    except ParameterError:
+        sizes = [round(test * len(y)), round(validation * len(y))]
+        assert 0 in sizes or sum(sizes) == len(y)
+        return
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(y)))
+    assert [len(parts[0]), len(parts[1])] == [round(test * len(y)), round(validation * len(y))]
+    for label in np.unique(y):
+        assert abs((y[parts[0]] == label).sum() - len(parts[0]) * (y == label).mean()) < 1 + 1e-6
+
+
+def test_no_group_is_in_both_parts() -> None:
+    groups = np.repeat(np.arange(40), 3)
+    part, rest = split_groups(groups % 4, groups, 0.25, 1, "set")
+    assert not set(groups[part]) & set(groups[rest])
+    assert len(part) == 30
+    assert len(rest) == 90
+
+
+def test_distribute_fills_each_owner_from_its_own_rows() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    x[5:20, 1] = np.nan
+    y = (np.arange(60) % 2).astype(np.int64)
+    dataset = Dataset(
+        "t", "classification", x[:50], y[:50], x[50:], y[50:], classes=2,
+        feature_names=("a", "b", "c"), missing="indicator", missing_columns=(1,),
+    )  # fmt: skip
+    dealt = distribute(dataset, 3, "iid", 1)
+    assert [silo.name for silo in dealt.silos] == ["silo-1", "silo-2", "silo-3"]
+    assert dealt.feature_names == ("a", "b", "c", "b=missing")
+    assert dealt.validation is None
+    for silo, rows in zip(dealt.silos, partition(y[:50], 3, "iid", 1), strict=True):
+        own = x[rows, 1]
+        assert silo.x.shape == (len(rows), 4)
+        assert (silo.x[np.isnan(own), 1] == np.float32(np.nanmedian(own.astype(np.float64)))).all()
+    x[:50, 1] = np.nan
+    with pytest.raises(ParameterError, match="silo-1 has no value at all in column 'b'"):
+        distribute(dataset, 3, "iid", 1)

@@ -1,0 +1,185 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="models need torch")
+
+from moretta.errors import MissingExtra, ParameterError  # noqa: E402
+from moretta.models import build  # noqa: E402
+
+IMAGE = (3, 32, 32)
+
+
+def parameters(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_importing_needs_no_torch() -> None:
+    subprocess.run([sys.executable, "-c", "import sys, moretta.models; sys.exit('torch' in sys.modules)"], check=True)
+
+
+def test_a_missing_torch_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r'run: pip install "moretta\[torch\]"'):
+        build("mlp", inputs=(3,), outputs=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        ({}, [30, 32, 32, 2]),
+        ({"hidden": [8]}, [30, 8, 2]),
+        ({"hidden": []}, [30, 2]),
+        ({"layers": 5}, [30, 64, 64, 64, 64, 2]),
+        ({"layers": 3, "width": 7}, [30, 7, 7, 2]),
+        ({"layers": 1}, [30, 2]),
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_mlp(arguments: dict[str, Any], sizes: list[int], bias: bool) -> None:
+    model = build("mlp", inputs=(30,), outputs=2, bias=bias, **arguments)
+    linear = [layer for layer in model if isinstance(layer, torch.nn.Linear)]
+    assert [linear[0].in_features, *(layer.out_features for layer in linear)] == sizes
+    assert all((layer.bias is not None) == bias for layer in linear)
+    assert [type(layer).__name__ for layer in model] == (["Linear", "ReLU"] * len(linear))[:-1]
+    assert model(torch.zeros(4, 30)).shape == (4, 2)
+
+
+def test_mlp_flattens_images_only() -> None:
+    model = build("mlp", inputs=(1, 4, 4), outputs=3)
+    assert isinstance(model[0], torch.nn.Flatten)
+    assert model(torch.zeros(2, 1, 4, 4)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "count"),
+    [
+        # He et al. 2016, table 6: 0.27M, 0.46M, 0.85M parameters; to the unit by counting weights and affines
+        ("resnet", {"depth": 20}, 269_722),
+        ("resnet", {"depth": 32}, 464_154),
+        ("resnet", {"depth": 56}, 853_018),
+        ("resnet", {"depth": 20, "shortcut": "B"}, 272_474),
+        # Huang et al. 2017, table 2: DenseNet-BC (L = 100, k = 12) 0.8M
+        ("densenet", {"depth": 100, "growth": 12}, 769_162),
+        ("densenet", {"depth": 40, "growth": 12}, 176_122),
+    ],
+)
+def test_parameter_counts_are_the_papers(source: str, arguments: dict[str, Any], count: int) -> None:
+    assert parameters(build(source, inputs=IMAGE, outputs=10, **arguments)) == count
+
+
+def test_concatenation_grows_by_each_blocks_channels() -> None:
+    model = build("resnet", inputs=IMAGE, outputs=10, depth=20, shortcut="concat", width=4)
+    assert model[-1].in_features == 4 * (1 + 7 * 3)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("resnet", {"depth": 8, "width": 4, "shortcut": "A"}),
+        ("resnet", {"depth": 8, "width": 4, "shortcut": "B"}),
+        ("resnet", {"depth": 8, "width": 4, "shortcut": "concat"}),
+        ("densenet", {"depth": 10, "growth": 4}),
+    ],
+)
+@pytest.mark.parametrize("inputs", [(3, 32, 32), (1, 28, 28), (3, 9, 7)])
+def test_images_traced_and_trained(source: str, arguments: dict[str, Any], norm: str, inputs: tuple[int, ...]) -> None:
+    model = build(source, inputs=inputs, outputs=5, norm=norm, **arguments)
+    x = torch.randn(4, *inputs, generator=torch.Generator().manual_seed(0))
+    y = model(x)
+    assert y.shape == (4, 5)
+    y.square().mean().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    model.eval()
+    traced = torch.fx.symbolic_trace(model)
+    assert torch.equal(traced(x), model(x))
+    last = list(traced.graph.nodes)[-1].args[0]
+    assert isinstance(traced.get_submodule(last.target), torch.nn.Linear)
+
+
+def test_shortcut_a_pads_with_zeros() -> None:
+    model = build("resnet", inputs=IMAGE, outputs=2, depth=8, width=4, shortcut="A")
+    block = next(layer for layer in model if getattr(layer, "joined", 0) == 8)
+    x = torch.randn(2, 4, 6, 6)
+    out = block.shortcut(x)
+    assert torch.equal(out[:, :4], x[:, :, ::2, ::2])
+    assert out[:, 4:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("source", ["mlp", "resnet", "densenet"])
+def test_weights_depend_on_the_seed_alone(source: str) -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = build(source, inputs=IMAGE, outputs=2, seed=3).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    same, other = (build(source, inputs=IMAGE, outputs=2, seed=seed).state_dict() for seed in (3, 4))
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+NETS = """
+from torch import nn
+def net(width, bias_too=True):
+    return nn.Sequential(nn.Linear(2, width, bias=bias_too))
+def number():
+    return 3
+"""
+
+
+def test_module_function(tmp_path: Path) -> None:
+    (tmp_path / "my_nets_here.py").write_text(NETS)
+
+    def made(source: str, **arguments: Any) -> Any:
+        return build(source, inputs=(2,), outputs=1, base=tmp_path, seed=5, **arguments)
+
+    model = made("my_nets_here:net", width=3, **{"bias-too": False})
+    assert model[0].weight.shape == (3, 2)
+    assert model[0].bias is None
+    assert torch.equal(model[0].weight, made("my_nets_here:net", width=3, bias_too=False)[0].weight)
+    with pytest.raises(ParameterError, match=r'"my_nets_here:number" must return a torch.nn.Module, got int'):
+        made("my_nets_here:number")
+    with pytest.raises(ParameterError, match=r"called with \(widht=3\) failed with TypeError: .*'widht'"):
+        made("my_nets_here:net", widht=3)
+    with pytest.raises(ParameterError, match=r"failed with ModuleNotFoundError: No module named 'not_there_at_all'"):
+        made("not_there_at_all:net")
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "message"),
+    [
+        ("mpl", {}, 'neither built in nor "module:function"; did you mean "mlp"'),
+        ("mlp", {"hiden": [3]}, 'model "mlp" has no argument "hiden"; did you mean "hidden"'),
+        ("mlp", {"hidden": [3], "layers": 3}, "either hidden, or layers and width"),
+        ("mlp", {"width": 3}, "width goes with layers"),
+        ("mlp", {"hidden": [3, 0]}, "each width in hidden must be an integer of 1 or more, got 0"),
+        ("mlp", {"hidden": "32"}, "hidden must be a list of widths"),
+        ("mlp", {"hidden": 32}, "hidden must be a list of widths"),
+        ("mlp", {"bias": 1}, "bias must be true or false, got 1"),
+        ("mlp", {"layers": True}, "layers must be an integer of 1 or more, got True"),
+        ("resnet", {"depth": 21}, "depth of a resnet is 6n \\+ 2, such as 20, 32 or 56, got 21"),
+        ("resnet", {"depth": 2}, "depth of a resnet is 6n"),
+        ("resnet", {"shortcut": "C"}, "shortcut = 'C' is unknown; .*Known: A, B, concat"),
+        ("resnet", {"norm": "bach"}, "norm = 'bach' is unknown; did you mean \"batch\""),
+        ("resnet", {"growth": 3}, 'model "resnet" has no argument "growth"'),
+        ("densenet", {"depth": 20}, "depth of a densenet is 6n \\+ 4"),
+    ],
+)
+def test_bad_arguments(source: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        build(source, inputs=IMAGE, outputs=2, **arguments)
+
+
+def test_bad_shapes() -> None:
+    with pytest.raises(
+        ParameterError, match=r"takes images of shape \(channels, height, width\), but .* shape \(30,\)"
+    ):
+        build("resnet", inputs=(30,), outputs=2)
+    with pytest.raises(ParameterError, match="need 4 x 4 pixels or more"):
+        build("densenet", inputs=(3, 3, 3), outputs=2)
+    with pytest.raises(ParameterError, match="expected sizes of 1 or more"):
+        build("mlp", inputs=(3,), outputs=0)
