@@ -1,0 +1,18 @@
+"""What run folders say, made readable: a page for people, a table for the terminal.
+
+    folder.py    a finished run folder -> a frozen `RunRecord`; a broken one -> one sentence
+    table.py     the comparison of several runs, as rows, and those as a `rich` table
+    privacy.py   what was hidden from whom, each sentence marked as tested by an attack or not
+    plots.py     the figures as inline SVG (matplotlib, imported only when a figure is drawn)
+    page.py      one HTML page that holds all of it and opens offline
+
+A report reads what the run wrote and computes nothing new: each number on the page is in a `result.json` or a
+`history.jsonl`, but for sums over phases and the moving averages of the curves.
+"""
+
+from moretta.report.folder import RunRecord, read_run
+from moretta.report.page import write_report
+from moretta.report.privacy import Statement, privacy_statements
+from moretta.report.table import comparison_table
+
+__all__ = ["RunRecord", "Statement", "comparison_table", "privacy_statements", "read_run", "write_report"]

@@ -1,0 +1,185 @@
+"""A finished run folder, read into a frozen record.
+
+Only two files are read: `result.json` (the outcome) and `history.jsonl` (a line a round). Their keys are the run
+folder's contract; keys not known here are ignored, so that a newer engine may add some within the same format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from moretta.errors import ParameterError
+
+FORMAT = 1
+"""The version of the run folder that this module reads."""
+
+
+class _Part(BaseModel):
+    """A frozen piece of a run folder; types are not coerced, unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
+
+
+class SiloScore(_Part):
+    """One silo's rows and what the model scores for it; None where the run has no number."""
+
+    rows: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    mse: float | None = None
+
+
+class TestScores(_Part):
+    """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
+
+    per_silo: a shared model on each silo's own rows; where each silo has a model of its own, that one on the test rows.
+    """
+
+    __test__ = False  # the name is the paper's word, not a pytest class
+
+    loss: float | None = None
+    accuracy: float | None = None
+    mse: float | None = None
+    top5: float | None = None
+    metrics: Mapping[str, float | None] = {}
+    per_silo: Mapping[str, SiloScore] = {}
+
+    @model_validator(mode="after")
+    def _has_a_score(self) -> TestScores:
+        if (self.loss is None) != (self.accuracy is None and self.mse is None):
+            raise ValueError("a loss stands beside an accuracy or an mse, and neither without the other")
+        return self
+
+    @property
+    def given(self) -> bool:
+        """Whether the run had test rows."""
+        return self.loss is not None
+
+
+class Traffic(_Part):
+    """Bytes: means over silos and rounds, and what the keys and shares of secure aggregation cost."""
+
+    up_per_silo_per_round: float
+    down_per_silo_per_round: float
+    secure_aggregation: float = 0.0
+
+
+class Dropped(_Part):
+    """A silo that missed a round, and why."""
+
+    round: int
+    silo: str
+    reason: str
+
+
+class SecureAggregation(_Part):
+    """How uploads were summed: `pairwise`, `none`, ...; ring_bits is None where there was no ring."""
+
+    scheme: str
+    ring_bits: int | None = None
+
+
+class RoundRecord(_Part):
+    """One line of `history.jsonl`; test scores stand only on the rounds that were evaluated."""
+
+    round: int
+    attempt: int = 0
+    loss: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    test_mse: float | None = None
+
+
+class RunRecord(_Part):
+    """All that a report knows of one run. `folder` and `history` are set by `read_run`, the rest is `result.json`."""
+
+    folder: Path = Field(default=Path(), exclude=True)
+    history: tuple[RoundRecord, ...] = Field(default=(), exclude=True)
+
+    name: str
+    run: str = ""
+    protocol: str
+    task: Literal["classification", "regression"]
+    rounds: int
+    silos: int
+    silo_names: tuple[str, ...] = ()
+    parameters: int
+    test: TestScores
+    traffic: Traffic = Field(alias="bytes")
+    seconds: Mapping[str, float]
+    dropped: tuple[Dropped, ...] = ()
+    versions: Mapping[str, str | None]
+    secure_aggregation: SecureAggregation | None = None
+    facts: Mapping[str, JsonValue] = {}
+    warnings: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, JsonValue]] = {}
+    insecure_secret_seed: bool = False
+
+    @model_validator(mode="after")
+    def _has_a_total(self) -> RunRecord:
+        if "total" not in self.seconds:
+            raise ValueError("seconds has no total")
+        return self
+
+    def setting(self, section: str, key: str) -> JsonValue:
+        """The value of one key of the run file, None where the run did not record it."""
+        return self.settings.get(section, {}).get(key)
+
+
+class _Format(_Part):
+    format: int
+
+
+_P = TypeVar("_P", bound=_Part)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a finished run folder.
+
+    Raises ParameterError, in one sentence, if the folder or one of its two files is missing, is of another format
+    version, or holds something else than the contract says; the sentence names the file, the line and the key.
+    """
+    if not folder.is_dir():
+        raise ParameterError(f"{folder} is not a run folder: there is no such directory.")
+    file = folder / "result.json"
+    raw = _read(file, "the run has not finished; go on with `moretta train --resume`")
+    found = _parse(_Format, raw, str(file)).format
+    if found != FORMAT:
+        raise ParameterError(f"{file} is of format {found}, and this version of Moretta reads format {FORMAT} only.")
+    record = _parse(RunRecord, raw, str(file))
+    lines = folder / "history.jsonl"
+    history = tuple(
+        _parse(RoundRecord, line, f"{lines}, line {number},")
+        for number, line in enumerate(_read(lines, "the folder is not whole").splitlines(), start=1)
+        if line.strip()
+    )
+    return record.model_copy(update={"folder": folder, "history": history})
+
+
+def _read(file: Path, without: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise ParameterError(f"{file.parent} has no {file.name}: {without}.") from None
+    except OSError as error:
+        raise ParameterError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _parse(model: type[_P], raw: bytes, where: str) -> _P:
+    """The first thing wrong, as a sentence: pydantic lists all of them over many lines."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "json_invalid":
+            raise ParameterError(f"{where} is not JSON: {first['ctx']['error']}.") from None
+        if first["type"] == "missing":
+            raise ParameterError(f"{where} lacks the key {key}.") from None
+        said = first["msg"].removeprefix("Value error, ")
+        said = said[0].lower() + said[1:]
+        raise ParameterError(f"{where} is broken{f' at {key}' if key else ''}: {said}.") from None

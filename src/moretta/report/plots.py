@@ -1,0 +1,304 @@
+"""The figures of the page as inline SVG, drawn by matplotlib's Figure without pyplot or a display.
+
+Text stays text and takes the page's fonts; what is black, grey or paper in a figure is written as a CSS variable of the
+page, so that the same SVG reads in light and in dark. A protocol has one colour wherever it stands, and runs are told
+apart by their dashes as well, because curves of protocols that compute the same lie on top of each other.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from moretta.errors import MissingExtra
+from moretta.report.folder import RoundRecord, RunRecord
+from moretta.report.table import byte_unit, human_bytes, human_seconds, labels, other_seconds, phases
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT, PAPER = "#010203", "#040506", "#070809"
+"""Stand-ins, unlikely to be anybody's colour, that become the page's variables --ink, --faint and --paper."""
+
+COLOURS = {
+    "pbpfl": "#0072b2",
+    "fedsgd": "#e69f00",
+    "fedavg": "#009e73",
+    "local": "#cc79a7",
+    "centralised": INK,
+    "cgd": "#d55e00",
+    "baffle": "#56b4e9",
+}
+"""Okabe and Ito's palette, which the colour-blind can tell apart; its yellow is left out as too faint on white."""
+
+PHASE_COLOURS = ("#ee8866", "#77aadd", "#99ddff", "#44bb99", "#eedd88", "#bbcc33", "#ffaabb", "#aaaa00")
+"""Paul Tol's light palette, also safe for the colour-blind, and unlike the protocols' colours."""
+
+OTHER = "#bbbbbb"
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1.2, 2)))
+SMOOTH_FROM = 60
+"""From so many rounds on, a training curve is drawn as a moving average over its own faint points."""
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a run's name may hold dollar signs
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.unicode_minus": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.4,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "path.simplify": True,
+}
+
+
+def loss_curves(records: Sequence[RunRecord], key: str) -> str | None:
+    """Training loss over rounds, every run; None if no run recorded one. key: the prefix of the SVG's ids."""
+    curves = [_last_attempts(record, "loss") for record in records]
+    if not any(curves):
+        return None
+    return _svg(records, key, "Training loss over rounds", lambda figure: _draw_losses(figure, records, curves))
+
+
+def score_curves(records: Sequence[RunRecord], key: str) -> str | None:
+    """Test accuracy (or mse) over the rounds that were evaluated; None if no run has two of them."""
+    measure, title = score_of(records)
+    curves = [_last_attempts(record, measure) for record in records]
+    if not any(len(curve) > 1 for curve in curves):
+        return None
+    return _svg(records, key, f"{title} over rounds", lambda figure: _draw_scores(figure, records, curves, title))
+
+
+def seconds_bars(records: Sequence[RunRecord], key: str) -> str:
+    """Seconds by phase, a stacked bar for each run."""
+    return _svg(records, key, "Seconds by phase", lambda figure: _draw_seconds(figure, records), bars=1)
+
+
+def bytes_bars(records: Sequence[RunRecord], key: str) -> str:
+    """Bytes up and down of one silo in one round, two bars for each run."""
+    return _svg(records, key, "Bytes per silo and round", lambda figure: _draw_bytes(figure, records), bars=2)
+
+
+def smoothing(records: Sequence[RunRecord]) -> int:
+    """Over how many rounds the training curves are averaged; 1 where every round is drawn as it is."""
+    longest = max(len(_last_attempts(record, "loss")) for record in records)
+    return max(3, longest // 30 | 1) if longest >= SMOOTH_FROM else 1
+
+
+def score_of(records: Sequence[RunRecord]) -> tuple[str, str]:
+    """The history's key of the score that the runs share, and its name."""
+    if all(record.task == "regression" for record in records):
+        return "test_mse", "Test mean squared error"
+    return "test_accuracy", "Test accuracy"
+
+
+def _last_attempts(record: RunRecord, measure: str) -> list[tuple[int, float]]:
+    """(round, value) where there is a value; of a round that was tried again, only the last attempt counts."""
+    found = {}
+    for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
+        value = _value(line, measure)
+        if value is not None:
+            found[line.round] = value
+    return list(found.items())
+
+
+def _value(line: RoundRecord, measure: str) -> float | None:
+    match measure:
+        case "loss":
+            return line.loss
+        case "test_accuracy":
+            return line.test_accuracy
+        case _:
+            return line.test_mse
+
+
+def _draw_losses(figure: Figure, records: Sequence[RunRecord], curves: Sequence[list[tuple[int, float]]]) -> None:
+    axes = figure.add_subplot()
+    window = smoothing(records)
+    for number, (record, curve) in enumerate(zip(records, curves, strict=True)):
+        rounds, values = [r for r, _ in curve], [v for _, v in curve]
+        if window > 1:
+            axes.plot(rounds, values, color=_colour(record), alpha=0.22, linewidth=0.6)
+        _line(axes, records, number, rounds, _moving_average(values, window), smooth=window > 1)
+    positive = [value for curve in curves for _, value in curve if 0 < value < float("inf")]
+    if positive and max(positive) > 20 * min(positive) and all(value > 0 for curve in curves for _, value in curve):
+        axes.set_yscale("log")
+        _plain_decades(axes, max(positive) / min(positive))
+    _finish_curves(axes, records, "Training loss" + (", log scale" if axes.get_yscale() == "log" else ""))
+
+
+def _draw_scores(
+    figure: Figure, records: Sequence[RunRecord], curves: Sequence[list[tuple[int, float]]], title: str
+) -> None:
+    axes = figure.add_subplot()
+    for number, curve in enumerate(curves):
+        _line(axes, records, number, [r for r, _ in curve], [v for _, v in curve])
+    _finish_curves(axes, records, title)
+
+
+def _line(
+    axes: Axes,
+    records: Sequence[RunRecord],
+    number: int,
+    rounds: list[int],
+    values: list[float],
+    *,
+    smooth: bool = False,
+) -> None:
+    """Earlier runs are drawn broader, so that a later one on the very same points does not hide them."""
+    axes.plot(
+        rounds,
+        values,
+        color=_colour(records[number]),
+        linestyle=DASHES[number % len(DASHES)],
+        linewidth=max(1.5, 2.6 - 0.5 * number) if len(records) > 1 else 1.7,
+        marker="o" if len(rounds) < 40 and not smooth else "",
+        markersize=3,
+        label=_short_labels(records)[number],
+    )
+
+
+def _finish_curves(axes: Axes, records: Sequence[RunRecord], title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    columns = _legend_columns(_short_labels(records))
+    axes.set_title(title, pad=8 if len(records) == 1 else 8 + 15 * -(-len(records) // columns))
+    axes.set_xlabel("Round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    axes.grid(axis="y")
+    if len(records) > 1:
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, handlelength=2.2, borderaxespad=0.2)
+
+
+def _draw_seconds(figure: Figure, records: Sequence[RunRecord]) -> None:
+    axes = figure.add_subplot()
+    places = range(len(records))
+    begun = [0.0] * len(records)
+    names = phases(records)
+    parts = [(name, [r.seconds.get(phase, 0.0) for r in records]) for phase, name in names.items()]
+    others = [other_seconds(record.seconds) for record in records]
+    for number, (name, values) in enumerate([*parts, ("In no phase", others)]):
+        colour = OTHER if number == len(parts) else PHASE_COLOURS[number % len(PHASE_COLOURS)]
+        axes.barh(places, values, left=begun, height=0.56, color=colour, edgecolor=PAPER, linewidth=0.6, label=name)
+        begun = [start + value for start, value in zip(begun, values, strict=True)]
+    for place, (end, record) in enumerate(zip(begun, records, strict=True)):
+        _beside(axes, end, place, human_seconds(record.seconds["total"]))
+    axes.set_xlabel("Seconds, whole run")
+    _finish_bars(axes, records, max(begun))
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, handlelength=1, handleheight=1, columnspacing=1.2
+    )
+
+
+def _draw_bytes(figure: Figure, records: Sequence[RunRecord]) -> None:
+    axes = figure.add_subplot()
+    up = [record.traffic.up_per_silo_per_round for record in records]
+    down = [record.traffic.down_per_silo_per_round for record in records]
+    unit, size = byte_unit(max(*up, *down))
+    for values, offset, alpha in ((up, -0.19, 1.0), (down, 0.19, 0.45)):
+        for place, (value, record) in enumerate(zip(values, records, strict=True)):
+            axes.barh(place + offset, value / size, height=0.34, color=_colour(record), alpha=alpha)
+            way = "up" if offset < 0 else "down"
+            _beside(axes, value / size, place + offset, f"{human_bytes(value)} {way}")
+    axes.set_xlabel(f"{unit} per silo and round")
+    _finish_bars(axes, records, max(*up, *down) / size)
+
+
+def _finish_bars(axes: Axes, records: Sequence[RunRecord], longest: float) -> None:
+    axes.set_yticks(range(len(records)), _short_labels(records))
+    axes.set_ylim(len(records) - 0.5, -0.5)
+    axes.set_xlim(0, (longest or 1.0) * 1.25)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _beside(axes: Axes, end: float, place: float, text: str) -> None:
+    axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+
+
+def _plain_decades(axes: Axes, ratio: float) -> None:
+    """Ticks at 1, 2 and 5 (only 1 over many decades), written out: the default writes powers in TeX."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 1e3 else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _short_labels(records: Sequence[RunRecord]) -> list[str]:
+    """Labels that fit a figure. matplotlib leaves names that begin with _ out of a legend."""
+    names = [label.lstrip("_") or "?" for label in labels(records)]
+    return [name if len(name) <= 30 else name[:29] + "…" for name in names]
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    return min(len(names), 4, max(1, 68 // (max(map(len, names)) + 6)))
+
+
+def _moving_average(values: Sequence[float], window: int) -> list[float]:
+    """The mean over `window` neighbours, fewer at both ends."""
+    reach = window // 2
+    around = [values[max(0, at - reach) : at + reach + 1] for at in range(len(values))]
+    return [sum(some) / len(some) for some in around]
+
+
+def _colour(record: RunRecord) -> str:
+    return COLOURS.get(record.protocol, "#999999")
+
+
+def _svg(
+    records: Sequence[RunRecord], key: str, title: str, draw: Callable[[Figure], None], *, bars: int | None = None
+) -> str:
+    """Draw one figure and make its SVG fit for the inside of a page.
+
+    bars: how many bars a run has, which decides the height; None for curves. The same records give the same bytes.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra('The figures of a report need matplotlib: pip install "moretta[torch]".') from None
+    height = 3.1 if bars is None else 0.9 + (0.24 + 0.2 * bars) * len(records)
+    with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": key}):
+        warnings.simplefilter("ignore")  # glyphs that the measuring font lacks: the browser has its own fonts
+        figure = Figure(figsize=(5.2, height), layout="constrained")
+        draw(figure)
+        written = StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    described = f"{title}: {', '.join(labels(records))}. The numbers are in the comparison table."
+    return _inline(written.getvalue(), key, title, described)
+
+
+def _inline(svg: str, key: str, title: str, described: str) -> str:
+    """Drop what only a file needs, make ids unique to the figure, name it for screen readers, theme its colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    opening, rest = svg.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', opening)
+    rest = re.sub(r'\bid="', f'id="{key}-', rest)
+    rest = re.sub(r'xlink:href="#', f'href="#{key}-', rest)
+    rest = re.sub(r"url\(#", f"url(#{key}-", rest)
+    rest = re.sub(r"(font(?:-family)?): ([^;\"]*)'DejaVu Sans'[^;\"]*", r"\1: \2var(--figures)", rest)
+    for stand_in, variable in ((INK, "--ink"), (FAINT, "--faint"), (PAPER, "--paper")):
+        rest = rest.replace(stand_in, f"var({variable})")
+    return (
+        f'<svg {box.group() if box else ""} role="img" aria-labelledby="{key}-title {key}-described">'
+        f'<title id="{key}-title">{escape(title)}</title><desc id="{key}-described">{escape(described)}</desc>{rest}'
+    )
