@@ -1,0 +1,190 @@
+"""The sentences that a bad run file earns, and the one table of keys that later versions will know.
+
+Everything here is plain data in, one sentence out; `moretta.config` adds the file's name and raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+# What the run file of a finished Moretta knows and this version does not: a row for each section, and within
+# [protocol] one for each protocol. "key" is a key, "key=value" a value of a key that is here. Shrink it as they land.
+LATER: Mapping[str, str] = {
+    "data": "grid columns partition=grid partition=by-feature",
+    "protocol": "name=cgd name=baffle lr-schedule clip-norm warm-start dp-noise dp-clip dp-delta",
+    "pbpfl": "variant loss=cross-entropy",
+    "cgd": "delta vertical schedule mu blind",
+    "baffle": "k sigma form direction ema trainable",
+    "secure-aggregation": "scheme=additive-shares threshold degree corrupt-rate dropout-rate roster identity "
+    "min-survivors",
+    "engine": "name=flare faults",
+}
+NOT_YET = "that this version does not have yet"
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string in quotes",
+    "string_too_short": "a string that is not empty",
+    "path_type": "a path in quotes",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+}
+
+
+def shown(value: object) -> str:
+    """Return a value as it stands in a run file, cut to a readable length."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            text = '"' + value + '"'
+        case dict():
+            return "a table"
+        case list() | tuple():
+            text = "[" + ", ".join(map(shown, value[:9])) + (", ...]" if len(value) > 9 else "]")
+        case int() if not -(2**63) <= value < 2**63:
+            return "a number of more than 64 bits"  # Python refuses to print the very longest ones
+        case _:
+            text = str(value)
+    return text if len(text) <= 60 else text[:56] + " ..."
+
+
+def either(choices: Iterable[str]) -> str:
+    """Return choices as a sentence lists them."""
+    *most, last = choices
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def unfit(value: object) -> str | None:
+    """Say what a run file expects in the place of a value that TOML can write and no key can take, or None."""
+    match value:
+        case list() | tuple():
+            return next((said for said in map(unfit, value) if said), None)
+        case dict():
+            return next((said for said in map(unfit, value.values()) if said), None)
+        case float() if not math.isfinite(value):
+            return "a finite number"
+        case int() if not -(2**63) <= value < 2**63:
+            return "a whole number of at most 64 bits"
+        case bool() | int() | float() | str():
+            return None
+    return "a number, a string in quotes, true, false or a list (put a date in quotes)"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that `word` most resembles, if any does."""
+    close = difflib.get_close_matches(word.replace("_", "-").lower(), list(known), n=1)
+    return close[0] if close else None
+
+
+def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[str]]) -> str:
+    """Say that the top of the file has a section or a bare key that is not known."""
+    if not isinstance(value, dict):
+        home = next((section for section, keys in sections.items() if name in keys), None)
+        hint = f"put it under [{home}]" if home else f"put it under one of {_headers(sections)}"
+        return f"the key {name} stands before any section; {hint}"
+    close = nearest(name, sections)
+    return f"the section [{name}] is not known; " + (
+        f"did you mean [{close}]?" if close else f"the sections are {_headers(sections)}"
+    )
+
+
+def unknown_key(section: str, key: str, sections: Mapping[str, Iterable[str]], protocol: str = "") -> str:
+    """Say that a section has no such key, and what was meant if that can be told.
+
+    sections: the known keys of each section and, beside them, of each protocol by its name.
+    protocol: the name of the run's protocol if the section is [protocol].
+    """
+    mine = list(sections[protocol or section])
+    for row in (section, protocol):
+        if key in _later_keys(row):
+            return f"[{section}] {key} is a key of {_owner(row)} {NOT_YET}; remove it"
+    if protocol:
+        homes = [name for name in sections if name not in _SECTIONS and key.replace("_", "-") in sections[name]]
+        if homes and protocol not in homes:
+            return f"[{section}] {key} is a key of {' and '.join(homes)}, not of {protocol}; remove it"
+        later = next((name for name in LATER if name not in _SECTIONS and key in _later_keys(name)), None)
+        if later in sections:
+            return f"[{section}] {key} is a key of {later} {NOT_YET}; remove it"
+        if later:
+            return f"[{section}] {key} is a key of {later}, a protocol {NOT_YET}; remove it"
+    close = nearest(key, mine)
+    home = next((name for name in sections if name != section and key in sections[name]), None)
+    if home and close != key.replace("_", "-"):
+        return f"[{section}] {key} is not known; it is a key of [{home if home in _SECTIONS else 'protocol'}]"
+    hint = f"did you mean {close}?" if close else f"the keys here are {', '.join(mine)}"
+    return f"[{section}] {key} is not known; {hint}"
+
+
+def wrong_choice(section: str, key: str, value: object, choices: Iterable[str], protocol: str = "") -> str:
+    """Say that a key takes one of a few values and got another one, perhaps one that later versions take."""
+    choices = list(choices)
+    later = {
+        word.removeprefix(f"{key}="): row
+        for row in (section, protocol)
+        for word in LATER.get(row, "").split()
+        if word.startswith(f"{key}=")
+    }
+    if isinstance(value, str) and value in later:
+        noun = section if key == "name" else key
+        kind = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} of {_owner(later[value])}"
+        return f"[{section}] {key}: `{value}` is {kind} {NOT_YET}; choose {either(choices)}"
+    close = nearest(value, [*choices, *later]) if isinstance(value, str) else None
+    yet = ", which this version does not have yet" if close in later else ""
+    hint = f'; did you mean "{close}"{yet}?' if close else ""
+    return f"[{section}] {key}: expected {either(map(_quoted, choices))}, got {shown(value)}{hint}"
+
+
+def first_error(section: str, error: ValidationError, protocol: str = "") -> str:
+    """Return the sentence for the first thing that pydantic found wrong in a section."""
+    found: Any = error.errors(include_url=False)[0]
+    kind, ctx, place = found["type"], found.get("ctx", {}), found["loc"]
+    key = str(place[0]) if place else ""
+    where = f"[{section}] {key}" + "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
+    if kind == "missing":
+        return f"{where} is missing; add it"
+    if kind == "literal_error":
+        choices = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", ctx["expected"])]
+        return wrong_choice(section, key, found["input"], choices, protocol)
+    if kind == "value_error":
+        expected = str(ctx["error"])
+    elif kind == "greater_than" and type(ctx["gt"]) is int:
+        expected = f"{ctx['gt'] + 1} or more"
+    elif kind in _EXPECTED:
+        expected = _EXPECTED[kind].format(**ctx)
+    else:
+        return f"{where}: {found['msg'][:1].lower()}{found['msg'][1:]}, got {shown(found['input'])}"
+    return f"{where}: expected {expected}, got {shown(found['input'])}"
+
+
+_SECTIONS = ("run", "data", "model", "protocol", "secure-aggregation", "engine")
+
+
+def _owner(row: str) -> str:
+    return "Moretta" if row in _SECTIONS else row
+
+
+def _later_keys(row: str) -> set[str]:
+    return {word for word in LATER.get(row, "").split() if "=" not in word}
+
+
+def _headers(sections: Iterable[str]) -> str:
+    return ", ".join(f"[{name}]" for name in sections)
+
+
+def _quoted(choice: str) -> str:
+    return choice if choice.isdigit() else f'"{choice}"'

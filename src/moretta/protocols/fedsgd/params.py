@@ -1,0 +1,38 @@
+"""Settings of the plain baselines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from moretta.protocols.training import Training
+
+
+class FedSGD(Training):
+    """One gradient per silo and round, averaged by rows: McMahan et al. 2017, FederatedSGD."""
+
+    name: Literal["fedsgd"] = "fedsgd"
+
+
+class FedAvg(Training):
+    """`local_epochs` epochs of SGD at each silo, differences averaged by rows: McMahan et al. 2017, Algorithm 1.
+
+    learning_rate, momentum and weight_decay are those of the silos' own SGD.
+    """
+
+    name: Literal["fedavg"] = "fedavg"
+    optimizer: Literal["sgd"] = "sgd"
+    local_epochs: PositiveInt = 1
+
+
+class Local(Training):
+    """Each silo trains alone on its own batches; what federation has to beat."""
+
+    name: Literal["local"] = "local"
+
+
+class Centralised(Training):
+    """One party holds all rows and steps on the union of the silos' batches; what federation is measured against."""
+
+    name: Literal["centralised"] = "centralised"

@@ -1,0 +1,38 @@
+"""Settings that every protocol with gradients shares: the loss, the optimizer and its rate.
+
+Names are those of a run file's ``[protocol]`` section, with dashes there and underscores here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+def kebab(name: str) -> str:
+    """Return a field's name as it stands in a run file."""
+    return name.replace("_", "-")
+
+
+class Training(BaseModel):
+    """How a model is trained, whoever holds it.
+
+    loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
+    outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
+    learning_rate: of the optimizer, which steps at the server.
+    optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults.
+    weight_decay: as `torch.optim` has it, L2 on all parameters.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
+
+    loss: Literal["mse", "cross-entropy"] = "mse"
+    learning_rate: Positive = 0.1
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: Momentum = 0.0
+    weight_decay: NonNegative = 0.0

@@ -1,0 +1,515 @@
+"""The run file: what it accepts, the sentence each mistake earns, and that writing it down loses nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from moretta import config, config_errors
+from moretta.errors import ParameterError
+from moretta.protocols.fedsgd.params import FedAvg, FedSGD
+from moretta.protocols.pbpfl.params import PBPFL
+
+DESIGN = """
+[run]
+name = "wdbc"
+rounds = 300
+seed = 7
+
+[data]
+source = "wdbc"
+silos = 3
+partition = "iid"
+batch-size = 32
+
+[model]
+source = "mlp"
+hidden = [32, 32]
+
+[protocol]
+name = "pbpfl"
+loss = "mse"
+learning-rate = 0.1
+
+[secure-aggregation]
+scheme = "pairwise"
+ring-bits = 64
+
+[engine]
+name = "in-process"
+"""
+
+SMALL = """
+[run]
+rounds = 1
+[data]
+source = "rows.csv"
+[model]
+source = "mlp"
+[protocol]
+name = "fedsgd"
+"""
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "small.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def sentence(path: Path, overrides: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ParameterError) as caught:
+        config.load(path, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "pydantic" not in text
+    return text
+
+
+# What loads.
+
+
+def test_the_example_of_the_design_loads(write: Write, tmp_path: Path) -> None:
+    run_file = config.load(write(DESIGN))
+    assert run_file == config.RunFile(
+        run=config.Run(name="wdbc", rounds=300, seed=7),
+        data=config.Data(source="wdbc"),
+        model=config.Model(source="mlp", arguments={"hidden": [32, 32]}),
+        protocol=PBPFL(),
+        base=tmp_path,
+    )
+
+
+def test_defaults(write: Write, tmp_path: Path) -> None:
+    run_file = config.load(write(SMALL))
+    assert run_file.run.name == "small"
+    assert run_file.run.dtype == "float32"
+    assert run_file.run.checkpoint_every == 10
+    assert run_file.run.record_views is False
+    assert run_file.run.out is None
+    assert run_file.data.silos == 3
+    assert run_file.data.standardise is None
+    assert run_file.protocol == FedSGD()
+    assert run_file.secure_aggregation.scheme == "pairwise"
+    assert run_file.resolve(run_file.data.source) == tmp_path / "rows.csv"
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(64, 2.0**16), (32, 2.0**4)])
+def test_the_limit_follows_the_ring(bits: int, limit: float) -> None:
+    assert config.SecureAggregation.model_validate({"ring-bits": bits}).largest == limit
+    assert config.SecureAggregation.model_validate({"ring-bits": bits, "limit": 3}).largest == 3
+
+
+def test_every_key_has_a_value_that_loads(write: Write) -> None:
+    run_file = config.load(
+        write("""
+        [run]
+        name = "all keys"
+        rounds = 20
+        seed = 9223372036854775807
+        out = "runs/all"
+        base = "elsewhere"
+        dtype = "float64"
+        device = "cuda:1"
+        checkpoint-every = 5
+        record-views = [3, 1, 3]
+        insecure-secret-seed = 4
+        [data]
+        source = "mine:rows"
+        silos = 4
+        partition = "dirichlet"
+        alpha = 1
+        batch-size = 0
+        path = "cache"
+        target = "diagnosis"
+        task = "classification"
+        test-fraction = 0.1
+        validation-fraction = 0.1
+        encoding = "ordinal"
+        missing = "indicator"
+        standardise = true
+        [model]
+        source = "mine:net"
+        kernel-size = 3
+        shape = [[1, 2], [3]]
+        act = "relu"
+        bias = false
+        [protocol]
+        name = "fedavg"
+        loss = "cross-entropy"
+        learning-rate = 1
+        momentum = 0.9
+        weight-decay = 1e-4
+        local-epochs = 2
+        [secure-aggregation]
+        scheme = "none"
+        ring-bits = 32
+        limit = 8
+        [engine]
+        strict = true
+        deadline = 30
+        """)
+    )
+    assert run_file.run.record_views == (1, 3)
+    assert run_file.run.out == Path("runs/all")
+    assert run_file.base.name == "elsewhere"
+    assert run_file.model.arguments == {"kernel_size": 3, "shape": [[1, 2], [3]], "act": "relu", "bias": False}
+    assert isinstance(run_file.protocol, FedAvg)
+    assert run_file.protocol.local_epochs == 2
+    assert run_file.engine.deadline == 30.0
+
+
+def test_local_training_needs_no_second_silo(write: Write) -> None:
+    for name in ("local", "centralised"):
+        assert config.load(write(SMALL), ["data.silos=1", f"protocol.name={name}"]).data.silos == 1
+    assert config.load(write(SMALL), ["data.silos=1", "secure-aggregation.scheme=none"]).data.silos == 1
+
+
+# What does not. Each row: what is put into SMALL by --set, and the sentence after the file's name.
+
+BAD = [
+    # unknown keys and sections
+    (["protocol.learning-rat=1"], "[protocol] learning-rat is not known; did you mean learning-rate?"),
+    (["protocol.learning_rate=1"], "[protocol] learning_rate is not known; did you mean learning-rate?"),
+    (["run.learning-rate=1"], "[run] learning-rate is not known; it is a key of [protocol]"),
+    (["run.rho=1"], "[run] rho is not known; it is a key of [protocol]"),
+    (["run.batch-size=1"], "[run] batch-size is not known; it is a key of [data]"),
+    (["data.batch_sizes=1"], "[data] batch_sizes is not known; did you mean batch-size?"),
+    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, strict, deadline"),
+    (["modle.source=mlp"], "the section [modle] is not known; did you mean [model]?"),
+    (["secure_aggregation.scheme=none"], "the section [secure_aggregation] is not known; did you mean"
+     " [secure-aggregation]?"),
+    (["zzz.a=1"], "the section [zzz] is not known; the sections are [run], [data], [model], [protocol],"
+     " [secure-aggregation], [engine]"),
+    # keys of another protocol, or of a later version
+    (["protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of fedsgd; remove it"),
+    (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg, not of fedsgd; remove it"),
+    (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg, not of fedsgd; remove it"),
+    (["protocol.mu=3"], "[protocol] mu is a key of cgd, a protocol that this version does not have yet; remove it"),
+    (["protocol.variant=paper"], "[protocol] variant is a key of pbpfl that this version does not have yet;"
+     " remove it"),
+    (["protocol.name=pbpfl", "protocol.variant=paper"], "[protocol] variant is a key of pbpfl that this version does"
+     " not have yet; remove it"),
+    (["protocol.clip-norm=1"], "[protocol] clip-norm is a key of Moretta that this version does not have yet;"
+     " remove it"),
+    (["data.grid=[2, 2]"], "[data] grid is a key of Moretta that this version does not have yet; remove it"),
+    (["secure-aggregation.threshold=2"], "[secure-aggregation] threshold is a key of Moretta that this version does"
+     " not have yet; remove it"),
+    (["engine.faults.seed=2"], "[engine] faults is a key of Moretta that this version does not have yet; remove it"),
+    # values of a later version
+    (["protocol.name=cgd"], "[protocol] name: `cgd` is a protocol of Moretta that this version does not have yet;"
+     " choose fedsgd, fedavg, local, centralised or pbpfl"),
+    (["engine.name=flare"], "[engine] name: `flare` is an engine of Moretta that this version does not have yet;"
+     " choose in-process"),
+    (["secure-aggregation.scheme=additive-shares"], "[secure-aggregation] scheme: `additive-shares` is a scheme of"
+     " Moretta that this version does not have yet; choose pairwise or none"),
+    (["data.partition=by-feature"], "[data] partition: `by-feature` is a partition of Moretta that this version does"
+     " not have yet; choose iid, dirichlet, by-label or by-domain"),
+    (["protocol.name=pbpfl", "protocol.loss=cross-entropy"], "[protocol] loss: `cross-entropy` is a loss of pbpfl"
+     " that this version does not have yet; choose mse"),
+    # wrong values
+    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl",'
+     ' got "fedsdg"; did you mean "fedsgd"?'),
+    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl",'
+     ' got "baffl"; did you mean "baffle", which this version does not have yet?'),
+    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl", got 3'),
+    (["protocol.loss=mae"], '[protocol] loss: expected "mse" or "cross-entropy", got "mae"; did you mean "mse"?'),
+    (["protocol.name=fedavg", "protocol.optimizer=adam"], '[protocol] optimizer: expected "sgd", got "adam"'),
+    (["secure-aggregation.ring-bits=48"], "[secure-aggregation] ring-bits: expected 64 or 32, got 48"),
+    (["run.dtype=float16"], '[run] dtype: expected "float32" or "float64", got "float16"; did you mean "float64"?'),
+    (["run.rounds=0"], "[run] rounds: expected 1 or more, got 0"),
+    (["data.silos=0"], "[data] silos: expected 1 or more, got 0"),
+    (["data.batch-size=-1"], "[data] batch-size: expected 0 or more, got -1"),
+    (["data.test-fraction=1"], "[data] test-fraction: expected less than 1, got 1"),
+    (["run.seed=-1"], "[run] seed: expected 0 or more, got -1"),
+    (["run.seed=9223372036854775808"], "[run] seed: expected a whole number of at most 64 bits, got a number of more"
+     " than 64 bits"),
+    (["protocol.learning-rate=inf"], "[protocol] learning-rate: expected a finite number, got inf"),
+    (["protocol.learning-rate=nan"], "[protocol] learning-rate: expected a finite number, got nan"),
+    (["protocol.learning-rate=0"], "[protocol] learning-rate: expected more than 0, got 0"),
+    (["data.source="], '[data] source: expected a string that is not empty, got ""'),
+    (["run.name=a/b"], '[run] name: expected a name of 1 to 100 characters without slashes, got "a/b"'),
+    (["run.name=.."], '[run] name: expected a name of 1 to 100 characters without slashes, got ".."'),
+    (["run.device=gpu"], '[run] device: expected "cpu", "cuda" or "cuda:" and a number, got "gpu"'),
+    (["run.record-views=[0]"], "[run] record-views: expected true, false or a list of round numbers from 1 on,"
+     " got [0]"),
+    (["run.record-views=1"], "[run] record-views: expected true, false or a list of round numbers from 1 on, got 1"),
+    # wrong types
+    (['run.rounds="ten"'], '[run] rounds: expected a whole number, got "ten"'),
+    (['run.rounds="10"'], '[run] rounds: expected a whole number, got "10"'),
+    (["run.rounds=1.5"], "[run] rounds: expected a whole number, got 1.5"),
+    (["run.rounds=true"], "[run] rounds: expected a whole number, got true"),
+    (["run.rounds=[1, 2]"], "[run] rounds: expected a whole number, got [1, 2]"),
+    (["run.rounds={a = 1}"], "[run] rounds: expected a whole number, got a table"),
+    (["engine.strict=1"], "[engine] strict: expected true or false, got 1"),
+    (["protocol.learning-rate=fast"], '[protocol] learning-rate: expected a number, got "fast"'),
+    (["data.target=3"], "[data] target: expected a string in quotes, got 3"),
+    (["run.out=3"], "[run] out: expected a string in quotes, got 3"),
+    (["run.base=3"], "[run] base: expected a string in quotes, got 3"),
+    # values that do not fit each other
+    (["data.partition=dirichlet"], '[data] alpha is missing; partition = "dirichlet" needs it, for example'
+     " alpha = 0.5"),
+    (["data.alpha=1"], '[data] alpha belongs to partition = "dirichlet", not to "iid"; remove it'),
+    (["data.test-fraction=0.5", "data.validation-fraction=0.5"], "[data] test-fraction 0.5 and validation-fraction"
+     " 0.5 leave no rows to train on; their sum must be less than 1"),
+    (["protocol.optimizer=adam", "protocol.momentum=0.9"], '[protocol] momentum = 0.9 belongs to optimizer = "sgd",'
+     ' and optimizer is "adam", which has its own; remove one of them'),
+    (["data.silos=1"], '[secure-aggregation] scheme = "pairwise" needs two silos or more, and [data] silos is 1; one'
+     ' silo needs scheme = "none"'),
+    (["protocol.name=pbpfl", "secure-aggregation.ring-bits=32"], "[secure-aggregation] ring-bits = 32 is too coarse"
+     " for pbpfl, whose corrections multiply the rounding; use ring-bits = 64"),
+    # constructor's arguments
+    (["model.hidden={a = 1}"], "[model] hidden: expected a number, a string, true, false or a list, got a table"),
+    (["model.hidden=[{a = 1}]"], "[model] hidden: expected a number, a string, true, false or a list, got [a table]"),
+    (["model.hidden=[nan]"], "[model] hidden: expected a finite number, got [nan]"),
+    (["model.2d=1"], "[model] 2d cannot be the name of a constructor's argument; rename it"),
+    (["model.a-b=1", "model.a_b=1"], "[model] a-b is given twice, with a dash and with an underscore; remove one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "expected"), BAD, ids=[" ".join(row[0]) for row in BAD])
+def test_a_mistake_earns_one_sentence(write: Write, overrides: list[str], expected: str) -> None:
+    path = write(SMALL)
+    assert sentence(path, tuple(overrides)) == f"{path}: {expected}"
+
+
+FILES = [
+    (SMALL.replace("rounds = 1", ""), ": [run] rounds is missing; add it"),
+    (SMALL.replace('name = "fedsgd"', ""), ": [protocol] name is missing; choose fedsgd, fedavg, local, centralised"
+     " or pbpfl"),
+    (SMALL.replace('[model]\nsource = "mlp"', ""), ": the section [model] is missing; add it, with its key source"),
+    ("", ": the section [run] is missing; add it, with its key rounds"),
+    ("rounds = 3\n" + SMALL, ": the key rounds stands before any section; put it under [run]"),
+    ("run = 3", ": [run]: expected a section, got 3"),
+    ("[[run]]\nrounds = 3", ": [run]: expected a section, got [a table]"),
+    (SMALL.replace("rounds = 1", "rounds = 2024-01-01"), ": [run] rounds: expected a number, a string in quotes, true,"
+     " false or a list (put a date in quotes), got 2024-01-01"),
+    ("[run]\nrounds = = 3", ", line 2: this is not TOML: invalid value"),
+    ("[run]\nrounds = 3\nrounds = 4\n", ", line 3: this is not TOML: cannot overwrite a value"),
+    ("[run", ", at its end: this is not TOML: expected ']' at the end of a table declaration"),
+    ("[run]\nrounds = " + "[" * 5000, " is nested too deeply for a run file; write flat lists"),
+    ("[run]\n" + "a." * 5000 + "a = 1", " is nested too deeply for a run file; write flat lists"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES, ids=range(len(FILES)))
+def test_a_bad_file_earns_one_sentence(write: Write, text: str, expected: str) -> None:
+    path = write(text)
+    assert sentence(path).startswith(f"{path}{expected}")
+
+
+def test_deep_lists_and_long_numbers_earn_a_sentence(write: Write) -> None:
+    for value in ("[" * 230 + "]" * 230, "1" * 5000, "0x" + "f" * 5000):
+        sentence(write(SMALL.replace("rounds = 1", f"rounds = {value}")))
+        sentence(write(SMALL.replace('"mlp"', f'"mlp"\nhidden = {value}')))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    lost = tmp_path / "lost.toml"
+    assert sentence(lost) == f"the run file {lost} does not exist; give the path of a TOML file"
+    assert sentence(tmp_path) == f"the run file {tmp_path} cannot be read (Is a directory); give a TOML file"
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert sentence(binary) == f"{binary} is not text in UTF-8; save the run file as UTF-8"
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "notepad.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode())
+    assert config.load(path).run.name == "notepad"
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_loads_or_earns_a_parameter_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_text(text, encoding="utf-8")
+    sentence(path)  # no text this short has all four sections
+
+
+# Overrides.
+
+
+def test_overrides_take_the_place_of_the_file(write: Write) -> None:
+    overrides = ["run.rounds = 7", "protocol.learning-rate=0.5", "data.path=a b", "run.name=007",
+                 "data.target=2024-01-01", "model.hidden=[4, 5]", "model.act=x = 1", "run.record-views=true",
+                 "engine.strict=true"]  # fmt: skip
+    run_file = config.load(write(SMALL), overrides)
+    assert run_file.run.rounds == 7
+    assert run_file.run.name == "007"
+    assert run_file.run.record_views is True
+    assert run_file.protocol.learning_rate == 0.5
+    assert run_file.data.path == Path("a b")
+    assert run_file.data.target == "2024-01-01"
+    assert run_file.model.arguments == {"hidden": [4, 5], "act": "x = 1"}
+    assert run_file.engine.strict is True
+
+
+def test_an_override_smuggles_no_second_key(write: Write) -> None:
+    assert config.load(write(SMALL), ["data.target=1\nsilos = 9"]).data.target == "1\nsilos = 9"
+
+
+@pytest.mark.parametrize("text", ["rounds=3", "run.rounds", "=3", "run.=3", ".rounds=3", ""])
+def test_an_override_that_is_none(write: Write, text: str) -> None:
+    assert sentence(write(SMALL), (text,)) == f'--set: expected section.key=value, got "{text}"'
+
+
+def test_an_override_below_a_value(write: Write) -> None:
+    said = sentence(write(SMALL), ("run.rounds.a=3",))
+    assert said == "--set run.rounds.a: rounds is a value and not a section; give section.key=value"
+
+
+# Writing.
+
+NUMBER = st.floats(min_value=1e-6, max_value=1e6)
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
+SEED = st.integers(0, 2**63 - 1)
+SCALAR = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+
+
+def _some(optional: dict[str, st.SearchStrategy[Any]], **required: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+PROTOCOL = st.one_of(
+    _some({"learning-rate": NUMBER, "weight-decay": NUMBER}, name=st.sampled_from(sorted(config.PROTOCOLS))),
+    _some({"local-epochs": st.integers(1, 9), "momentum": st.floats(0, 0.99)}, name=st.just("fedavg")),
+    _some({"rho": NUMBER, "partitions": st.integers(1, 9)}, name=st.just("pbpfl")),
+)
+RUN_FILE = st.fixed_dictionaries(
+    {
+        "run": _some(
+            {
+                "seed": SEED,
+                "out": st.sampled_from(["a", "a/b", "/a b/ü", ".."]),
+                "base": st.sampled_from(["a", "../a", "/a"]),
+                "record-views": st.booleans() | st.lists(st.integers(1, 99)),
+                "insecure-secret-seed": SEED,
+            },
+            rounds=st.integers(1, 10**9),
+        ),
+        "data": _some({"silos": st.integers(2, 99), "target": TEXT, "standardise": st.booleans()}, source=TEXT),
+        "model": st.builds(
+            lambda arguments, source: {**arguments, "source": source},
+            st.dictionaries(
+                st.from_regex(r"[a-z]([_a-z0-9]{0,5}[a-z0-9])?", fullmatch=True), SCALAR | st.lists(SCALAR)
+            ),
+            TEXT,
+        ),
+        "protocol": PROTOCOL,
+    },
+    optional={
+        "secure-aggregation": _some({"limit": NUMBER, "scheme": st.sampled_from(["pairwise", "none"])}),
+        "engine": _some({"strict": st.booleans(), "deadline": NUMBER}),
+    },
+)
+
+
+@settings(deadline=None)
+@given(RUN_FILE)
+def test_what_is_dumped_loads_as_the_same_from_anywhere(
+    tmp_path_factory: pytest.TempPathFactory, tables: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "round.toml"
+    path.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    run_file = config.load(path)
+    elsewhere = tmp_path_factory.getbasetemp() / "elsewhere" / "run.toml"
+    elsewhere.parent.mkdir(exist_ok=True)
+    elsewhere.write_text(config.dump(run_file), encoding="utf-8")
+    again = config.load(elsewhere)
+    assert again == run_file
+    assert config.dump(again) == config.dump(run_file)
+    assert config.digest(again) == config.digest(run_file)
+
+
+def test_a_dump_says_what_was_left_open(write: Write, tmp_path: Path) -> None:
+    tables = tomllib.loads(config.dump(config.load(write(SMALL))))
+    assert tables["run"]["base"] == str(tmp_path)
+    assert tables["run"]["name"] == "small"
+    assert tables["data"]["batch-size"] == 32
+    assert tables["protocol"]["learning-rate"] == 0.1
+    assert tables["secure-aggregation"] == {"scheme": "pairwise", "ring-bits": 64}
+    assert tables["engine"] == {"name": "in-process", "strict": False}
+
+
+# The digest.
+
+
+def test_the_digest_knows_no_order_and_no_folder(write: Write) -> None:
+    digest = config.digest(config.load(write(DESIGN)))
+    sections = re.split(r"\n(?=\[)", DESIGN.strip())
+    turned = "\n".join("\n".join([head, *reversed(keys)]) for head, *keys in map(str.splitlines, reversed(sections)))
+    assert turned != DESIGN
+    assert config.digest(config.load(write(turned))) == digest
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["run.rounds=301", "run.out=x", "run.record-views=true", "run.checkpoint-every=1", "run.base=x",
+     "engine.strict=true", "engine.deadline=3", "secure-aggregation.limit=65536", "data.batch-size=32"],
+)  # fmt: skip
+def test_the_digest_leaves_out_what_may_change(write: Write, override: str) -> None:
+    path = write(DESIGN)
+    assert config.digest(config.load(path, [override])) == config.digest(config.load(path))
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["run.name=x", "run.seed=8", "run.dtype=float64", "run.insecure-secret-seed=0", "data.silos=4", "data.batch-size=0",
+     "model.hidden=[32]", "model.hidden=[32.0, 32]", "protocol.learning-rate=0.2", "protocol.rho=4",
+     "protocol.name=fedsgd", "secure-aggregation.scheme=none", "secure-aggregation.limit=4"],
+)  # fmt: skip
+def test_the_digest_changes_with_the_run(write: Write, override: str) -> None:
+    path = write(DESIGN)
+    assert config.digest(config.load(path, [override])) != config.digest(config.load(path))
+
+
+# From Python.
+
+
+def test_python_users_write_underscores_and_cannot_change_them_later() -> None:
+    data = config.Data(source="wdbc", batch_size=8)
+    with pytest.raises(ValidationError):
+        data.batch_size = 9
+    with pytest.raises(ValidationError):
+        config.Run(rounds=0)
+    with pytest.raises(ParameterError, match="alpha"):
+        config.Data(source="wdbc", partition="dirichlet")
+    with pytest.raises(ParameterError, match="one silo needs scheme"):
+        config.RunFile(
+            run=config.Run(rounds=1),
+            data=config.Data(source="wdbc", silos=1),
+            model=config.Model(source="mlp"),
+            protocol=FedSGD(),
+        )
+
+
+def test_the_table_of_later_keys_names_nothing_that_is_here() -> None:
+    for row, words in config_errors.LATER.items():
+        here = set(config._KNOWN.get(row, ()))
+        if row == "protocol":
+            here = set().union(*(config._keys(params) for params in config.PROTOCOLS.values()))
+        assert not here & set(words.split())
+
+
+def test_reading_a_run_file_needs_no_torch() -> None:
+    code = "import sys, moretta.config; sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
