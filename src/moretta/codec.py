@@ -25,8 +25,11 @@ FORMAT = 1
 HEADER_LIMIT = 16 << 20  # bytes of safetensors header; 100,000 tensors fit
 
 _DTYPE_CODES = {
-    "bool": "BOOL", "uint8": "U8", "int32": "I32", "int64": "I64", "uint32": "U32", "uint64": "U64",
-    "float16": "F16", "float32": "F32", "float64": "F64",
+    np.dtype(name): code
+    for name, code in {
+        "bool": "BOOL", "uint8": "U8", "int32": "I32", "int64": "I64", "uint32": "U32", "uint64": "U64",
+        "float16": "F16", "float32": "F32", "float64": "F64",
+    }.items()
 }  # fmt: skip
 
 # The order in which safetensors lays arrays out, before their names: by itemsize, then by its own list of dtypes.
@@ -105,14 +108,12 @@ def size(message: Message) -> int:
     """Return the length of the message's bytes without making them."""
     # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
     # it decides the offsets, and so how many digits those take in the header.
-    arrays = sorted(
-        _arrays(message).items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype.name]), item[0])
-    )
+    arrays = sorted(_arrays(message).items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
     entries: dict[str, Any] = {"__metadata__": {"moretta": _metadata(message)}}
     offset = 0
     for name, array in arrays:
         entries[name] = {
-            "dtype": _DTYPE_CODES[array.dtype.name],
+            "dtype": _DTYPE_CODES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": [offset, offset + array.nbytes],
         }

@@ -37,8 +37,8 @@ Tensors = Mapping[str, Array]
 Phase = Callable[[str], AbstractContextManager[None]]
 """Given by the engine, which owns the clock: ``with self.phase("local_forward"): ...`` marks a stretch of work."""
 
-State = Mapping[str, "Array | bytes | str | int | float"]
-"""What a role needs to go on after a restart: a flat mapping of arrays and plain scalars."""
+State = Mapping[str, Any]
+"""What a role needs to go on after a restart: a flat mapping of arrays, bytes, text and numbers."""
 
 
 def no_phase(name: str) -> AbstractContextManager[None]:

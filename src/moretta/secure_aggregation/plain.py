@@ -1,0 +1,108 @@
+"""The scheme ``none``: the same sum in the clear. The server sees every silo's tensors and weight.
+
+mean = sum_k (N_k / N) x_k in float64, over silos in the order of their names. For one silo that is x itself, bit for
+bit, so that FedSGD of one silo is plain SGD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import PeerError
+from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, Tensors, message
+from moretta.secure_aggregation.ring import largest_magnitude
+from moretta.secure_aggregation.sums import (
+    Shapes,
+    Sum,
+    Wanted,
+    as_real,
+    check_cohort,
+    check_limits,
+    check_tensors,
+    check_weight,
+    gather,
+    in_order,
+)
+
+
+@message("secure-aggregation/plain")
+class PlainUpload(Message):
+    """x_k by tensor, in a dtype of real numbers, and N_k."""
+
+    tensors: Tensors
+    weight: int
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless there are real numbers and a positive weight."""
+        if self.weight < 1:
+            raise PeerError(f"{self.TAG}: expected a weight of at least 1, got {self.weight}")
+        if not all(array.dtype.kind in "fiu" for array in self.tensors.values()):
+            raise PeerError(f"{self.TAG}: expected real numbers")
+
+
+MESSAGES = (PlainUpload,)
+
+
+class PlainContributor:
+    """A silo's half: uploads what it is given."""
+
+    def answer(self, message: Message) -> Message | None:
+        """Return None: the scheme has no messages of its own to answer."""
+        return None
+
+    def upload(self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Message:
+        """Return the upload in the clear. Raises as `moretta.secure_aggregation.Contributor`."""
+        check_weight(weight)
+        clear: dict[str, Array] = {name: as_real(name, values) for name, values in tensors.items()}
+        for name, values in clear.items():
+            largest_magnitude(name, values)
+        return PlainUpload(stamp=stamp, tensors=clear, weight=weight)
+
+
+class PlainAggregator:
+    """The server's half: a weighted mean."""
+
+    scheme: ClassVar[str] = "none"
+
+    def __init__(self) -> None:
+        self.cohort: Sequence[str] = ()
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Take note of the cohort; nothing is asked."""
+        check_cohort(cohort)
+        yield from ()
+        self.cohort = tuple(cohort)
+        return None
+
+    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
+        """Return the plan; floats need no encoding."""
+        check_limits(shapes, limits, most_weight)
+        return Wanted(dict(shapes), {}, most_weight)
+
+    def sum(self, ask: Message, wanted: Wanted) -> Exchange[Sum | Aborted]:
+        """Ask for uploads and average them."""
+
+        def check(upload: PlainUpload) -> None:
+            check_tensors(wanted.shapes, upload.tensors)
+            if upload.weight > wanted.most_weight:
+                raise PeerError(f"expected a weight of at most {wanted.most_weight}, got {upload.weight}")
+
+        uploads = yield from gather(self.cohort, Ask.all(self.cohort, ask, PlainUpload, check), wanted)
+        if isinstance(uploads, Aborted):
+            return uploads
+        ordered = in_order(uploads)
+        weight = sum(upload.weight for upload in ordered)
+        shares = [upload.weight / weight for upload in ordered]
+        means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in wanted.shapes}
+        return Sum(means, weight, dict.fromkeys(wanted.shapes, 0.0))
+
+
+def _mean(values: Sequence[Array], shares: Sequence[float]) -> NDArray[np.float64]:
+    total = np.multiply(values[0], shares[0], dtype=np.float64, out=np.empty(values[0].shape))
+    for array, share in zip(values[1:], shares[1:], strict=True):
+        total += np.multiply(array, share, dtype=np.float64)
+    return total

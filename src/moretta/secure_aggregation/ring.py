@@ -1,0 +1,120 @@
+"""Z_2^b, the integers in which sums are exact: from floats to ring elements and back.
+
+An entry x of a silo with weight N_k becomes the integer nearest to 2^f N_k x (ties to even), modulo 2^b in two's
+complement. A sum over K silos is exact in the ring; read back and divided by 2^f N it is the weighted mean with an
+error of at most K / (2 * 2^f N).
+
+**Headroom.** With |x| <= limit, sum_k N_k <= W = `most_weight` and K = `parties`, f is the largest integer with
+
+    2^f W limit (1 + 2^-53) + K / 2 < 2^(b - 1)
+
+so the sum of K rounded entries cannot wrap: W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
+float64 product N_k x (exact below 53 bits, which is all that float64 can hold of it), K / 2 the rounding to integers.
+f may be negative. Nearly the whole ring is used: 2^f W limit is at least a quarter of it, so with N near W a mean's
+step is about limit / 2^(b - 2). Where W itself does not fit, as it must to be summed, there is no headroom.
+
+For the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Weights as raw
+counts, with f chosen beforehand, are what would leave no room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError, PeerError, RangeError
+from moretta.protocol import Array
+
+Words = NDArray[np.unsignedinteger]
+"""Ring elements, uint32 or uint64."""
+
+EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so that no power of two below leaves float64
+ROUNDING = 1 + Fraction(1, 2**53)  # of one float64 product
+
+
+def largest_magnitude(name: str, values: Array) -> float:
+    """Return max |x|, 0.0 of an empty array. Raises `moretta.errors.RangeError` for NaN or infinity."""
+    if not values.size:
+        return 0.0
+    largest = max(float(values.max()), -float(values.min()))  # NaN passes through both
+    if not np.isfinite(largest):
+        raise RangeError(f"`{name}`: expected finite numbers, got NaN or infinity; nothing was sent")
+    return largest
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Z_2^bits with its fixed-point encoding. Raises `moretta.errors.ParameterError` unless bits is 32 or 64."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise ParameterError(f"ring-bits = {self.bits}: expected 32 or 64")
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The dtype of ring elements."""
+        return np.dtype(f"uint{self.bits}")
+
+    @property
+    def most_weight(self) -> int:
+        """The largest total weight: it must fit the ring, and the 64-bit field in which it is announced."""
+        return int(min(2**self.bits, 2**63)) - 1
+
+    def _room(self, parties: int) -> Fraction:
+        """Return the bound that 2^f W limit must stay below."""
+        return ((1 << (self.bits - 1)) - Fraction(parties, 2)) / ROUNDING
+
+    def fraction_bits(self, name: str, limit: float, most_weight: int, parties: int) -> int:
+        """Return the largest f that has headroom. Raises `moretta.errors.RangeError` where there is none."""
+        if not 2.0**-EXPONENTS <= limit <= 2.0**EXPONENTS:
+            raise RangeError(f"`{name}`: expected a limit from 2^-{EXPONENTS} to 2^{EXPONENTS}, got {limit}")
+        if most_weight > self.most_weight:
+            raise RangeError(
+                f"`{name}`: a total weight of up to {most_weight} has no headroom beside +-{limit:.6g} in "
+                f"Z_2^{self.bits}, which counts to {self.most_weight}; use ring-bits = 64 or fewer rows a round"
+            )
+        ratio = self._room(parties) / (most_weight * Fraction(limit))
+        bits = ratio.numerator.bit_length() - ratio.denominator.bit_length()  # 2^(bits - 1) < ratio < 2^(bits + 1)
+        return bits if _power_of_two(bits) < ratio else bits - 1
+
+    def largest(self, fraction_bits: int, most_weight: int, parties: int) -> Fraction:
+        """Return the range: |x| must stay below it, so that a total weight of `most_weight` never wraps."""
+        return self._room(parties) / (most_weight * _power_of_two(fraction_bits))
+
+    def encode(
+        self, name: str, values: Array, weight: int, fraction_bits: int, most_weight: int, parties: int
+    ) -> Words:
+        """Return round(2^f N_k x) mod 2^b, a new array uint<bits> of the same shape.
+
+        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight.
+        Raises `moretta.errors.RangeError`, before anything is masked or sent, for a value that is not finite or not
+        within `largest`; `moretta.errors.PeerError` for fraction bits that no limit leads to.
+        """
+        if abs(fraction_bits) > EXPONENTS + 64:
+            raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {fraction_bits}")
+        magnitude, within = largest_magnitude(name, values), self.largest(fraction_bits, most_weight, parties)
+        if Fraction(magnitude) >= within:
+            raise RangeError(
+                f"`{name}`: a value of magnitude {magnitude:.6g} is outside the range of the secure sum, "
+                f"+-{float(within):.6g}; nothing was sent (a higher `limit` widens the range and coarsens its step)"
+            )
+        # Scaling by 2^f is exact, and comes first so that the product cannot overflow.
+        scaled = values.astype(np.float64)
+        np.ldexp(scaled, fraction_bits, out=scaled)
+        scaled *= weight
+        np.rint(scaled, out=scaled)
+        return scaled.astype(np.int64).astype(self.dtype)
+
+    def decode(self, total: Words, fraction_bits: int) -> NDArray[np.float64]:
+        """Return the sum of encoded entries as float64: two's complement, times 2^-f. The argument is not kept."""
+        signed = total.view(np.dtype(f"int{self.bits}")).astype(np.float64)
+        return np.ldexp(signed, -fraction_bits, out=signed)
+
+
+def _power_of_two(exponent: int) -> Fraction:
+    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)

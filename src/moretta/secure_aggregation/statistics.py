@@ -1,0 +1,180 @@
+"""Rows, means and deviations over all silos, from secure sums alone: data is standardised and never pooled.
+
+    server                                   silo k
+      AskMoments(what, order=1, center=0) -->
+                                          <--  upload of rows, sum of x by column
+      AskMoments(what, order=2, center=mean) -->
+                                          <--  upload of rows, sum of (x - mean)^2 by column
+
+Who learns what: the server learns the number of rows of all silos together, and mean and standard deviation of each
+column over them; the silos learn the mean from the second ask. With the scheme ``none`` the server sees each silo's.
+
+**Wide integers.** Columns may have any scale, and the server must not know a silo's scale to choose a range. So a
+column's sum v is made the integer round(2^120 v), |v| < 2^118, and cut into 12 balanced limbs of 20 bits, each an
+entry of its own of the upload, with weight 1. Limbs are whole numbers, so their sums are exact in either ring for up
+to 4,000 silos, and the server joins them with Python's integers: over silos there is no rounding. The fixed grid of
+2^-120 keeps 12 digits of the squares of a column whose scale is 1e-12.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError, PeerError, RangeError
+from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, message
+from moretta.secure_aggregation.sums import Aggregator, Contributor
+
+GRID_BITS = 120
+LIMB_BITS = 20
+LIMBS = 12
+HALF = 1 << (LIMB_BITS - 1)
+LARGEST = 2.0**118
+MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
+BLOCK = 1 << 14  # rows that are added up at once
+FLAT = 2.0**-46  # a deviation below this part of the mean is the rounding of float64 sums, not data
+
+
+@message("secure-aggregation/ask-moments")
+class AskMoments(Message):
+    """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`.
+
+    order: 1 or 2. center: float64[columns].
+    """
+
+    what: str
+    order: int
+    center: Array
+    encoding: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for another order or a center that is no row of numbers."""
+        if self.order not in (1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
+            raise PeerError(f"{self.TAG}: expected order 1 or 2 and a center float64[columns]")
+
+
+MESSAGES = (AskMoments,)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the silos' rows have in common.
+
+    rows: N over all silos. mean, deviation: float64[columns]; the deviation is the population's, sqrt of the mean of
+    (x - mean)^2, and exactly 0 in a column that never varies.
+    """
+
+    rows: int
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+
+def moments(aggregator: Aggregator, now: Stamp, columns: int, what: str = "inputs") -> Exchange[Moments | Aborted]:
+    """Return rows, mean and deviation of the silos' matrices `what`, the server's half; 0 columns count rows only.
+
+    Once for each `what` under one stamp. Raises `moretta.errors.PeerError` where the count of rows is impossible.
+    """
+    first = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
+    if isinstance(first, Aborted):
+        return first
+    rows, odd = divmod(first[0], 1 << GRID_BITS)
+    if rows < len(aggregator.cohort) or odd:
+        raise PeerError(f"{now}: expected at least one row a silo of `{what}`, got {rows} in all")
+    mean = _divide(first[1:], rows)
+    if not columns:
+        return Moments(rows, mean, mean)
+    second = yield from _sums(aggregator, now, what, 2, mean)
+    if isinstance(second, Aborted):
+        return second
+    deviation = np.sqrt(np.maximum(_divide(second[1:], rows), 0.0))
+    return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0))
+
+
+def answer_moments(
+    contributor: Contributor, message: AskMoments, columns: Mapping[str, NDArray[np.float64]]
+) -> Message:
+    """Return the upload that answers, the silo's half.
+
+    columns: the silo's matrices by name, float64[rows, columns].
+    Raises `moretta.errors.ParameterError` for data that is not finite, or of other columns than the server's;
+    `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
+    """
+    if message.what not in columns:
+        raise PeerError(f"expected one of the matrices {sorted(columns)}, was asked for `{message.what:.80}`")
+    matrix = columns[message.what]
+    if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
+        raise ParameterError(
+            f"`{message.what}`: the server knows {len(message.center)} columns, the silo's data has "
+            f"shape {list(matrix.shape)}"
+        )
+    sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
+    return contributor.upload(
+        message.stamp, {_tensor(message.what, message.order): to_limbs(sums)}, 1, message.encoding
+    )
+
+
+def _sums(
+    aggregator: Aggregator, now: Stamp, what: str, order: int, center: NDArray[np.float64]
+) -> Exchange[list[int] | Aborted]:
+    """Return the silos' rows and column sums in units of 2^-120, exact."""
+    silos = len(aggregator.cohort)
+    if silos > MOST_SILOS:
+        raise ParameterError(f"expected at most {MOST_SILOS} silos for common statistics, got {silos}")
+    name = _tensor(what, order)
+    wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
+    ask = AskMoments(stamp=now, what=what, order=order, center=center, encoding=wanted.fraction_bits)
+    total = yield from aggregator.sum(ask, wanted)
+    if isinstance(total, Aborted):
+        return total
+    # The mean of whole numbers below 2^31, times their count: off by far less than 1/2.
+    return from_limbs(np.rint(total.means[name] * total.weight))
+
+
+def _tensor(what: str, order: int) -> str:
+    """Return the name of the uploaded tensor, another for each ask of a set-up, so that no mask is used twice."""
+    return f"moments/{order}/{what}"
+
+
+def _column_sums(what: str, matrix: NDArray[np.float64], center: NDArray[np.float64], order: int) -> list[float]:
+    """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
+    if not len(matrix):
+        raise ParameterError(f"`{what}`: expected at least one row")
+    blocks = np.empty((-(-len(matrix) // BLOCK), matrix.shape[1]))
+    with np.errstate(over="ignore", invalid="ignore"):  # both are looked for below
+        for number in range(len(blocks)):
+            block = (matrix[number * BLOCK : (number + 1) * BLOCK] - center) ** order
+            np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
+        magnitude = np.abs(blocks).sum(axis=0)
+    _refuse(what, np.logical_and.reduce(np.isfinite(matrix), axis=0), ParameterError("a missing or infinite value"))
+    _refuse(what, magnitude < LARGEST, RangeError("values too large to be summed (2^118 and more)"))
+    return [math.fsum(column) for column in blocks.T.tolist()]
+
+
+def _refuse(what: str, good: Array, error: ParameterError) -> None:
+    if not good.all():
+        raise type(error)(f"`{what}`: column {int(np.argmin(good))} (counted from 0) has {error}; nothing was sent")
+
+
+def to_limbs(values: Sequence[float]) -> NDArray[np.float64]:
+    """Return round(2^120 v) in balanced limbs, least first: whole numbers from -2^19 to 2^19 - 1, [12, values]."""
+    limbs = np.empty((LIMBS, len(values)))
+    for column, value in enumerate(values):
+        numerator, denominator = value.as_integer_ratio()
+        rest = ((numerator << (GRID_BITS + 1)) // denominator + 1) >> 1  # to the nearest
+        for row in range(LIMBS):
+            limb = ((rest + HALF) & (2 * HALF - 1)) - HALF
+            limbs[row, column], rest = limb, (rest - limb) >> LIMB_BITS
+    return limbs
+
+
+def from_limbs(limbs: NDArray[np.float64]) -> list[int]:
+    """Return the integers whose limbs, or sums of limbs, these are: sum over rows j of limb_j 2^(20 j)."""
+    return [sum(int(limb) << (LIMB_BITS * row) for row, limb in enumerate(column)) for column in limbs.T.tolist()]
+
+
+def _divide(sums: Sequence[int], rows: int) -> NDArray[np.float64]:
+    return np.array([value / (rows << GRID_BITS) for value in sums], dtype=np.float64)

@@ -1,0 +1,148 @@
+"""What a secure sum is asked for, what it gives, and the two faces that every scheme has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, Tensors
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a sum is about; made by `Aggregator.want`.
+
+    shapes: of each tensor.
+    fraction_bits: how each tensor is encoded. It travels, as it is, as the field ``encoding: Mapping[str, int]`` of
+        the message that asks; a scheme may add entries of its own, and the scheme ``none`` has no entries.
+    most_weight: an upper bound of N, the weight of all silos together.
+    """
+
+    shapes: Shapes
+    fraction_bits: Mapping[str, int]
+    most_weight: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What a sum came to.
+
+    means: sum_k N_k x_k / N by tensor, float64, in the original shapes.
+    weight: N = sum_k N_k.
+    steps: by tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0
+        in the scheme ``none``.
+    """
+
+    means: Mapping[str, NDArray[np.float64]]
+    weight: int
+    steps: Mapping[str, float]
+
+
+class Aggregator(Protocol):
+    """The server's half of a scheme. It is set up for a cohort, then sums as often as asked.
+
+    cohort: of the last set-up that succeeded, empty before.
+    """
+
+    scheme: ClassVar[str]
+    cohort: Sequence[str]
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree with a cohort. Raises `moretta.errors.ParameterError` for a cohort that the scheme cannot protect."""
+
+    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
+        """Plan a sum over the cohort of the last set-up.
+
+        limits: the largest |value| of each tensor, positive and finite.
+        Raises `moretta.errors.RangeError`, naming tensor and range, where the ring has no headroom for it.
+        """
+
+    def sum(self, ask: Message, wanted: Wanted) -> Exchange[Sum | Aborted]:
+        """Ask the cohort of the last set-up and sum the uploads; aborted where any silo is missing.
+
+        ask: the protocol's own message, whose field ``encoding`` is ``wanted.fraction_bits``.
+        """
+
+
+class Contributor(Protocol):
+    """A silo's half of a scheme."""
+
+    def answer(self, message: Message) -> Message | None:
+        """Answer a message of this room; None if it is another's."""
+
+    def upload(self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Message:
+        """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
+
+        tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
+        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then.
+        """
+
+
+A = TypeVar("A", bound=Message)
+
+
+def gather(cohort: Sequence[str], ask: Ask, wanted: Wanted) -> Exchange[Mapping[str, Any] | Aborted]:
+    """Ask for uploads; return them by silo, or aborted where one is missing.
+
+    Dropout recovery will enter here: with a missing silo's shares the sum of the rest could be completed.
+    """
+    if not cohort:
+        raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
+    for message in ask.messages.values():
+        if getattr(message, "encoding", None) != wanted.fraction_bits:
+            raise MisuseError(f"`{message.TAG}` does not carry the encoding of the sum it asks for")
+    replies = yield ask
+    return Aborted(replies.missing) if replies.missing else replies.answers
+
+
+def check_tensors(shapes: Shapes, tensors: Tensors) -> None:
+    """Raise `moretta.errors.PeerError` unless the tensors have exactly these names and shapes."""
+    if set(tensors) != set(shapes):
+        different = sorted(set(tensors) ^ set(shapes))
+        raise PeerError(f"expected the {len(shapes)} tensors asked for; {different!r:.200} differ")
+    for name, shape in shapes.items():
+        if tensors[name].shape != tuple(shape):
+            raise PeerError(f"`{name}`: expected shape {list(shape)}, got {list(tensors[name].shape)}")
+
+
+def check_limits(shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> None:
+    """Raise `moretta.errors.MisuseError` unless there is a sum to plan."""
+    if not shapes or set(shapes) != set(limits):
+        raise MisuseError(f"expected one limit for each of {len(shapes)} tensors, got {len(limits)}; at least one")
+    if most_weight < 1:
+        raise MisuseError(f"expected an upper bound of the weight of at least 1, got {most_weight}")
+
+
+def check_weight(weight: int) -> None:
+    """Raise `moretta.errors.ParameterError` unless the silo's weight is a whole number of at least 1.
+
+    A silo of weight 0 would be seen to have nothing to say; it should not take part.
+    """
+    if type(weight) is not int or weight < 1:
+        raise ParameterError(f"expected a silo's weight to be a whole number of at least 1, got {weight!r:.40}")
+
+
+def check_cohort(cohort: Sequence[str]) -> None:
+    """Raise `moretta.errors.MisuseError` unless the names are there and all different."""
+    if not cohort or len(set(cohort)) != len(cohort):
+        raise MisuseError(f"expected a cohort of different names, got {list(cohort)!r:.200}")
+
+
+def in_order(answers: Mapping[str, A]) -> list[A]:
+    """Return the answers in the order of the silos' names, so that float sums do not depend on who came first."""
+    return [answers[name] for name in sorted(answers)]
+
+
+def as_real(name: str, values: Array) -> Array:
+    """Return a tensor as an array of real numbers. Raises `moretta.errors.MisuseError` for anything else."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise MisuseError(f"`{name}`: expected real numbers, got {array.dtype}")
+    return array

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moretta.errors import ParameterError, PeerError, RangeError
+from moretta.secure_aggregation.ring import Ring
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "ring.json").read_text(encoding="utf-8"))
+
+rings = st.sampled_from([Ring(32), Ring(64)])
+limits = st.floats(1e-30, 1e30)
+weights = st.integers(1, 2**32 - 1)
+parties = st.integers(1, 100)
+
+
+@pytest.mark.parametrize("case", VECTORS["good"])
+def test_vectors(case: dict) -> None:
+    ring, sizes = Ring(case["bits"]), (case["most_weight"], case["parties"])
+    assert ring.fraction_bits("w", case["limit"], *sizes) == case["fraction_bits"]
+    values = np.array([float.fromhex(value) for value in case["values"]])
+    words = ring.encode("w", values, case["weight"], case["fraction_bits"], *sizes)
+    assert words.dtype == ring.dtype
+    assert words.tolist() == case["words"]
+
+
+@pytest.mark.parametrize("case", VECTORS["bad"], ids=lambda case: case["why"])
+def test_bad_vectors(case: dict) -> None:
+    values = np.array([0.0, float(case["value"])])
+    with pytest.raises(RangeError, match=r"`w`.*nothing was sent"):
+        Ring(case["bits"]).encode("w", values, 1, case["fraction_bits"], case["most_weight"], case["parties"])
+
+
+@given(rings, limits, weights, parties)
+def test_fraction_bits_are_the_most_that_have_headroom(ring: Ring, limit: float, most: int, silos: int) -> None:
+    f = ring.fraction_bits("w", limit, most, silos)
+
+    def needed(bits: int) -> Fraction:
+        return Fraction(2) ** bits * most * Fraction(limit) * (1 + Fraction(1, 2**53)) + Fraction(silos, 2)
+
+    assert needed(f) < 2 ** (ring.bits - 1) <= needed(f + 1)
+    # The module's promise: at least a quarter of the ring is used.
+    assert Fraction(2) ** f * most * Fraction(limit) >= 2 ** (ring.bits - 2) - silos
+
+
+@given(rings, limits, weights, parties, st.data())
+def test_decode_inverts_encode_to_half_a_step(ring: Ring, limit: float, most: int, silos: int, data: st.DataObject):
+    f = ring.fraction_bits("w", limit, most, silos)
+    weight = data.draw(st.integers(1, most))
+    values = np.array(data.draw(st.lists(st.floats(-limit, limit), min_size=1, max_size=5)))
+    words = ring.encode("w", values, weight, f, most, silos)
+    decoded = ring.decode(words.copy(), f)
+    for value, back in zip(values.tolist(), decoded.tolist(), strict=True):
+        exact = weight * Fraction(value)
+        # Half a step of 2^-f, and two roundings of float64: of the product, and of the decoded number.
+        bound = Fraction(2) ** (-f - 1) + abs(exact) * Fraction(2, 2**53) + Fraction(2) ** (-f - 52)
+        assert abs(Fraction(back) - exact) <= bound
+
+
+@given(rings, limits, parties, st.data())
+def test_headroom_never_wraps_at_the_extremes(ring: Ring, limit: float, silos: int, data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.integers(1, 2**24), min_size=silos, max_size=silos))
+    f = ring.fraction_bits("w", limit, sum(weights), silos)
+    extreme = np.array([limit, -limit])
+    total = sum(ring.encode("w", extreme, weight, f, sum(weights), silos).astype(object) for weight in weights)
+    signed = [int(entry) - (2**ring.bits if number else 0) * silos for number, entry in enumerate(total)]
+    assert signed[0] < 2 ** (ring.bits - 1)  # the integers themselves, not modulo the ring
+    assert signed[1] >= -(2 ** (ring.bits - 1))
+
+
+@given(rings, limits, weights, parties)
+def test_just_outside_the_range_is_refused(ring: Ring, limit: float, most: int, silos: int) -> None:
+    f = ring.fraction_bits("w", limit, most, silos)
+    largest = ring.largest(f, most, silos)
+    assert limit < largest
+    inside = np.nextafter(float(largest), 0.0)
+    for value in (inside, -inside):
+        ring.encode("w", np.array(value), 1, f, most, silos)
+    with pytest.raises(RangeError, match="magnitude"):
+        ring.encode("w", np.array(np.nextafter(float(largest), np.inf)), 1, f, most, silos)
+
+
+def test_what_cannot_be_had_is_refused() -> None:
+    with pytest.raises(ParameterError, match="ring-bits = 48"):
+        Ring(48)
+    for limit in (0.0, -1.0, float("inf"), float("nan"), 5e-324):
+        with pytest.raises(RangeError, match="`w`: expected a limit"):
+            Ring(64).fraction_bits("w", limit, 1, 2)
+    with pytest.raises(
+        RangeError, match=r"`w`: a total weight of up to 4294967296 has no headroom beside \+-4 in Z_2\^32"
+    ):
+        Ring(32).fraction_bits("w", 4.0, 2**32, 2)
+    with pytest.raises(PeerError, match="fraction bits"):
+        Ring(64).encode("w", np.zeros(1), 1, 10**6, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_every_real_dtype_and_layout_is_read_and_left_alone(dtype: str) -> None:
+    ring = Ring(64)
+    values = np.arange(12).reshape(3, 4).astype(dtype).T[::2]
+    values.flags.writeable = False
+    f = ring.fraction_bits("w", 11.0, 5, 2)
+    assert (ring.decode(ring.encode("w", values, 5, f, 5, 2), f) == 5 * values.astype(np.float64)).all()
+    assert ring.encode("w", np.zeros((0, 3)), 1, f, 5, 2).shape == (0, 3)

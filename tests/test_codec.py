@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from moretta.codec import Codec, size
+from moretta.errors import CodecError
+from moretta.protocol import DTYPES, Array, Message, Stamp, Tensors, message
+from moretta.secure_aggregation import MESSAGES
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "messages.json").read_text(encoding="utf-8"))
+
+
+@message("test/all")
+class All(Message):
+    array: Array
+    tensors: Tensors
+    integer: int
+    number: float
+    flag: bool
+    text: str
+    octets: bytes
+    integers: Mapping[str, int]
+    numbers: Mapping[str, float]
+    texts: Mapping[str, str]
+    several_octets: Mapping[str, bytes]
+    names: tuple[str, ...]
+
+
+@message("test/nothing")
+class Nothing(Message):
+    pass
+
+
+ROOM, OURS = Codec(MESSAGES), Codec((All, Nothing))
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+integers = st.integers(-(2**63), 2**63 - 1)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+stamps = st.builds(
+    Stamp, st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9),
+    st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1),
+)  # fmt: skip
+
+
+def arrays() -> st.SearchStrategy[np.ndarray]:
+    shapes = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=12)
+    finite = {"allow_nan": False, "allow_infinity": False}
+    return st.sampled_from(sorted(DTYPES, key=str)).flatmap(
+        lambda dtype: npst.arrays(dtype, shapes, elements=finite if dtype.kind == "f" else None)
+    )
+
+
+def mapping(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(names, values, max_size=4)
+
+
+messages = st.builds(
+    All, stamp=stamps, array=arrays(), tensors=mapping(arrays()), integer=integers, number=numbers, flag=st.booleans(),
+    text=texts, octets=st.binary(max_size=9), integers=mapping(integers), numbers=mapping(numbers),
+    texts=mapping(texts), several_octets=mapping(st.binary(max_size=9)), names=st.lists(names).map(tuple),
+)  # fmt: skip
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return set(one) == set(other) and all(same(one[name], other[name]) for name in one)
+    return type(one) is type(other) and one == other
+
+
+@settings(max_examples=150, deadline=None)
+@given(messages)
+def test_decode_inverts_encode_and_size_is_the_length(sent: All) -> None:
+    data = OURS.encode(sent)
+    assert size(sent) == len(data)
+    got = OURS.decode(data)
+    assert isinstance(got, All)
+    assert got.stamp == sent.stamp
+    for name in All.KINDS:
+        assert same(getattr(sent, name), getattr(got, name))
+    assert OURS.encode(got) == data
+
+
+def test_sizes_where_the_order_of_dtypes_decides_the_offsets() -> None:
+    # All of 8 bytes an entry, or of 4 and 1: only the dtype's own rank says which comes first.
+    for some in (("float64", "int64", "uint64"), ("float32", "int32", "uint32"), ("uint8", "bool"), ("float16",)):
+        for lengths in ((1, 100, 10_000), (10_000, 100, 1), (0, 5, 2_000)):
+            tensors = {dtype: np.ones(n, dtype) for dtype, n in zip(sorted(some), lengths, strict=False)}
+            sent = All(
+                stamp=Stamp("r", 0, 0), array=np.ones(1), tensors=tensors, integer=0, number=0.0, flag=False, text="",
+                octets=b"", integers={}, numbers={}, texts={}, several_octets={}, names=(),
+            )  # fmt: skip
+            assert size(sent) == len(OURS.encode(sent))
+
+
+def test_layout_of_memory_does_not_matter() -> None:
+    straight = np.arange(12, dtype=np.uint32).reshape(3, 4)
+    for array in (np.asfortranarray(straight), np.repeat(straight, 2, axis=1)[:, ::2]):
+        sent, plain = (
+            All(
+                stamp=Stamp("r", 0, 0), array=values, tensors={}, integer=0, number=0.0, flag=False, text="",
+                octets=b"", integers={}, numbers={}, texts={}, several_octets={}, names=(),
+            )
+            for values in (array, straight)
+        )  # fmt: skip
+        assert OURS.encode(sent) == OURS.encode(plain)
+
+
+@pytest.mark.parametrize("case", VECTORS["good"], ids=lambda case: case["type"])
+def test_vectors(case: dict[str, str]) -> None:
+    data = bytes.fromhex(case["bytes"])
+    decoded = ROOM.decode(data)
+    assert case["type"] == decoded.TAG
+    assert decoded.stamp == Stamp("vectors", 3, 1)
+    assert ROOM.encode(decoded) == data
+    assert size(decoded) == len(data)
+
+
+def test_every_message_of_the_room_has_a_vector() -> None:
+    assert {case["type"] for case in VECTORS["good"]} == {kind.TAG for kind in MESSAGES}
+
+
+@pytest.mark.parametrize("case", VECTORS["tampered"], ids=lambda case: case["why"])
+def test_tampered_vectors(case: dict[str, str]) -> None:
+    with pytest.raises(CodecError):
+        ROOM.decode(bytes.fromhex(case["bytes"]))
+
+
+def accepted_or_codec_error(codec: Codec, data: bytes) -> None:
+    try:
+        decoded = codec.decode(data)
+    except CodecError:
+        return
+    assert size(decoded) == len(codec.encode(decoded))  # what is accepted can be sent on
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes(data: bytes) -> None:
+    accepted_or_codec_error(ROOM, data)
+    accepted_or_codec_error(ROOM, len(data).to_bytes(8, "little") + data)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from([bytes.fromhex(case["bytes"]) for case in VECTORS["good"]]), st.data())
+def test_mutated_messages(good: bytes, data: st.DataObject) -> None:
+    changed = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(changed) - 1))
+        changed[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+        if not changed:
+            break
+    accepted_or_codec_error(ROOM, bytes(changed))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def header(outer: object) -> bytes:
+    text = json.dumps(outer).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def with_metadata(metadata: object) -> bytes:
+    return header({"__metadata__": {"moretta": json.dumps(metadata)}})
+
+
+def fields(**changed: Any) -> dict[str, Any]:
+    return {"format": 1, "type": "test/nothing", "run": "r", "round": 0, "attempt": 0, "fields": {}} | changed
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["format", "type", "run", "round", "attempt", "fields"]), json_values)
+def test_any_json_in_any_place(name: str, value: object) -> None:
+    accepted_or_codec_error(OURS, with_metadata(fields(**{name: value})))
+    accepted_or_codec_error(OURS, with_metadata(value))
+    accepted_or_codec_error(OURS, header(value))
+    accepted_or_codec_error(OURS, header({"__metadata__": value}))
+    accepted_or_codec_error(OURS, header({"__metadata__": {"moretta": json.dumps(fields())}, "x": value}))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([name for name in All.KINDS if name not in ("array", "tensors")]), json_values)
+def test_any_json_in_any_field(name: str, value: object) -> None:
+    plain = {
+        "integer": 0, "number": 0.0, "flag": False, "text": "", "octets": "", "integers": {}, "numbers": {},
+        "texts": {}, "several_octets": {}, "names": [],
+    }  # fmt: skip
+    metadata = fields(type="test/all", fields=plain | {name: value})
+    outer = {
+        "__metadata__": {"moretta": json.dumps(metadata)},
+        "array": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]},
+    }
+    accepted_or_codec_error(OURS, header(outer))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        with_metadata(fields(extra=1)),
+        with_metadata(fields(format=True)),
+        with_metadata(fields(format=1.0)),
+        with_metadata(fields(run="\ud800")),
+        with_metadata(fields(round=-1)),
+        with_metadata(fields(round=0.0)),
+        with_metadata(fields(type=["test/nothing"])),
+        with_metadata(fields(type="All")),
+        with_metadata(fields(fields={"unknown": 1})),
+        with_metadata(fields(fields=[])),
+        header({"__metadata__": {"moretta": json.dumps(fields()), "more": "x"}}),
+        header({"__metadata__": {"moretta": json.dumps(fields())[:-1] + ', "x": NaN}'}}),
+        header({"__metadata__": {"moretta": "[" * 100_000}}),
+        header({"__metadata__": {"moretta": json.dumps(fields(round=10))[:-3] + "9" * 5000 + "}}"}}),
+        header({"__metadata__": {"moretta": json.dumps(fields())}, "x": {"dtype": "BF16", "shape": [0]}}),
+    ],
+)
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        OURS.decode(data)
+    OURS.decode(with_metadata(fields()))  # of which the good form is one
+
+
+def test_text_is_no_list_of_names() -> None:
+    plain = {
+        "integer": 0, "number": 0.0, "flag": False, "text": "", "octets": "", "integers": {}, "numbers": {},
+        "texts": {}, "several_octets": {}, "names": "ab",
+    }  # fmt: skip
+    metadata = json.dumps(fields(type="test/all", fields=plain))
+    array = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    with pytest.raises(CodecError, match="names"):
+        OURS.decode(header({"__metadata__": {"moretta": metadata}, "array": array}))

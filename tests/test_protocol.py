@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moretta.errors import PeerError
+from moretta.protocol import FIELD_KINDS, NAME_LIMIT, Array, Ask, Message, Replies, Stamp, Tensors, message
+
+NOW = Stamp("run", 1, 0)
+
+
+@message("test/everything")
+class Everything(Message):
+    array: Array
+    tensors: Tensors
+    integer: int
+    number: float
+    flag: bool
+    text: str
+    octets: bytes
+    integers: Mapping[str, int]
+    numbers: Mapping[str, float]
+    texts: Mapping[str, str]
+    several_octets: Mapping[str, bytes]
+    names: tuple[str, ...]
+
+
+GOOD: dict[str, Any] = {
+    "array": np.arange(3.0), "tensors": {"w": np.zeros((2, 0), np.uint8)}, "integer": -(2**63), "number": 1e300,
+    "flag": True, "text": "", "octets": b"\0", "integers": {"a": 1}, "numbers": {"a": -0.0}, "texts": {"ü/ ": "x"},
+    "several_octets": {"a": b""}, "names": ("a", "b"),
+}  # fmt: skip
+
+HALF_A_PAIR = "\ud800"
+
+BAD = [
+    ("array", np.array([np.nan])),
+    ("array", np.array([-np.inf], dtype=np.float16)),
+    ("array", [1.0]),
+    ("array", np.array([1j])),
+    ("array", np.array(["text"])),
+    ("array", np.array([None])),
+    ("array", np.array([1], dtype=np.int16)),
+    ("tensors", {"w": np.array([np.inf])}),
+    ("tensors", {"": np.zeros(1)}),
+    ("tensors", {"x" * (NAME_LIMIT + 1): np.zeros(1)}),
+    ("tensors", {1: np.zeros(1)}),
+    ("tensors", {HALF_A_PAIR: np.zeros(1)}),
+    ("tensors", np.zeros(1)),
+    ("integer", 2**63),
+    ("integer", True),
+    ("integer", 1.0),
+    ("integer", np.int64(1)),
+    ("number", float("nan")),
+    ("number", float("inf")),
+    ("number", 1),
+    ("flag", 1),
+    ("text", b"bytes"),
+    ("text", "x" * ((1 << 20) + 1)),
+    ("text", f"a {HALF_A_PAIR}"),
+    ("octets", "text"),
+    ("octets", bytearray(2)),
+    ("integers", {"a": 1.5}),
+    ("numbers", {"a": float("nan")}),
+    ("texts", {"a": HALF_A_PAIR}),
+    ("several_octets", {"a": "x"}),
+    ("names", ["a"]),
+    ("names", ("",)),
+    ("names", "ab"),
+    ("names", (HALF_A_PAIR,)),
+]
+
+
+def test_every_kind_of_field_is_tried() -> None:
+    assert set(Everything.KINDS.values()) == set(FIELD_KINDS)
+    Everything(stamp=NOW, **GOOD)
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_bad_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(PeerError, match=f"test/everything, field `{field}`"):
+        Everything(stamp=NOW, **GOOD | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("run", "number", "attempt"),
+    [("", 0, 0), ("x" * 129, 0, 0), (1, 0, 0), (HALF_A_PAIR, 0, 0), ("r", -1, 0), ("r", 2**31, 0), ("r", True, 0),
+     ("r", 0, 1.0), ("r", 0, None)],
+)  # fmt: skip
+def test_bad_stamps(run: Any, number: Any, attempt: Any) -> None:
+    with pytest.raises(PeerError):
+        Stamp(run, number, attempt)
+
+
+def test_a_message_needs_a_stamp_and_cannot_change() -> None:
+    with pytest.raises(PeerError, match="stamp"):
+        Everything(stamp=("run", 1, 0), **GOOD)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        Everything(stamp=NOW, **GOOD).integer = 2  # type: ignore[misc]
+
+
+def test_stamps_are_ordered() -> None:
+    one, two, three, four = Stamp("r", 1, 0), Stamp("r", 1, 1), Stamp("r", 2, 0), Stamp("r", 10, 0)
+    assert sorted([four, two, one, three]) == [one, two, three, four]
+
+
+def test_a_representation_shows_no_values() -> None:
+    shown = repr(Everything(stamp=NOW, **GOOD | {"text": "secret", "octets": b"secret"}))
+    assert "secret" not in shown
+    assert shown.startswith("<test/everything round 1, attempt 0; array: float64[3], tensors: dict")
+
+
+def test_an_unknown_kind_of_field_is_refused_when_declared() -> None:
+    with pytest.raises(TypeError, match=r"Wrong\.field"):
+
+        @message("test/wrong")
+        class Wrong(Message):
+            field: complex
+
+
+def test_asking_everyone() -> None:
+    asked = Everything(stamp=NOW, **GOOD)
+    ask = Ask.all(["b", "a"], asked, Everything)
+    assert list(ask.messages) == ["b", "a"]
+    ask.check(asked)  # no check is a check that passes
+    assert Replies({}).missing == {}
+
+    def refuse(reply: Everything) -> None:
+        raise PeerError("no")
+
+    with pytest.raises(PeerError):
+        Ask.all(["a"], asked, Everything, refuse).check(asked)
