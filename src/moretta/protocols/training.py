@@ -5,9 +5,14 @@ Names are those of a run file's ``[protocol]`` section, with dashes there and un
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.protocols.losses import Loss
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -24,6 +29,7 @@ class Training(BaseModel):
 
     loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
     outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
+    label_smoothing, class_weights: of cross-entropy, as `torch.nn.functional.cross_entropy` has them.
     learning_rate: of the optimizer, which steps at the server.
     optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults.
     weight_decay: as `torch.optim` has it, L2 on all parameters.
@@ -32,7 +38,22 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
 
     loss: Literal["mse", "cross-entropy"] = "mse"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    class_weights: tuple[Positive, ...] = ()
     learning_rate: Positive = 0.1
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: Momentum = 0.0
     weight_decay: NonNegative = 0.0
+
+    @property
+    def loss_function(self) -> Loss:
+        """The loss with its settings; needs torch."""
+        from moretta.protocols.losses import Loss
+
+        return Loss(self.loss, self.label_smoothing, self.class_weights)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.loss == "mse" and (self.label_smoothing or self.class_weights):
+            raise ParameterError('label-smoothing and class-weights belong to loss = "cross-entropy"; remove them')
+        return self

@@ -193,7 +193,7 @@ class PairwiseAggregator:
         bits = {name: self._ring.fraction_bits(name, limits[name], most_weight, parties) for name in shapes}
         return Wanted(dict(shapes), bits | {MOST_WEIGHT: most_weight}, most_weight)
 
-    def sum(self, ask: Message, wanted: Wanted) -> Exchange[Sum | Aborted]:
+    def sum(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Sum | Aborted]:
         """Ask for uploads and add them in the ring, where the masks cancel.
 
         Raises `moretta.errors.PeerError` where the sum of weights is impossible; masks hide whose fault it is.
@@ -204,13 +204,13 @@ class PairwiseAggregator:
             if upload.weight.dtype != self._ring.dtype:
                 raise PeerError(f"expected elements of Z_2^{self._ring.bits}, got {upload.weight.dtype}")
 
-        uploads = yield from gather(self.cohort, Ask.all(self.cohort, ask, MaskedUpload, check), wanted)
+        uploads = yield from gather(self.cohort, ask, MaskedUpload, check, wanted)
         if isinstance(uploads, Aborted):
             return uploads
         weight = int(_total([upload.weight for upload in uploads.values()]))
         if not len(uploads) <= weight <= wanted.most_weight:
             raise PeerError(
-                f"{ask.stamp}: expected weights that sum to {len(uploads)} to {wanted.most_weight}, got {weight}; "
+                f"expected weights that sum to {len(uploads)} to {wanted.most_weight}, got {weight}; "
                 "some silo did not follow the protocol"
             )
         means, steps = dict[str, NDArray[np.float64]](), dict[str, float]()

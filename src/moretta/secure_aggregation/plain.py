@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import PeerError
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, Tensors, message
+from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, Tensors, message
 from moretta.secure_aggregation.ring import largest_magnitude
 from moretta.secure_aggregation.sums import (
     Shapes,
@@ -83,7 +83,7 @@ class PlainAggregator:
         check_limits(shapes, limits, most_weight)
         return Wanted(dict(shapes), {}, most_weight)
 
-    def sum(self, ask: Message, wanted: Wanted) -> Exchange[Sum | Aborted]:
+    def sum(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Sum | Aborted]:
         """Ask for uploads and average them."""
 
         def check(upload: PlainUpload) -> None:
@@ -91,7 +91,7 @@ class PlainAggregator:
             if upload.weight > wanted.most_weight:
                 raise PeerError(f"expected a weight of at most {wanted.most_weight}, got {upload.weight}")
 
-        uploads = yield from gather(self.cohort, Ask.all(self.cohort, ask, PlainUpload, check), wanted)
+        uploads = yield from gather(self.cohort, ask, PlainUpload, check, wanted)
         if isinstance(uploads, Aborted):
             return uploads
         ordered = in_order(uploads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -64,10 +64,11 @@ class Aggregator(Protocol):
         Raises `moretta.errors.RangeError`, naming tensor and range, where the ring has no headroom for it.
         """
 
-    def sum(self, ask: Message, wanted: Wanted) -> Exchange[Sum | Aborted]:
+    def sum(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Sum | Aborted]:
         """Ask the cohort of the last set-up and sum the uploads; aborted where any silo is missing.
 
-        ask: the protocol's own message, whose field ``encoding`` is ``wanted.fraction_bits``.
+        ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
+        ``wanted.fraction_bits``.
         """
 
 
@@ -88,17 +89,26 @@ class Contributor(Protocol):
 A = TypeVar("A", bound=Message)
 
 
-def gather(cohort: Sequence[str], ask: Ask, wanted: Wanted) -> Exchange[Mapping[str, Any] | Aborted]:
-    """Ask for uploads; return them by silo, or aborted where one is missing.
+def gather(
+    cohort: Sequence[str],
+    ask: Message | Mapping[str, Message],
+    upload: type[Message],
+    check: Callable[[Any], None],
+    wanted: Wanted,
+) -> Exchange[Mapping[str, Any] | Aborted]:
+    """Ask the cohort for uploads of one kind; return them by silo, or aborted where one is missing.
 
     Dropout recovery will enter here: with a missing silo's shares the sum of the rest could be completed.
     """
     if not cohort:
         raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
-    for message in ask.messages.values():
+    asks = ask if isinstance(ask, Mapping) else dict.fromkeys(cohort, ask)
+    if set(asks) != set(cohort):
+        raise MisuseError(f"expected one message for each of {sorted(cohort)!r:.200}, got {sorted(asks)!r:.200}")
+    for message in asks.values():
         if getattr(message, "encoding", None) != wanted.fraction_bits:
             raise MisuseError(f"`{message.TAG}` does not carry the encoding of the sum it asks for")
-    replies = yield ask
+    replies = yield Ask(asks, upload, check)
     return Aborted(replies.missing) if replies.missing else replies.answers
 
 

@@ -1,0 +1,63 @@
+"""What the in-process engine costs: milliseconds a silo and ask beyond the model's own forward and backward."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from measure import main
+from torch import nn
+
+from moretta.codec import Codec
+from moretta.config import SecureAggregation
+from moretta.engines.driver import Driver
+from moretta.engines.in_process import InProcess
+from moretta.protocols.fedsgd.params import FedSGD
+from moretta.roles import Setting, Silo, cast
+
+SILOS, ROUNDS, BATCH = 10, 40, 32
+
+
+def overhead(scheme: str, strict: bool, repeats: int) -> float:
+    """Return the median over repeats of milliseconds a silo and ask that no model's pass accounts for."""
+    random = np.random.default_rng(0)
+    model = nn.Sequential(nn.Linear(17, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    silos = [
+        Silo(f"silo-{k}", random.normal(size=(320, 17)).astype("f4"), random.integers(0, 2, 320)) for k in range(SILOS)
+    ]
+    secure = SecureAggregation(scheme=scheme)
+    setting = Setting(model, 1, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0)
+    found = []
+    for _ in range(repeats):
+        players = cast(FedSGD(loss="mse"), setting)
+        engine = InProcess(players.clients, Codec(players.messages), strict=strict)
+        players.server.phase = engine.clock.phase
+        driver = Driver(players.server, list(players.clients), "bench", engine.deliver, 1, engine.clock.phase)
+        list(driver.rounds(1, 2))  # set-up, and what is warmed up once
+        engine.clock.take()
+        began = time.perf_counter()
+        list(driver.rounds(3, ROUNDS + 2))
+        total, phases = time.perf_counter() - began, engine.clock.take()
+        found.append((total - phases["local_forward"] - phases["local_backward"]) / (ROUNDS * SILOS) * 1000)
+    return statistics.median(found)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the schemes, strict or not."""
+    return {
+        "silos": SILOS,
+        "rounds": ROUNDS,
+        "repeats": arguments.repeats,
+        "parameters": 5377,
+        "overhead_ms_per_silo_and_ask": overhead("none", False, arguments.repeats),
+        "overhead_ms_per_silo_and_ask_strict": overhead("none", True, arguments.repeats),
+        "overhead_ms_per_silo_and_ask_pairwise": overhead("pairwise", False, arguments.repeats),
+    }
+
+
+if __name__ == "__main__":
+    main(__doc__ or "", run, ("--repeats", {"type": int, "default": 7}))

@@ -1,0 +1,54 @@
+"""Train one PyTorch model across organisations, where nobody says more than the protocol needs.
+
+The names below are imported on first use, so that `import moretta` works, and is quick, where torch is absent.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moretta.config import Engine, SecureAggregation
+    from moretta.federation import Federation, Result
+    from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
+    from moretta.protocols.pbpfl.params import PBPFL
+    from moretta.roles import Silo
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PBPFL",
+    "Centralised",
+    "Engine",
+    "FedAvg",
+    "FedSGD",
+    "Federation",
+    "Local",
+    "Result",
+    "SecureAggregation",
+    "Silo",
+]
+
+_HOMES = {
+    "PBPFL": "moretta.protocols.pbpfl.params",
+    "Centralised": "moretta.protocols.fedsgd.params",
+    "Engine": "moretta.config",
+    "FedAvg": "moretta.protocols.fedsgd.params",
+    "FedSGD": "moretta.protocols.fedsgd.params",
+    "Federation": "moretta.federation",
+    "Local": "moretta.protocols.fedsgd.params",
+    "Result": "moretta.federation",
+    "SecureAggregation": "moretta.config",
+    "Silo": "moretta.roles",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'moretta' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,273 @@
+"""What a shell user calls.
+
+Every command takes ``--json``: one object on stdout, progress on stderr. Exit codes: 0 done, 1 failed, 2 bad usage or
+input; a failure is one sentence on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from moretta import config
+from moretta.errors import MissingExtra, MorettaError, ParameterError
+from moretta.protocols.pbpfl.params import PBPFL
+
+if TYPE_CHECKING:
+    from moretta.federation import Result
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+screen = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
+
+
+def main() -> None:
+    """Run a command; turn what goes wrong into one sentence and an exit code."""
+    try:
+        app()
+    except ParameterError as error:
+        _fail(error, 2)
+    except MorettaError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        _fail("interrupted; a run with --out goes on from its last checkpoint by --resume", 1)
+
+
+def _fail(error: object, code: int) -> None:
+    screen.print(f"moretta: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+@contextmanager
+def _needs_torch() -> Iterator[None]:
+    """Say which extra is missing where torch cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "matplotlib"):
+            raise
+        raise MissingExtra(f"this command needs {error.name}; install it by: pip install 'moretta[torch]'") from None
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        from moretta import __version__
+
+        print(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def train(
+    run: RunPath,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Train the model of a run file and leave a run folder."""
+    run_file = config.load(run, overrides)
+    folder = out or _out_of(run_file)
+    with _needs_torch():
+        result = _train(run_file, folder, resume)
+    _print_result([folder], {}, as_json, dict(result.record))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR... | RUN.toml", help="Run folders, or one run file.")],
+    protocols: Annotated[
+        str | None, typer.Option(help="With a run file: the protocols to run, for example fedsgd,pbpfl.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the runs and report.html go; runs/NAME by default.")] = None,
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Compare run folders, or run one run file by several protocols from the same seed and compare those."""
+    with _needs_torch():
+        from moretta import comparison
+
+        folders, home = runs, out
+        if len(runs) == 1 and runs[0].suffix == ".toml":
+            if not protocols:
+                raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
+            run_file = config.load(runs[0], overrides)
+            home = out or _out_of(run_file)
+            variants = comparison.variants(run_file, [name.strip() for name in protocols.split(",")])
+            folders = [home / name for name in variants]
+            comparison.refuse_existing(folders)
+            for variant, folder in zip(variants.values(), folders, strict=True):
+                _train(variant, folder, resume=False)
+        elif protocols or overrides:
+            raise ParameterError("--protocols and --set go with one run file, not with run folders")
+        page = None if home is None else home / "report.html"
+        differences = comparison.weight_differences(folders)
+        written = None
+        if page is not None:
+            from moretta.report import write_report
+
+            written = write_report(folders, page, differences)
+    _print_comparison(folders, differences, as_json, written)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help="The page; DIR/report.html by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one self-contained HTML page about runs."""
+    with _needs_torch():
+        from moretta import comparison
+        from moretta.report import write_report
+
+        page = write_report(folders, out or folders[0] / "report.html", comparison.weight_differences(folders))
+    _say({"report": str(page)}, as_json, lambda: print(page))
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    data: Annotated[Path, typer.Option(help="Rows to predict: .csv with the training columns, or .npz with x.")],
+    out: Annotated[Path, typer.Option(help="Where the outputs go, a row each: .csv or .npy.")],
+    true_model: Annotated[
+        bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict with the released model of a run."""
+    with _needs_torch():
+        from moretta.prediction import predict as predict_rows
+
+        rows, outputs = predict_rows(folder, data, out, true_model=true_model)
+    told = {"rows": rows, "outputs": outputs, "out": str(out)}
+    _say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Option(help='A built-in name or "module:function" that returns a module.')],
+    inputs: Annotated[
+        list[str], typer.Option("--input", help="The shape of one row: 3,32,32; of tokens: 16:int1000. May repeat.")
+    ],
+    classes: Annotated[int, typer.Option(help="How many outputs the model has.", min=1)],
+    loss: Annotated[str, typer.Option(help="mse or cross-entropy.")] = "mse",
+    partitions: Annotated[int, typer.Option(help="m, from 1 to the number of outputs.", min=1)] = 1,
+    variant: Annotated[str, typer.Option(help="Under cross-entropy: probabilities or paper.")] = "probabilities",
+    as_json: AsJson = False,
+) -> None:
+    """Say whether PBPFL trains a model exactly, and what of it stays unperturbed."""
+    with _needs_torch():
+        from moretta import models
+        from moretta.exactness import Input
+        from moretta.exactness import check as check_model
+
+        for flag, value, known in (
+            ("--loss", loss, ("mse", "cross-entropy")),
+            ("--variant", variant, ("probabilities", "paper")),
+        ):
+            if value not in known:
+                raise ParameterError(f"{flag} {value}: expected {' or '.join(known)}")
+        protocol = PBPFL.model_validate({"loss": loss, "partitions": partitions, "variant": variant})
+        shapes = [Input.parse(text) for text in inputs]
+        module = models.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), seed=0)
+        found = check_model(module, shapes, classes, protocol)
+    _say(found, as_json, lambda: _print_check(found))
+    if not found["passes"]:
+        raise typer.Exit(1)
+
+
+def _out_of(run_file: config.RunFile) -> Path:
+    return run_file.run.out or Path("runs") / run_file.run.name
+
+
+def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
+    from moretta.assembly import federation_of
+
+    federation = federation_of(run_file, folder)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=screen) as bar:
+        task = bar.add_task(run_file.protocol.name, total=run_file.run.rounds, figures="")
+
+        def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
+            for gone in line["dropped"]:
+                bar.console.print(f"round {gone['round']}: {gone['silo']} {gone['reason']}", markup=False)
+            figures = {"loss": line.get("loss"), "test": line.get("test_accuracy", line.get("test_mse"))}
+            text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items() if value is not None)
+            bar.update(task, completed=number)
+            if text:
+                bar.update(task, figures=text)
+
+        return federation.train(run_file.run.rounds, run_file.run.seed, resume=resume, progress=progress)
+
+
+def _say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
+    if as_json:
+        print(json.dumps(told))
+    else:
+        plainly()
+
+
+def _print_result(
+    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, told: dict[str, Any]
+) -> None:
+    def plainly() -> None:
+        from moretta.report import comparison_table, read_run
+
+        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
+        print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
+
+    _say({"format": 1, **told}, as_json, plainly)
+
+
+def _print_comparison(
+    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, page: Path | None
+) -> None:
+    from moretta.run_folder import read_json
+
+    told = {
+        "runs": [read_json(folder / "result.json") for folder in folders],
+        "weight_difference_from_fedsgd": dict(differences),
+        "report": None if page is None else str(page),
+    }
+
+    def plainly() -> None:
+        from moretta.report import comparison_table, read_run
+
+        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
+        if page is not None:
+            print(f"report: {page}")
+
+    _say(told, as_json, plainly)
+
+
+def _print_check(found: Mapping[str, Any]) -> None:
+    verdict = "passes: PBPFL trains this model exactly" if found["passes"] else "does not pass"
+    print(f"{verdict} ({found['free_scales']} free scales)")
+    for name in ("relative_error_float64", "relative_error_float32", "buffers_error_float64"):
+        print(f"  {name.replace('_', ' ')}: {found[name]:.1e}")
+    for forced in found["forced_to_one"]:
+        print(f"  unperturbed: {forced['tensor']}: {forced['because']}")

@@ -1,0 +1,58 @@
+"""Several protocols on one run file, from the same seed, and how far their weights end apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moretta.config import PROTOCOLS, RunFile
+from moretta.errors import ParameterError
+from moretta.evaluation import largest_relative_difference
+from moretta.protocols.training import Training
+from moretta.run_folder import read_json, read_model
+
+REFERENCE = "fedsgd"
+
+
+def variants(run_file: RunFile, protocols: Sequence[str]) -> dict[str, RunFile]:
+    """Return the run file once for each protocol: its own settings for its own, the shared ones for the others.
+
+    Raises `moretta.errors.ParameterError` for a protocol that is not known or named twice.
+    """
+    shared = {
+        name: getattr(run_file.protocol, name)
+        for name in run_file.protocol.model_fields_set & set(Training.model_fields)
+    }
+    found: dict[str, RunFile] = {}
+    for name in protocols:
+        if name not in PROTOCOLS:
+            raise ParameterError(f"--protocols {name}: expected some of {', '.join(PROTOCOLS)}")
+        if name in found:
+            raise ParameterError(f"--protocols names {name} twice")
+        own = run_file.protocol if name == run_file.protocol.name else PROTOCOLS[name](**shared)
+        found[name] = run_file.model_copy(update={"protocol": own})
+    return found
+
+
+def refuse_existing(folders: Sequence[Path]) -> None:
+    """Raise `moretta.errors.ParameterError` if any of the folders has something in it, before a run begins."""
+    for folder in folders:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ParameterError(f"{folder} exists and is not empty; name another folder by --out")
+
+
+def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
+    """Return for each protocol the largest relative difference of its weights from FedSGD's, where both are there."""
+    models: Mapping[str, Path] = {
+        str(read_json(folder / "result.json")["protocol"]): folder / "model.safetensors" for folder in folders
+    }
+    if REFERENCE not in models:
+        return {}
+    reference = read_model(models[REFERENCE])
+    differences: dict[str, float] = {}
+    for name, path in models.items():
+        if name != REFERENCE and path.exists():
+            ours = read_model(path)
+            if {key: value.shape for key, value in ours.items()} == {key: v.shape for key, v in reference.items()}:
+                differences[name] = largest_relative_difference(ours, reference)
+    return differences

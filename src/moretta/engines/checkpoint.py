@@ -1,0 +1,127 @@
+"""Checkpoints: what every role needs to go on, written atomically at round ends; the last two are kept.
+
+``checkpoint/round-000010/`` holds ``run.json`` (format, run id, round, session, digest of the run file) and one
+``<role>.safetensors`` a role, with mode 0600: it holds the role's secret root. A checkpoint appears by one rename.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, save
+
+from moretta.engines.files import write_atomically
+from moretta.errors import ParameterError
+from moretta.protocol import State
+
+FORMAT = 1
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands: its id, the last finished round, how often it was resumed, and its run file's digest."""
+
+    run: str
+    round: int
+    session: int
+    digest: str
+
+
+def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State]) -> None:
+    """Write the roles' states of a round's end into the run's ``checkpoint`` folder, and drop all but the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final, partial = folder / f"round-{place.round:06d}", folder / f".round-{place.round:06d}.partial"
+    for left in folder.glob(".round-*.partial"):  # by a crash
+        shutil.rmtree(left)
+    partial.mkdir(mode=0o700)
+    for role, state in states.items():
+        write_atomically(partial / f"{role}.safetensors", _pack(state), mode=0o600)
+    _write_place(partial, place)
+    if final.exists():  # a resumed run that comes by again; one rename, so that no half of it is ever found
+        final.rename(folder / f".{final.name}.old.partial")
+    partial.rename(final)
+    _sync(folder)
+    for old in _found(folder)[:-KEPT]:
+        shutil.rmtree(old)
+    for old in folder.glob(".round-*.partial"):
+        shutil.rmtree(old)
+
+
+def begin_session(folder: Path, place: Place) -> None:
+    """Note in the last checkpoint, at whose round `place` stands, that a further session has begun.
+
+    So a session that is killed before its first checkpoint has a number of its own, and views of its own.
+    """
+    _write_place(_found(folder)[-1], place)
+
+
+def last_checkpoint(folder: Path) -> tuple[Place, dict[str, State]] | None:
+    """Return the last whole checkpoint, or None. Raises `moretta.errors.ParameterError` for one that is damaged."""
+    found = _found(folder)
+    if not found:
+        return None
+    path = found[-1]
+    try:
+        place = _read_place(path)
+        states = {file.stem: _unpack(file) for file in sorted(path.glob("*.safetensors"))}
+        return place, states
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ParameterError(
+            f"{path}: the checkpoint is damaged ({error}); delete it to go on from the one before"
+        ) from None
+
+
+def _found(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.glob("round-*") if path.is_dir()), key=lambda path: (len(path.name), path))
+
+
+def _write_place(path: Path, place: Place) -> None:
+    write_atomically(path / "run.json", json.dumps({"format": FORMAT, **asdict(place)}).encode())
+
+
+def _read_place(path: Path) -> Place:
+    content = json.loads((path / "run.json").read_text())
+    if content.pop("format") != FORMAT:
+        raise ParameterError(f"{path}: expected a checkpoint of format {FORMAT}; was it written by another version?")
+    place = Place(**content)
+    if [type(value) for value in astuple(place)] != [str, int, int, str] or place.session < 0:
+        raise ValueError("run.json says no place")
+    if path.name != f"round-{place.round:06d}":
+        raise ValueError(f"run.json is of round {place.round}")
+    return place
+
+
+def _pack(state: State) -> bytes:
+    arrays = {name: np.ascontiguousarray(value) for name, value in state.items() if isinstance(value, np.ndarray)}
+    # ascontiguousarray makes scalars one-dimensional
+    arrays = {name: value.reshape(np.shape(state[name])) for name, value in arrays.items()}
+    plain = {name: _plain(value) for name, value in state.items() if name not in arrays}
+    return save(arrays, {"moretta": json.dumps(plain)})
+
+
+def _plain(value: Any) -> Any:
+    return {"bytes": value.hex()} if isinstance(value, bytes) else value
+
+
+def _unpack(path: Path) -> State:
+    with safe_open(path, "numpy") as file:
+        plain = json.loads(file.metadata()["moretta"])
+    restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}
+    return load(path.read_bytes()) | restored
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

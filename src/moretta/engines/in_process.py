@@ -1,0 +1,116 @@
+"""The engine of one machine: passes messages between roles in one process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from moretta.codec import Codec, size
+from moretta.engines.clock import Clock
+from moretta.engines.views import Recorder
+from moretta.errors import CodecError, MorettaError, ParameterError, PeerError
+from moretta.protocol import Ask, Client, Message, Missing, Reason, Replies
+
+log = logging.getLogger("moretta")
+
+
+class InProcess:
+    """Delivers asks to clients that live in this process.
+
+    strict: pass every message through the codec, both ways, so that only what survives the wire is seen.
+    recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        codec: Codec,
+        *,
+        strict: bool = False,
+        recorder: Recorder | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
+        self._deadline = float("inf") if deadline is None else deadline
+        self._traffic: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for client in clients.values():
+            client.phase = self.clock.phase
+
+    def deliver(self, ask: Ask) -> Replies:
+        """Hand each silo its message; return the valid answers and why the others are missing."""
+        answers: dict[str, Any] = {}
+        missing: dict[str, Missing] = {}
+        lengths: dict[int, int] = {}  # the same message often goes to every silo
+        for silo, message in ask.messages.items():
+            if id(message) not in lengths:
+                lengths[id(message)] = size(message)
+            self._traffic["down", message.TAG] += lengths[id(message)]
+            self._record("server", "sent", silo, message)
+            answer = self._answer(silo, message)
+            if isinstance(answer, Message):
+                self._traffic["up", message.TAG] += size(answer)
+                self._record("server", "received", silo, answer)
+                answer = _valid(ask, message, answer)
+            if isinstance(answer, Missing):
+                log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, answer.reason, answer.detail)
+                missing[silo] = answer
+            else:
+                answers[silo] = answer
+        return Replies(answers, missing)
+
+    def take_traffic(self) -> Mapping[tuple[str, str], int]:
+        """Return the bytes since the last call by direction ("up", "down") and tag of the asking message."""
+        traffic, self._traffic = dict(self._traffic), defaultdict(int)
+        return traffic
+
+    def _answer(self, silo: str, message: Message) -> Message | Missing:
+        client = self._clients.get(silo)
+        if client is None:
+            return Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here")
+        self._record(silo, "received", "server", message)
+        began = time.perf_counter()
+        try:
+            answer = client.answer(self._wire(message))
+            took = time.perf_counter() - began
+            if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
+                return Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
+            self._record(silo, "sent", "server", answer)
+            if took > self._deadline:
+                return Missing(Reason.LATE, f"expected an answer in {self._deadline:g} s, it took {took:.1f} s")
+            return self._received(answer)
+        except ParameterError as error:
+            return Missing(Reason.BAD_INPUT, str(error))
+        except MorettaError as error:
+            return Missing(Reason.REFUSED, str(error))
+        except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
+            log.exception("silo `%s` failed", silo)
+            return Missing(Reason.FAILED, f"{type(error).__name__}: {error}")
+
+    def _received(self, answer: Message) -> Message | Missing:
+        try:
+            return self._wire(answer)
+        except CodecError as error:
+            return Missing(Reason.MALFORMED, str(error))
+
+    def _wire(self, message: Message) -> Message:
+        return self._codec.decode(self._codec.encode(message)) if self._strict else message
+
+    def _record(self, role: str, direction: str, peer: str, message: Message) -> None:
+        if self._recorder is not None and self._recorder.wants(message.stamp.round):
+            self._recorder.saw(role, direction, peer, self._codec.encode(message))
+
+
+def _valid(ask: Ask, message: Message, answer: Message) -> Message | Missing:
+    if not isinstance(answer, ask.reply):
+        return Missing(Reason.MALFORMED, f"expected `{ask.reply.TAG}`, got `{answer.TAG}`")
+    if answer.stamp != message.stamp:
+        return Missing(Reason.MALFORMED, f"expected an answer for {message.stamp}, got one for {answer.stamp}")
+    try:
+        ask.check(answer)
+    except PeerError as error:
+        return Missing(Reason.MALFORMED, str(error))
+    return answer

@@ -1,0 +1,89 @@
+"""How good a model is on rows that somebody holds: loss, accuracy or mean squared error, and what goes beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.protocols.enrolment import targets as encode_targets
+from moretta.protocols.losses import Loss
+
+CHUNK = 2048  # rows in one forward
+TOP5_FROM = 20  # classes
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
+    was_training = model.training
+    model.eval()
+    outputs = torch.cat([model(chunk) for chunk in torch.split(inputs, CHUNK)])
+    model.train(was_training)
+    return outputs
+
+
+def evaluate(model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str, task: str) -> dict[str, Any]:
+    """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
+
+    inputs: [rows, ...], standardised as in training; y: classes or targets as the run's data has them.
+    mse is that of `torch.nn.MSELoss`: the mean over rows and outputs.
+    """
+    outputs = outputs_of(model, inputs).cpu()
+    wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
+    figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, wanted))}
+    if loss == "mse":
+        figures["mse"] = float((outputs - wanted).square().mean())
+    if task == "classification":
+        classes = y.astype(np.int64) if y.ndim == 1 else np.argmax(y, axis=1)
+        figures |= _classification(outputs.double().numpy(), classes, loss)
+    return figures | ({"metrics": {}} if "metrics" not in figures else {})
+
+
+def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> dict[str, Any]:
+    from sklearn.metrics import balanced_accuracy_score
+
+    single = outputs.shape[1] == 1
+    predicted = (outputs[:, 0] > 0.5).astype(np.int64) if single else outputs.argmax(axis=1)
+    figures: dict[str, Any] = {"accuracy": float((predicted == classes).mean())}
+    present = np.unique(classes)
+    metrics = {"auc": _auc(outputs, classes, loss)}
+    if len(present) > 1:
+        metrics["balanced_accuracy"] = float(balanced_accuracy_score(classes, predicted))
+    if outputs.shape[1] >= TOP5_FROM:
+        best = np.argsort(-outputs, axis=1)[:, :5]
+        figures["top5"] = float((best == classes[:, None]).any(axis=1).mean())
+    return figures | {"metrics": {name: value for name, value in metrics.items() if value is not None}}
+
+
+def _auc(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> float | None:
+    """Return the area under the ROC curve: of class 1, or one class against the rest averaged over classes."""
+    from sklearn.metrics import roc_auc_score
+
+    count = max(outputs.shape[1], 2)
+    if len(np.unique(classes)) < count:
+        return None  # a class without a row has no curve
+    if outputs.shape[1] <= 2:
+        return float(roc_auc_score(classes, outputs[:, -1] - outputs[:, 0] * (outputs.shape[1] == 2)))
+    # One class against the rest needs an order of rows for each class, so under cross-entropy probabilities.
+    scores = torch.softmax(torch.from_numpy(outputs), 1).numpy() if loss == "cross-entropy" else outputs
+    per_class = [roc_auc_score(classes == number, scores[:, number]) for number in range(count)]
+    return float(np.mean(per_class))
+
+
+def largest_relative_difference(
+    ours: Mapping[str, NDArray[np.generic]], theirs: Mapping[str, NDArray[np.generic]]
+) -> float:
+    """Return the largest, over tensors, of max |a - b| / max |b|."""
+    largest = 0.0
+    for name, reference in theirs.items():
+        if reference.dtype.kind == "f" and reference.size:
+            scale = float(np.abs(reference.astype(np.float64)).max()) or 1.0
+            largest = max(
+                largest, float(np.abs(ours[name].astype(np.float64) - reference.astype(np.float64)).max()) / scale
+            )
+    return largest

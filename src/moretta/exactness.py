@@ -1,0 +1,158 @@
+"""`moretta check`: does PBPFL train this model exactly, and what of it stays unperturbed?"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.errors import MisuseError, ParameterError
+from moretta.evaluation import largest_relative_difference
+from moretta.keystream import SecretRoot
+from moretta.protocol import Stamp
+from moretta.protocols import enrolment, modules
+from moretta.protocols.batches import Batches
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.pbpfl import ideal, softmax
+from moretta.protocols.pbpfl.client import Client
+from moretta.protocols.pbpfl.messages import Predictions, TrainOn
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.pbpfl.perturbation import Perturbation
+from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.trunk import Trunk
+from moretta.secure_aggregation import contributor
+from moretta.secure_aggregation.plain import PlainUpload
+
+ROWS = 8
+RHO = 3.0
+BARS = {"relative_error_float64": 1e-10, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a model: the shape of a row, and how many different tokens it has (0: it is numbers)."""
+
+    shape: tuple[int, ...]
+    vocabulary: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Input:
+        """Read ``3,32,32`` or ``16:int1000``. Raises `moretta.errors.ParameterError` for anything else."""
+        found = re.fullmatch(r"(\d+(?:,\d+)*)(?::int(\d+))?", text)
+        shape = tuple(int(part) for part in found[1].split(",")) if found else ()
+        if not found or min(shape) < 1 or found[2] == "0":
+            raise ParameterError(
+                f"--input {text}: expected the shape of a row, as 3,32,32, or of tokens, as 16:int1000"
+            )
+        return cls(shape, int(found[2] or 0))
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Return random rows, in float64."""
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, (ROWS, *self.shape), generator=generator).double()
+        return torch.randn(ROWS, *self.shape, generator=generator, dtype=torch.float64)
+
+
+class Packed(nn.Module):
+    """A model of several inputs, or of tokens, as one of a single flat row of numbers."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Input]) -> None:
+        super().__init__()
+        self.model = model
+        self._inputs = inputs
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Unpack and run. rows: [B, all entries of all inputs]."""
+        parts = torch.split(rows, [math.prod(one.shape) for one in self._inputs], dim=1)
+        shaped = [part.reshape(len(rows), *one.shape) for part, one in zip(parts, self._inputs, strict=True)]
+        outputs: Tensor = self.model(
+            *(part.long() if one.vocabulary else part for part, one in zip(shaped, self._inputs, strict=True))
+        )
+        return outputs
+
+
+def check(model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBPFL) -> dict[str, Any]:
+    """Perturb a model, run one batch of 8 random rows through client and server, and compare with the true gradient.
+
+    Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, the largest relative
+    error of the buffers, how many scales are free, and what is forced to scale 1.
+    Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.cat([one.draw(generator).flatten(1) for one in inputs], dim=1)
+    plain = len(inputs) == 1 and not inputs[0].vocabulary
+    if plain:
+        rows = rows.reshape(ROWS, *inputs[0].shape)
+    else:
+        model = Packed(model, inputs)
+    classes = torch.randint(max(outputs, 2), (ROWS,), generator=generator).numpy()
+    double = copy.deepcopy(model).double()
+    plan = ScalePlan.of(double, (rows[:2],))
+    if plan.head.outputs != outputs:
+        raise ParameterError(f"expected a model with {outputs} outputs, got {plan.head.outputs}")
+    error64, buffers = _errors(double, plan, rows, classes, protocol)
+    error32, _ = _errors(copy.deepcopy(model).float(), plan, rows.float(), classes, protocol)
+    found = {"relative_error_float64": error64, "relative_error_float32": error32, "buffers_error_float64": buffers}
+    forced = [
+        {"tensor": one.tensor.removeprefix("" if plain else "model."), "because": one.because} for one in plan.forced
+    ]
+    passes = all(found[name] <= bar for name, bar in BARS.items())
+    return {**found, "free_scales": plan.free, "forced_to_one": forced, "passes": passes}
+
+
+def _errors(
+    model: nn.Module, plan: ScalePlan, inputs: Tensor, classes: NDArray[np.int64], protocol: PBPFL
+) -> tuple[float, float]:
+    """Return the relative error of the gradient that the server recovers, and the largest of the buffers."""
+    model.train()
+    loss, root = protocol.loss_function, SecretRoot.fresh()
+    targets = enrolment.targets(classes, plan.head.outputs, loss.name, "check", inputs.dtype)
+    rows = SiloRows(inputs.numpy(), targets, Batches(ROWS, 0, 0, "check"), inputs.dtype)
+    true = copy.deepcopy(model)
+    with rows.randomness(1):  # dropout draws the same in the true and in the noisy model
+        wanted = ideal.gradient(true, *rows.batch(1), loss)
+    perturbation = Perturbation(plan, protocol.partitions, protocol.form)
+    size = _offset_size(model, plan, inputs, targets, loss.name)
+    key = perturbation.draw_key(root.stream("key"), protocol.rho * size)
+    client = Client(loss, model, plan.head, rows, contributor("none", "check"))
+    ask = TrainOn(
+        stamp=Stamp("check", 1, 0),
+        parameters=perturbation.perturb(model.state_dict(), key),
+        parts=key.parts,
+        direction=key.direction,
+        encoding={},
+    )
+    upload = client.answer(ask)
+    if isinstance(upload, Predictions):
+        found = softmax.true_softmax(upload, key.offset)
+        upload = client.answer(softmax.answer(found, key, protocol.variant, root.stream("delta"), ask.stamp, {}))
+    if not isinstance(upload, PlainUpload):
+        raise MisuseError(f"expected an upload in the clear, got `{upload.TAG}`")
+    density = float(upload.tensors.get("density", np.ones(())))
+    means = {name: np.asarray(value, dtype=np.float64) for name, value in upload.tensors.items()}
+    recovered = perturbation.recover(means, key)
+    gaps = [recovered[name].ravel() / density - value.double().numpy().ravel() for name, value in wanted.items()]
+    norm = math.sqrt(sum(float(value.double().square().sum()) for value in wanted.values()))
+    error = float(np.linalg.norm(np.concatenate(gaps))) / (norm or 1.0)
+    return error, _buffers_error(true, perturbation.recover_buffers(means, key))
+
+
+def _offset_size(model: nn.Module, plan: ScalePlan, inputs: Tensor, targets: Tensor, loss: str) -> float:
+    """Return what |gamma r_a| has to be for rho = 1: the size of the outputs over rms alpha, of the true model."""
+    h, outputs = Trunk(copy.deepcopy(model), plan.head).forward(inputs)
+    alpha = float((h.double().sum(dim=1) + float(plan.head.bias is not None)).square().mean().sqrt()) or 1.0
+    sized = targets.double() if loss == "mse" else outputs.double() - outputs.double().mean(dim=1, keepdim=True)
+    return (float(sized.square().mean().sqrt()) or 1.0) / alpha
+
+
+def _buffers_error(true: nn.Module, found: Mapping[str, NDArray[np.float64]]) -> float:
+    wanted = {name: buffer.double().numpy() for name, buffer in modules.running_buffers(true).items()}
+    return largest_relative_difference(found, wanted)

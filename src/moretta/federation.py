@@ -1,0 +1,195 @@
+"""What a Python user calls: silos, a protocol, a model, and `Federation.train`.
+
+from moretta import PBPFL, Federation, Silo
+
+silos = [Silo("north", x_north, y_north), Silo("south", x_south, y_south)]
+result = Federation(model, silos, PBPFL(loss="mse", learning_rate=0.1), test=(x, y)).train(rounds=300, seed=7)
+print(result.test, result.released)
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta.config import Engine, SecureAggregation
+from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.errors import ParameterError
+from moretta.keystream import derive
+from moretta.protocol import State
+from moretta.protocols.training import Training
+from moretta.result import Result
+from moretta.roles import Setting, Silo, cast
+from moretta.run_folder import RunFolder
+from moretta.session import Progress, Session
+
+__all__ = ["Federation", "Progress", "Result", "Silo"]
+
+
+@dataclass
+class Federation:
+    """Silos that train one model by one protocol, here all in this process.
+
+    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
+    letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
+    batch_size: rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1
+    with statistics that come through the secure sum. task: None takes whole-number targets for classes.
+    insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
+    digest, kept in the run folder and compared on `resume`.
+
+    Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
+    """
+
+    model: nn.Module
+    silos: Sequence[Silo]
+    protocol: Training
+    test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
+    aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    engine: Engine = field(default_factory=Engine)
+    out: str | Path | None = None
+    batch_size: int = 32
+    standardise: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    task: str | None = None
+    name: str = "run"
+    checkpoint_every: int = 10
+    record_views: bool | tuple[int, ...] = False
+    insecure_secret_seed: int | None = None
+    run_file: tuple[str, str] | None = None
+    settings: Mapping[str, Any] | None = None
+    feature_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self._check_silos()
+        self._dtype = {"float32": torch.float32, "float64": torch.float64}[self.dtype]
+        self.model = copy.deepcopy(self.model).to(self._dtype)
+        self.outputs = self._count_outputs()
+        if self.settings is None:  # a report says how the run was made, from a shell or from Python
+            self.settings = {
+                "run": {"dtype": self.dtype, "device": self.device},
+                "data": {"batch-size": self.batch_size, "standardise": self.standardise},
+                "protocol": self.protocol.model_dump(mode="json", by_alias=True),
+                "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
+                "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
+            }
+        if self.task is None:
+            self.task = "classification" if self.silos[0].y.dtype.kind in "iub" else "regression"
+
+    def train(self, rounds: int, seed: int = 0, *, resume: bool = False, progress: Progress | None = None) -> Result:
+        """Train for a number of rounds and return the result; with `out`, leave a run folder.
+
+        seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
+        Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
+        """
+        if rounds < 1:
+            raise ParameterError(f"rounds = {rounds}: expected at least 1")
+        folder = None if self.out is None else RunFolder(Path(self.out))
+        checkpoint = self._checkpoint(folder, rounds) if resume else None
+        place = Place(self._run_id(seed), 0, 0, self._digest()) if checkpoint is None else checkpoint[0]
+        players = cast(self.protocol, self._setting(seed, place.session))  # before anything is written
+        if checkpoint is not None:
+            players.server.restore(checkpoint[1]["server"])
+            for name, client in players.clients.items():
+                client.restore(checkpoint[1][f"silo-{name}"])
+        elif folder is not None:
+            folder.begin(self.run_file[0] if self.run_file else None)
+        with folder.logging() if folder else nullcontext():
+            return Session(self, players, place, folder, rounds, progress).play()
+
+    def _check_silos(self) -> None:
+        names = [silo.name for silo in self.silos]
+        if not names:
+            raise ParameterError("a federation needs at least one silo; got none")
+        for silo in self.silos:
+            if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", silo.name) or silo.name == "server":
+                raise ParameterError(
+                    f"silo name {silo.name!r:.80}: expected 1 to 64 letters, digits, dots, dashes and underscores, "
+                    'not "server"'
+                )
+            if names.count(silo.name) > 1:
+                raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
+            if len(silo.x) == 0 or len(silo.x) != len(silo.y):
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
+                    f"and {len(silo.y)} targets"
+                )
+            if silo.x.dtype.kind == "f" and not np.isfinite(silo.x).all():
+                column = int(np.argwhere(~np.isfinite(silo.x))[0][-1])
+                label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
+                raise ParameterError(f"silo `{silo.name}`: expected finite inputs, got NaN or infinity in {label}")
+            if silo.x.shape[1:] != self.silos[0].x.shape[1:]:
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
+                    f"`{self.silos[0].name}` has, got {list(silo.x.shape[1:])}"
+                )
+
+    def _count_outputs(self) -> int:
+        sample = torch.tensor(self.silos[0].x[:2])
+        sample = sample.to(self._dtype) if sample.is_floating_point() else sample
+        model = copy.deepcopy(self.model).eval()
+        try:
+            with torch.no_grad():
+                outputs = model(sample)
+        except Exception as error:
+            raise ParameterError(
+                f"the model cannot take rows of shape {list(sample.shape[1:])}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
+            shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
+        return int(outputs.shape[1])
+
+    def _setting(self, seed: int, session: int) -> Setting:
+        inputs = self.silos[0].x
+        return Setting(
+            model=self.model,
+            outputs=self.outputs,
+            silos=self.silos,
+            secure_aggregation=self.aggregation,
+            batch_size=self.batch_size,
+            columns=inputs.shape[-1] if self.standardise and inputs.dtype.kind == "f" else 0,
+            dtype=self._dtype,
+            device=self.device,
+            seed=seed,
+            session=session,
+            insecure=self.insecure_secret_seed,
+        )
+
+    def _run_id(self, seed: int) -> str:
+        if self.insecure_secret_seed is None:
+            return secrets.token_hex(16)
+        return derive(b"insecure run id.", self.insecure_secret_seed, seed, self.protocol.__class__.__name__).hex()[:32]
+
+    def _digest(self) -> str:
+        return self.run_file[1] if self.run_file else ""
+
+    def _checkpoint(self, folder: RunFolder | None, rounds: int) -> tuple[Place, dict[str, State]]:
+        if folder is None:
+            raise ParameterError("resuming needs the run's folder; name it by out")
+        found = last_checkpoint(folder.path / "checkpoint")
+        if found is None:
+            raise ParameterError(f"{folder.path} holds no checkpoint to resume from; start it without --resume")
+        place, states = found
+        if place.digest != self._digest():
+            raise ParameterError(
+                f"{folder.path} was begun with another run file; resume with the one it was begun with ("
+                f"{folder.path / 'run.toml'}), or name another folder by --out"
+            )
+        if place.round > rounds:
+            raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
+        expected = {"server", *(f"silo-{silo.name}" for silo in self.silos)}
+        if not expected <= {*states, "silo-everybody"} and "silo-everybody" not in states:
+            raise ParameterError(f"{folder.path}: its checkpoint is of other silos; expected {sorted(expected)}")
+        return Place(place.run, place.round, place.session + 1, place.digest), states

@@ -1,0 +1,59 @@
+"""Which rows a silo uses in which round: a pure function of seed, silo and round, so a resumed run needs no state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError
+
+
+class Batches:
+    """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
+
+    rows: how many rows the silo has. size: rows in a batch, 0 for all of them. seed: of the training, not secret.
+    """
+
+    def __init__(self, rows: int, size: int, seed: int, silo: str) -> None:
+        if rows < 1:
+            raise ParameterError(f"silo `{silo}` has no rows; expected at least one")
+        self.rows = rows
+        self.size = min(size, rows) or rows
+        self.per_epoch = -(-rows // self.size)
+        self.entropy = [seed, int.from_bytes(hashlib.sha256(silo.encode()).digest()[:8], "big")]
+        self._epoch, self._order = -1, np.arange(0)
+
+    def of_round(self, number: int) -> NDArray[np.int64]:
+        """Return the row numbers of round `number`, counted from 1."""
+        epoch, position = divmod(number - 1, self.per_epoch)
+        return self.of_epoch(epoch)[position]
+
+    def of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return the batches of epoch `epoch`, counted from 0: each row once."""
+        if epoch != self._epoch:
+            generator = np.random.Generator(np.random.PCG64([*self.entropy, epoch]))
+            self._epoch, self._order = epoch, generator.permutation(self.rows)
+        return [self._order[start : start + self.size] for start in range(0, self.rows, self.size)]
+
+
+class UnionBatches:
+    """The batches of several silos whose rows lie one after the other: round by round their union."""
+
+    def __init__(self, parts: Sequence[Batches]) -> None:
+        self._parts = parts
+        self.entropy = parts[0].entropy
+        self._starts = np.cumsum([0, *(part.rows for part in parts)])
+        self.rows = int(self._starts[-1])
+
+    def of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return the batches of epoch `epoch`, silo by silo: each row once."""
+        parts = zip(self._parts, self._starts, strict=False)
+        return [index + start for part, start in parts for index in part.of_epoch(epoch)]
+
+    def of_round(self, number: int) -> NDArray[np.int64]:
+        """Return the row numbers of round `number`, counted from 1."""
+        parts = zip(self._parts, self._starts, strict=False)
+        return np.concatenate([part.of_round(number) + start for part, start in parts])

@@ -1,0 +1,252 @@
+"""The set-up that all protocols with a server share: keys, common statistics, and agreement on the model.
+
+    server                                          silo
+      keys of the secure sum                 <->      (`moretta.secure_aggregation`)
+      mean and deviation by column           <->      through the secure sum, once a run
+      Begin(model digest, standardisation)   -->
+                                             <--    Ready, or a refusal that says what differs
+
+Who learns what: every silo and the server learn the number of rows in all, and the mean and standard deviation over
+all silos of each input column (or of all inputs together) and of the targets. No silo's own figures are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.errors import ParameterError, PeerError
+from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, State, message
+from moretta.protocols import modules
+from moretta.protocols.batches import Batches, UnionBatches
+from moretta.secure_aggregation import Aggregator, Contributor, Moments, answer_moments, moments
+from moretta.secure_aggregation.statistics import AskMoments
+
+
+@message("enrolment/begin")
+class Begin(Message):
+    """What a silo trains on: the model's digest, and the standardisation of its inputs by column (or all alike).
+
+    mean, deviation: float64[columns], or float64[1] for all columns together.
+    """
+
+    schema: str
+    mean: Array
+    deviation: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where mean and deviation do not fit each other."""
+        if self.mean.ndim != 1 or self.mean.shape != self.deviation.shape or not (self.deviation > 0).all():
+            raise PeerError("enrolment/begin: expected one mean and one positive deviation a column")
+
+
+@message("enrolment/ready")
+class Ready(Message):
+    """The silo trains this model."""
+
+
+MESSAGES = (Begin, Ready)
+
+
+def standardised(
+    x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: torch.dtype
+) -> Tensor:
+    """Return (x - mean) / deviation in a floating dtype; whole numbers are tokens and stay as they are."""
+    if x.dtype.kind in "iu":
+        return torch.tensor(x)
+    if (mean == 0).all() and (deviation == 1).all():
+        return torch.tensor(x, dtype=dtype)
+    return torch.tensor((x.astype(np.float64) - mean) / deviation, dtype=dtype)
+
+
+class SiloRows:
+    """A silo's rows, its batches and its half of the enrolment.
+
+    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
+    """
+
+    def __init__(
+        self,
+        x: NDArray[np.generic],
+        y: Tensor,
+        batches: Batches | UnionBatches,
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ) -> None:
+        self._raw, self._dtype, self._device = x, dtype, device
+        self.y = y.to(device)
+        self.batches = batches
+        self.x = self._standardised(np.zeros(1), np.ones(1))
+
+    def _standardised(self, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> Tensor:
+        return standardised(self._raw, mean, deviation, self._dtype).to(self._device)
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of round `number`, counted from 1."""
+        return self.rows(self.batches.of_round(number))
+
+    def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some rows."""
+        rows = torch.from_numpy(index)
+        return self.x[rows], self.y[rows]
+
+    def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message | None:
+        """Answer a message of the set-up; None if it is not one."""
+        match message:
+            case AskMoments():
+                return answer_moments(contributor, message, {message.what: self._columns(message.what)})
+            case Begin():
+                if message.schema != modules.schema(model):
+                    raise ParameterError("the server's model has other tensors than the silo's; expected the same")
+                if message.mean.size not in (1, self._raw.shape[-1]):
+                    raise ParameterError(
+                        f"expected {message.mean.size} input columns, as the server has; got {self._raw.shape[-1]}"
+                    )
+                self.x = self._standardised(message.mean, message.deviation)
+                return Ready(stamp=message.stamp)
+        return contributor.answer(message)
+
+    @contextmanager
+    def randomness(self, number: int) -> Iterator[None]:
+        """Seed torch for round `number`, for dropout and the like, and put its generator back afterwards.
+
+        A function of seed, silo and round, so that a resumed run draws what an uninterrupted one would have drawn.
+        """
+        seed = np.random.SeedSequence([*self.batches.entropy, number]).generate_state(1, np.uint64)
+        # Not torch.manual_seed: without a GPU it formats a stack trace at every call, a third of a millisecond.
+        generators = [torch.default_generator]
+        if self._device.startswith("cuda"):
+            generators.append(torch.cuda.default_generators[torch.device(self._device).index or 0])
+        saved = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(int(seed[0] >> np.uint64(1)))
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, saved, strict=True):
+                generator.set_state(state)
+
+    def _columns(self, what: str) -> NDArray[np.float64]:
+        """Return what mean and deviation are asked of, float64[entries, columns]."""
+        if what == "rows":
+            return np.zeros((len(self._raw), 0))
+        if what == "targets":
+            return self.y.to(torch.float64).cpu().numpy().reshape(-1, 1)
+        inputs = self._raw if self._raw.dtype.kind == "f" else np.zeros((len(self._raw), 1))  # tokens have no scale
+        columns = inputs.shape[-1] if what == "input columns" else 1
+        return inputs.astype(np.float64).reshape(-1, columns)
+
+
+class Enrolment:
+    """The server's half: what has been agreed with the cohort.
+
+    columns: how many input columns are standardised, 0 for none. batch_size: 0 for full batches.
+    ask_scales: whether mean and deviation of all inputs and of the targets are wanted too.
+    """
+
+    def __init__(self, aggregation: Aggregator, schema: str, columns: int, batch_size: int, ask_scales: bool) -> None:
+        self.aggregation = aggregation
+        self._schema, self._columns, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
+        self.cohort: Sequence[str] = ()
+        self.rows = 0
+        self.mean, self.deviation = np.zeros(1), np.ones(1)
+        self.input_scale, self.target_scale = (0.0, 1.0), 1.0
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree on keys, once a run on statistics, and on the model."""
+        aborted = yield from self.aggregation.setup(now, cohort)
+        if aborted is None and not self.rows:
+            aborted = yield from self._gather_statistics(now)
+        if aborted is not None:
+            return aborted
+        begin = Begin(stamp=now, schema=self._schema, mean=self.mean, deviation=self.deviation)
+        replies = yield Ask.all(cohort, begin, Ready)
+        if replies.missing:
+            return Aborted(replies.missing)
+        self.cohort = tuple(cohort)
+        return None
+
+    def most_weight(self) -> int:
+        """Return an upper bound of the rows that a round of the cohort uses."""
+        return min(self.rows, len(self.cohort) * self._batch_size) if self._batch_size else self.rows
+
+    def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
+        found: dict[str, Moments] = {}
+        wanted = {"input columns": self._columns > 0, "inputs": self._ask_scales, "targets": self._ask_scales}
+        for what, columns in (("rows", 0), ("input columns", self._columns), ("inputs", 1), ("targets", 1)):
+            if what == "rows" or wanted[what]:
+                result = yield from moments(self.aggregation, now, columns, what=what)
+                if isinstance(result, Aborted):
+                    return result
+                found[what] = result
+        self.rows = found["rows"].rows
+        if self._columns:
+            self.mean = found["input columns"].mean
+            # A column that never varies stays as it is, minus its mean.
+            self.deviation = np.where(found["input columns"].deviation > 0, found["input columns"].deviation, 1.0)
+        if self._ask_scales:
+            inputs, targets = found["inputs"], found["targets"]
+            self.input_scale = (0.0, 1.0) if self._columns else (float(inputs.mean[0]), float(inputs.deviation[0]))
+            self.target_scale = float(np.hypot(targets.mean[0], targets.deviation[0])) or 1.0
+        return None
+
+    def state(self) -> State:
+        """Return what was agreed once and for all; keys are agreed afresh."""
+        scales = np.array([*self.input_scale, self.target_scale])
+        return {"rows": self.rows, "input_mean": self.mean, "input_deviation": self.deviation, "scales": scales}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self.rows = int(state["rows"])
+        self.mean, self.deviation = np.asarray(state["input_mean"]), np.asarray(state["input_deviation"])
+        mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
+        self.input_scale = (mean, deviation)
+
+
+def targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
+    """Return a silo's targets as the loss wants them.
+
+    y: whole numbers are classes: one-hot under "mse" when the model has more than one output, 0/1 for one output,
+    int64[rows] under "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows
+    under "cross-entropy". Raises `moretta.errors.ParameterError` where they do not fit the loss or the outputs.
+    """
+    fits = _class_targets if y.dtype.kind in "iub" else _float_targets
+    return fits(y, outputs, loss, silo, dtype)
+
+
+def _class_targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
+    classes = torch.tensor(y.astype(np.int64))
+    if classes.ndim != 1:
+        raise ParameterError(f"silo `{silo}`: expected one class a row, got targets of shape {list(y.shape)}")
+    low, high, most = int(classes.min()), int(classes.max()), max(outputs, 2)
+    if low < 0 or high >= most:
+        raise ParameterError(
+            f"silo `{silo}`: expected classes 0 to {most - 1} for a model with {outputs} outputs, got {low} to {high}"
+        )
+    if loss == "cross-entropy":
+        if outputs < 2:
+            raise ParameterError('loss = "cross-entropy" needs an output a class; the model has one: use loss = "mse"')
+        return classes
+    if outputs == 1:
+        return classes[:, None].to(dtype)
+    return nn.functional.one_hot(classes, outputs).to(dtype)
+
+
+def _float_targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
+    values = torch.tensor(y.astype(np.float64)).reshape(len(y), -1)
+    if not bool(torch.isfinite(values).all()):
+        raise ParameterError(f"silo `{silo}`: expected finite targets, got NaN or infinity")
+    if values.shape[1] != outputs:
+        raise ParameterError(
+            f"silo `{silo}`: expected {outputs} targets a row, the model's outputs, got {values.shape[1]}"
+        )
+    if loss == "cross-entropy" and not (bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < 1e-6).all())):
+        raise ParameterError(
+            f'silo `{silo}`: loss = "cross-entropy" needs classes or probability rows, got other numbers: use "mse"'
+        )
+    return values.to(dtype)

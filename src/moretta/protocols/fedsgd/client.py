@@ -1,0 +1,140 @@
+"""The silos' roles: FedSGD's and FedAvg's client, and the lone one."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moretta.protocol import Array, Message, Phase, State, no_phase, unexpected
+from moretta.protocols import modules
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
+from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.training import Training
+from moretta.secure_aggregation import Contributor
+
+
+class Client:
+    """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs."""
+
+    def __init__(self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor) -> None:
+        self.phase: Phase = no_phase
+        self._params, self._rows, self._contributor = params, rows, contributor
+        self._model = copy.deepcopy(model).train()
+        self._trainable, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
+        self._loss = params.loss_function
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message."""
+        if isinstance(message, TrainOn):
+            return self._train(message)
+        reply = self._rows.answer(message, self._contributor, self._model)
+        if reply is None:
+            raise unexpected("a FedSGD silo", message)
+        return reply
+
+    def _train(self, ask: TrainOn) -> Message:
+        modules.load(self._model, ask.parameters)
+        with self._rows.randomness(ask.stamp.round):
+            if isinstance(self._params, FedAvg):
+                upload, rows = self._epochs(self._params.local_epochs, ask.stamp.round)
+            else:
+                upload, rows = self._gradient(ask.stamp.round)
+        with self.phase("aggregation"):
+            upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+            return self._contributor.upload(ask.stamp, upload, rows, ask.encoding)
+
+    def _gradient(self, number: int) -> tuple[dict[str, Array], int]:
+        """Return the gradient of the mean loss on the round's batch, what else is uploaded, and the rows."""
+        inputs, targets = self._rows.batch(number)
+        gradients, loss = self._backward(inputs, targets)
+        upload = {f"gradient/{name}": value.cpu().numpy() for name, value in gradients.items()}
+        upload["loss"] = np.asarray(loss)
+        if self._loss.weighs_rows:  # silos weigh as D_k, not as their rows: N_k times the density
+            density = self._loss.density(targets)
+            upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
+        return upload, len(inputs)
+
+    def _backward(self, inputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], float]:
+        with self.phase("local_forward"):
+            loss = self._loss(self._model(inputs), targets)
+        with self.phase("local_backward"):
+            gradients = torch.autograd.grad(loss, list(self._trainable.values()))
+        return dict(zip(self._trainable, gradients, strict=True)), float(loss.detach())
+
+    def _epochs(self, epochs: int, number: int) -> tuple[dict[str, Array], int]:
+        """Take `epochs` epochs of SGD; return W - W_k and the mean loss along the way, and the rows."""
+        parameters = self._trainable
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        optimizer = torch.optim.SGD(
+            parameters.values(),
+            lr=self._params.learning_rate,
+            momentum=self._params.momentum,
+            weight_decay=self._params.weight_decay,
+        )
+        total = 0.0
+        for epoch in range((number - 1) * epochs, number * epochs):
+            for index in self._rows.batches.of_epoch(epoch):
+                gradients, loss = self._backward(*self._rows.rows(index))
+                for name, parameter in parameters.items():
+                    parameter.grad = gradients[name]
+                optimizer.step()
+                total += loss * len(index)
+        rows = self._rows.batches.rows
+        upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
+        return upload | {"loss": np.asarray(total / (rows * epochs))}, rows
+
+    def state(self) -> State:
+        """Return nothing: a client's batches are a function of the round, its model comes with each ask."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Take up nothing."""
+
+
+class LoneClient:
+    """A silo that trains alone, on the same batches, from the same start."""
+
+    def __init__(self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor) -> None:
+        self.phase: Phase = no_phase
+        self._rows, self._contributor = rows, contributor
+        self._model = copy.deepcopy(model).train()
+        self._loss = params.loss_function
+        self._optimizer = modules.ServerOptimizer(self._model, params)
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message."""
+        match message:
+            case Step():
+                return self._step(message)
+            case Show():
+                return Shown(stamp=message.stamp, parameters=modules.arrays(self._model))
+        reply = self._rows.answer(message, self._contributor, self._model)
+        if reply is None:
+            raise unexpected("a lone silo", message)
+        return reply
+
+    def _step(self, ask: Step) -> Stepped:
+        inputs, targets = self._rows.batch(ask.stamp.round)
+        parameters = modules.trainable(self._model)
+        with self.phase("local_forward"), self._rows.randomness(ask.stamp.round):
+            loss = self._loss(self._model(inputs), targets)
+        with self.phase("local_backward"):
+            gradients = torch.autograd.grad(loss, list(parameters.values()))
+        with self.phase("update"):
+            named = zip(parameters, gradients, strict=True)
+            self._optimizer.step({name: value.double().cpu().numpy() for name, value in named})
+        return Stepped(stamp=ask.stamp, loss=float(loss.detach()), rows=len(inputs))
+
+    def state(self) -> State:
+        """Return model and optimizer."""
+        model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
+        return {**model, **self._optimizer.state()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        modules.load(self._model, modules.under("model/", state))
+        self._optimizer.restore(state)

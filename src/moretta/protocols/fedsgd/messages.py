@@ -1,0 +1,41 @@
+"""The arrows of FedSGD's and FedAvg's figure; the answer to `TrainOn` is an upload of the secure sum."""
+
+from collections.abc import Mapping
+
+from moretta.protocol import Message, Tensors, message
+
+
+@message("fedsgd/train-on")
+class TrainOn(Message):
+    """The true model, and how its update is to be encoded."""
+
+    parameters: Tensors
+    encoding: Mapping[str, int]
+
+
+@message("local/step")
+class Step(Message):
+    """Take this round's step alone."""
+
+
+@message("local/stepped")
+class Stepped(Message):
+    """The step is taken: the mean loss before it, and the rows used."""
+
+    loss: float
+    rows: int
+
+
+@message("local/show")
+class Show(Message):
+    """Show the model you ended with, for the comparison."""
+
+
+@message("local/shown")
+class Shown(Message):
+    """A silo's own model."""
+
+    parameters: Tensors
+
+
+MESSAGES = (TrainOn, Step, Stepped, Show, Shown)

@@ -1,0 +1,112 @@
+"""The coordinating roles of the plain baselines."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+from torch import nn
+
+from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
+from moretta.protocols import modules
+from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
+from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.training import Training
+
+
+class Server:
+    """FedSGD's server, and with `FedAvg` that of federated averaging.
+
+    limit: the largest |value| of an uploaded entry, from which the ring's step follows.
+    """
+
+    def __init__(self, params: Training, model: nn.Module, enrolment: Enrolment, limit: float) -> None:
+        self.phase: Phase = no_phase
+        self._model = copy.deepcopy(model).train()
+        # FedAvg's silos have made their steps: the server moves by the mean difference as it is.
+        stepping = Training(learning_rate=1.0) if isinstance(params, FedAvg) else params
+        self._optimizer = modules.ServerOptimizer(self._model, stepping)
+        self._enrolment, self._limit = enrolment, limit
+        # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
+        self._by_density = bool(params.class_weights) and not isinstance(params, FedAvg)
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree with the cohort."""
+        return (yield from self._enrolment.setup(now, cohort))
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Move the model along the mean of the silos' gradients."""
+        aggregation, trained = self._enrolment.aggregation, modules.trainable(self._model)
+        buffers = modules.running_buffers(self._model)
+        shapes: dict[str, tuple[int, ...]] = {"loss": ()}
+        shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in trained.items()}
+        if self._by_density:
+            shapes["density"] = ()
+        shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
+        ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
+        total = yield from aggregation.sum(ask, wanted)
+        if isinstance(total, Aborted):
+            return total
+        with self.phase("update"):
+            density = float(total.means.get("density", np.ones(())))
+            self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained})
+            modules.take_buffers(self._model, {name: total.means[f"buffer/{name}"] for name in buffers})
+        step = max(total.steps.values())
+        return Report({"loss": float(total.means["loss"]) / density, "rows": float(total.weight), "ring_step": step})
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Release the model as it is: every silo has seen it anyway."""
+        yield from ()
+        parameters = modules.arrays(self._model)
+        return Outcome(parameters=parameters, released=parameters)
+
+    def state(self) -> State:
+        """Return model, optimizer and what was agreed once."""
+        model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
+        return {**model, **self._optimizer.state(), **self._enrolment.state()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        modules.load(self._model, modules.under("model/", state))
+        self._optimizer.restore(state)
+        self._enrolment.restore(state)
+
+
+class LoneServer:
+    """Tells each silo to step alone; learns losses, and the models at the end, for the comparison only."""
+
+    def __init__(self, enrolment: Enrolment) -> None:
+        self.phase: Phase = no_phase
+        self._enrolment = enrolment
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree on the same standardisation as the other protocols."""
+        return (yield from self._enrolment.setup(now, cohort))
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Let each silo take its step."""
+        replies = yield Ask.all(self._enrolment.cohort, Step(stamp=now), Stepped)
+        if replies.missing:
+            return Aborted(replies.missing)
+        rows = np.array([reply.rows for reply in replies.answers.values()])
+        losses = np.array([reply.loss for reply in replies.answers.values()])
+        return Report({"loss": float(rows @ losses / rows.sum()), "rows": float(rows.sum())})
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Collect the models."""
+        replies = yield Ask.all(self._enrolment.cohort, Show(stamp=now), Shown)
+        if replies.missing:
+            return Aborted(replies.missing)
+        models = {silo: reply.parameters for silo, reply in replies.answers.items()}
+        return Outcome(parameters={}, models=models)
+
+    def state(self) -> State:
+        """Return what was agreed once."""
+        return self._enrolment.state()
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._enrolment.restore(state)

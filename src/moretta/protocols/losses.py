@@ -1,0 +1,60 @@
+"""The losses, their soft labels and class weights, in the notation that PBPFL needs: u = w o t, U = sum u, and D.
+
+The mean loss of a batch is the sum of its rows' losses over D. D is the number of rows, except under class weights
+with whole-number targets, where `torch.nn.functional.cross_entropy` has D = sum of the rows' own class weights. Silos
+are then weighted by D_k instead of their rows, and since D_k depends on labels, it travels inside the secure sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss with its settings.
+
+    name: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, Eq. 20; `torch.nn.MSELoss` is 2 / outputs times
+    it), or "cross-entropy" of the softmax, in nats. smoothing: of labels, from 0 to 1. class_weights: one an output.
+    """
+
+    name: str
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss, a scalar. outputs: [B, outputs]; targets: [B, outputs] or int64[B]."""
+        if self.name == "mse":
+            return (outputs - targets).square().sum(dim=1).mean() / 2
+        weights = self._weights(outputs) if self.class_weights else None
+        return nn.functional.cross_entropy(outputs, targets, weight=weights, label_smoothing=self.smoothing)
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether D can differ from the number of rows."""
+        return bool(self.class_weights)
+
+    def density(self, targets: Tensor) -> float:
+        """Return D / B: 1 but for class weights with whole-number targets."""
+        if not self.class_weights or targets.is_floating_point():
+            return 1.0
+        return float(torch.tensor(self.class_weights, dtype=torch.float64)[targets.cpu()].mean())
+
+    def weighted_targets(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        """Return u = w o t, [B, outputs]: the smoothed targets of a cross-entropy times the class weights."""
+        count = outputs.shape[1]
+        soft = targets if targets.is_floating_point() else nn.functional.one_hot(targets, count).to(outputs)
+        soft = soft * (1.0 - self.smoothing) + self.smoothing / count
+        return soft * self._weights(outputs) if self.class_weights else soft
+
+    def _weights(self, outputs: Tensor) -> Tensor:
+        if len(self.class_weights) != outputs.shape[1]:
+            raise ParameterError(
+                f"class-weights: expected {outputs.shape[1]}, one an output, got {len(self.class_weights)}"
+            )
+        return torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)

@@ -1,0 +1,113 @@
+"""PyTorch modules as named numpy arrays, their losses and their optimizers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.errors import ParameterError
+from moretta.protocol import Array, State, Tensors
+from moretta.protocols.training import Training
+
+
+def arrays(module: nn.Module) -> dict[str, Array]:
+    """Return copies of all parameters and buffers by PyTorch's names."""
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def load(module: nn.Module, tensors: Tensors) -> None:
+    """Copy named arrays into the module's parameters and buffers. The arrays are never written to."""
+    state = module.state_dict(keep_vars=True)
+    if set(tensors) != set(state):
+        different = sorted(set(tensors) ^ set(state))
+        raise ParameterError(f"expected arrays for the {len(state)} tensors of the model; {different} differ")
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if tuple(tensor.shape) != tensors[name].shape:
+                raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
+            tensor.copy_(torch.tensor(tensors[name]))
+
+
+def schema(module: nn.Module) -> str:
+    """Return a digest of the names, shapes and dtypes of a model, on which its server and silos must agree."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
+    return digest.hexdigest()
+
+
+def under(prefix: str, state: State) -> dict[str, Array]:
+    """Return the arrays of a state whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in state.items()
+        if name.startswith(prefix) and isinstance(value, np.ndarray)
+    }
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name; a tied one once."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def running_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the floating-point buffers, BatchNorm's running statistics, by name."""
+    saved = module.state_dict()
+    return {
+        name: saved[name] for name, buffer in module.named_buffers() if name in saved and buffer.is_floating_point()
+    }
+
+
+def take_buffers(module: nn.Module, means: Tensors) -> None:
+    """Set the running statistics to the silos' weighted means; whole-number counters go up by one."""
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in means:
+                buffer.copy_(torch.tensor(means[name]))
+            elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
+                buffer.add_(1)
+
+
+class ServerOptimizer:
+    """PyTorch's SGD or Adam, stepping along gradients that come as arrays."""
+
+    def __init__(self, module: nn.Module, params: Training) -> None:
+        self._parameters = trainable(module)
+        trained, rate, decay = self._parameters.values(), params.learning_rate, params.weight_decay
+        self._optimizer: torch.optim.Optimizer
+        if params.optimizer == "sgd":
+            self._optimizer = torch.optim.SGD(trained, lr=rate, momentum=params.momentum, weight_decay=decay)
+        else:
+            self._optimizer = torch.optim.Adam(trained, lr=rate, weight_decay=decay)
+
+    def step(self, gradients: Mapping[str, NDArray[np.float64]]) -> None:
+        """Step along the gradients, float64 by parameter name, rounded to the parameters' dtype."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = torch.tensor(gradients[name]).to(parameter)
+        self._optimizer.step()
+
+    def state(self) -> State:
+        """Return momentum and moments as flat arrays, ``optimizer/<parameter>/<what>``."""
+        names = list(self._parameters)
+        return {
+            f"optimizer/{names[index]}/{key}": value.detach().cpu().numpy().copy()
+            for index, entries in self._optimizer.state_dict()["state"].items()
+            for key, value in entries.items()
+            if value is not None
+        }
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        names = list(self._parameters)
+        entries: dict[int, dict[str, Tensor]] = {}
+        for path, value in state.items():
+            if path.startswith("optimizer/"):
+                name, key = path.removeprefix("optimizer/").rsplit("/", 1)
+                entries.setdefault(names.index(name), {})[key] = torch.tensor(value)
+        packed = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({"state": entries, "param_groups": packed["param_groups"]})

@@ -1,0 +1,126 @@
+"""A silo of PBPFL: trains on the noisy model, exactly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moretta.errors import MisuseError, PeerError
+from moretta.protocol import Array, Message, Phase, Stamp, State, no_phase, unexpected
+from moretta.protocols import modules
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.losses import Loss
+from moretta.protocols.pbpfl import terms
+from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl.scales import Head
+from moretta.protocols.pbpfl.terms import NoisyHead, Terms
+from moretta.protocols.pbpfl.trunk import Trunk
+from moretta.secure_aggregation import Contributor
+
+
+@dataclass(frozen=True)
+class _Forwarded:
+    """A batch between the silo's predictions and the server's answer."""
+
+    stamp: Stamp
+    at: NoisyHead
+    targets: Tensor
+    parts: Tensor
+
+
+class Client:
+    """Answers `TrainOn` with the gradients of its scalars, through the secure sum.
+
+    Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
+    head: the model's last linear layer.
+    """
+
+    def __init__(self, loss: Loss, model: nn.Module, head: Head, rows: SiloRows, contributor: Contributor) -> None:
+        self.phase: Phase = no_phase
+        self._loss, self._head, self._rows, self._contributor = loss, head, rows, contributor
+        self._model = copy.deepcopy(model).train()
+        self._buffers = modules.running_buffers(self._model)
+        self._trunk = Trunk(self._model, head)
+        self._forwarded: _Forwarded | None = None
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message."""
+        match message:
+            case TrainOn():
+                forwarded = self._forward(message)
+                if self._loss.name == "mse":
+                    with self.phase("local_backward"):
+                        found = terms.squared_error(forwarded.at, forwarded.targets)
+                    return self._upload(message.stamp, found, message.encoding, forwarded.targets)
+                self._forwarded = forwarded
+                return _predictions(message.stamp, forwarded.at)
+            case Softmax():
+                return self._after_softmax(message)
+        reply = self._rows.answer(message, self._contributor, self._model)
+        if reply is None:
+            raise unexpected("a PBPFL silo", message)
+        return reply
+
+    def _forward(self, ask: TrainOn) -> _Forwarded:
+        modules.load(self._model, ask.parameters)
+        inputs, targets = self._rows.batch(ask.stamp.round)
+        weight = self._model.get_parameter(self._head.weight).detach()
+        parts = torch.from_numpy(ask.parts).to(weight.device)
+        spread = terms.selector(parts, torch.from_numpy(ask.direction).to(weight))
+        with self.phase("local_forward"), self._rows.randomness(ask.stamp.round):
+            h, outputs = self._trunk.forward(inputs)
+        return _Forwarded(ask.stamp, NoisyHead(h, outputs, weight, self._head.bias is not None, spread), targets, parts)
+
+    def _after_softmax(self, ask: Softmax) -> Message:
+        batch, self._forwarded = self._forwarded, None
+        if batch is None or batch.stamp != ask.stamp:
+            raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")
+        outputs = batch.at.outputs
+        if ask.y.shape != tuple(outputs.shape) or ask.k.shape[1] not in (0, len(batch.at.spread)):
+            raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
+        with self.phase("local_backward"):
+            u = self._loss.weighted_targets(batch.targets, outputs)
+            y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)
+            found = terms.cross_entropy(batch.at, u, y, k, batch.parts)
+        return self._upload(ask.stamp, found, ask.encoding, batch.targets)
+
+    def _upload(self, stamp: Stamp, found: Terms, encoding: Mapping[str, int], targets: Tensor) -> Message:
+        with self.phase("local_backward"):
+            trunk = self._trunk.backward(found.cotangents)
+        with self.phase("aggregation"):
+            upload: dict[str, Array] = {"scalars": _array(found.values)}
+            if found.alpha_h is not None:
+                upload["alpha_h"] = _array(found.alpha_h)
+            for name, stacked in trunk.items():
+                values = zip(found.prefixes, _array(stacked), strict=True)
+                upload |= {f"{prefix}/{name}": value for prefix, value in values}
+            for name, blocks in ((self._head.weight, found.weight), (self._head.bias or "", found.bias)):
+                for prefix, value in blocks.items():
+                    path = f"{prefix}/{name}"  # a tied head has a part in the trunk already
+                    upload[path] = upload[path] + _array(value) if path in upload else _array(value)
+            upload |= {f"buffer/{name}": _array(buffer).copy() for name, buffer in self._buffers.items()}
+            if self._loss.weighs_rows:
+                upload["density"] = np.asarray(self._loss.density(targets))
+            return self._contributor.upload(stamp, upload, len(targets), encoding)
+
+    def state(self) -> State:
+        """Return nothing: a client's batches are a function of the round, its model comes with each ask."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Take up nothing."""
+
+
+def _predictions(stamp: Stamp, at: NoisyHead) -> Predictions:
+    z = at.outputs - at.outputs.amax(dim=1, keepdim=True)
+    return Predictions(stamp=stamp, z=_array(z), alpha=_array(at.alpha[:, 0]))
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.cpu().numpy()
+    return array

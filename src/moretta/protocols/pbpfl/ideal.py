@@ -1,0 +1,15 @@
+"""What PBPFL must equal: the gradient of the true model's loss on all silos' rows together, in the open."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from moretta.protocols.losses import Loss
+
+
+def gradient(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Tensor]:
+    """Return the gradient of the mean loss over the rows, by parameter name."""
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(loss(model(inputs), targets), list(parameters.values()))
+    return dict(zip(parameters, gradients, strict=True))

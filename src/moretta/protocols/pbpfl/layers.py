@@ -1,0 +1,291 @@
+"""What each layer with weights does to scales and channels: linear, convolution, normalisation, embedding, attention.
+
+The scale of a weight is R = s_out / s_in (`practical.md`, Eq. 7, 14 and 15), of a bias s_out.
+
+Differs from the paper: the paper knows linear and convolution layers in a row; the rest of the rules is ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moretta.protocols.pbpfl.graph import Call
+from moretta.protocols.pbpfl.rules import RULES, Known, Rule, contract, opaque
+from moretta.protocols.pbpfl.solver import Ids, Solver, View, compress, constant
+
+
+def _views(solver: Solver, *tensors: Tensor | None) -> list[View | None] | None:
+    """Return the parameters' views, None for an absent one; None altogether if one is not a plain parameter."""
+    views = [None if tensor is None else solver.value(tensor) for tensor in tensors]
+    return None if any(isinstance(view, Ids) for view in views) else views  # type: ignore[return-value]
+
+
+def linear(solver: Solver, call: Call) -> Known:
+    """y_o = sum_i W_oi x_i + b_o: R = s_out / s_in, bias s_out; a fresh scale out."""
+    x, weight, bias = call.argument(0, "input"), call.argument(1, "weight"), call.argument(2, "bias")
+    views = _views(solver, weight, bias)
+    if views is None or weight.dim() != 2:
+        return opaque(solver, call)
+    inward = solver.collapse(solver.ids(x), (-1,)).map(lambda numbers: numbers.reshape(-1))
+    out = solver.fresh(weight.shape[0])
+    _bind(solver, views[0], out.along(0, 2), inward.inverse().along(1, 2))
+    _bind(solver, views[1], out)
+    return out.along(-1, call.result.dim()).expand(call.result.shape)
+
+
+def matmul_by_parameter(solver: Solver, call: Call) -> Known:
+    """x @ W with a parameter W[in, out] is a linear layer; otherwise both are tensors of the graph."""
+    a, b = call.args[:2]
+    view = solver.value(b)
+    if call.name != "matmul" or not isinstance(view, View) or b.dim() != 2 or isinstance(solver.value(a), View):
+        return _PRODUCT(solver, call)
+    inward = solver.collapse(solver.ids(a), (-1,)).map(lambda numbers: numbers.reshape(-1))
+    out = solver.fresh(b.shape[1])
+    solver.bind(view, out.along(1, 2), inward.inverse().along(0, 2))
+    return out.along(-1, call.result.dim()).expand(call.result.shape)
+
+
+def _bind(solver: Solver, view: View | None, out: Ids, into: Ids | None = None) -> None:
+    if view is not None:
+        solver.bind(view, out, into)
+
+
+def convolution(solver: Solver, call: Call) -> Known:
+    """Convolutions of one to three dimensions, W[out, in / groups, ...]: R = s_out / s_in, bias s_out."""
+    weight, groups = call.argument(1, "weight"), call.argument(6, "groups", 1)
+    views = _views(solver, weight, call.argument(2, "bias"))
+    if views is None:
+        return opaque(solver, call)
+    inward = _channel_ids(solver, call, weight.dim() - 2)
+    outputs, dimensions = weight.shape[0], weight.dim()
+    if groups == 1:
+        out = solver.fresh(outputs)
+        into = inward.along(1, dimensions)
+    elif weight.shape[1] == 1 and outputs == groups:  # depthwise: each channel keeps to itself and may move
+        out = Ids(solver.scales.fresh(outputs), inward.channel)
+        into = inward.still().along(0, dimensions)
+    else:
+        out, into = _grouped(solver, inward, outputs, groups, weight.shape)
+    _bind(solver, views[0], out.along(0, dimensions), into.inverse())
+    _bind(solver, views[1], out)
+    return _spread(out, call.result, dimensions - 2)
+
+
+def _grouped(solver: Solver, inward: Ids, outputs: int, groups: int, shape: torch.Size) -> tuple[Ids, Ids]:
+    """Return out and into of a grouped convolution: channels in stay, channels out move within their group."""
+    solver.pin(inward.channel)
+    group = torch.arange(outputs) // (outputs // groups)
+    columns = group[:, None] * shape[1] + torch.arange(shape[1])
+    into = inward.still().map(lambda numbers: numbers[columns].reshape(outputs, shape[1], *[1] * (len(shape) - 2)))
+    return solver.fresh(outputs, groups), into
+
+
+def transposed(solver: Solver, call: Call) -> Known:
+    """Transposed convolutions, W[in, out / groups, ...]."""
+    weight, groups = call.argument(1, "weight"), call.argument(6, "groups", 1)
+    views = _views(solver, weight, call.argument(2, "bias"))
+    if views is None:
+        return opaque(solver, call)
+    inward = _channel_ids(solver, call, weight.dim() - 2)
+    dimensions, rows = weight.dim(), torch.arange(weight.shape[0])
+    if groups == 1:
+        out = solver.fresh(weight.shape[1])
+        term = out.along(1, dimensions)
+    else:
+        solver.pin(inward.channel)
+        out = solver.fresh(weight.shape[1] * groups)
+        solver.pin(out.channel)
+        position = (rows // (weight.shape[0] // groups))[:, None] * weight.shape[1] + torch.arange(weight.shape[1])
+        term = out.still().map(lambda numbers: numbers[position].reshape(*position.shape, *[1] * (dimensions - 2)))
+    _bind(solver, views[0], term, inward.inverse().along(0, dimensions))
+    _bind(solver, views[1], out)
+    return _spread(out, call.result, dimensions - 2)
+
+
+def _channel_ids(solver: Solver, call: Call, spatial: int) -> Ids:
+    """Return the ids of the input along its channels, int64[channels]."""
+    x = call.argument(0, "input")
+    return solver.collapse(solver.ids(x), (x.dim() - spatial - 1,)).map(lambda numbers: numbers.reshape(-1))
+
+
+def _spread(out: Ids, result: Tensor, spatial: int) -> Ids:
+    return out.along(result.dim() - spatial - 1, result.dim()).expand(result.shape)
+
+
+def batch_norm(solver: Solver, call: Call) -> Known:
+    """Scale 1 in, so that eps is exact; a fresh scale out through the affine, which running statistics do not see."""
+    x, mean, variance, weight, bias = (
+        call.argument(i, name) for i, name in enumerate(["input", "running_mean", "running_var", "weight", "bias"])
+    )
+    if call.name == "instance_norm" and x.dim() < 3:
+        return opaque(solver, call)
+    views = _views(solver, weight, bias)
+    if views is None:
+        return opaque(solver, call)
+    ids = solver.ids(x)
+    solver.force(ids)
+    channel = solver.collapse_channels(ids.channel, (1,)).reshape(-1)
+    for buffer in (mean, variance):
+        name = None if buffer is None else solver.buffers.get(id(buffer))
+        if name is not None:
+            solver.bind(View(name, buffer.shape), Ids(torch.zeros_like(channel), channel))
+        elif buffer is not None:
+            solver.pin(channel)
+    out = _affine(solver, views, channel)
+    return out.along(1, x.dim()).expand(x.shape)
+
+
+def _affine(solver: Solver, views: list[View | None], channel: Tensor) -> Ids:
+    """Return the scale after x^ * weight + bias: fresh if there is a weight, else 1; channels as before."""
+    fresh = views[0] is not None
+    scale = solver.scales.fresh(channel.numel()).reshape(channel.shape) if fresh else torch.zeros_like(channel)
+    out = Ids(scale, channel)
+    for view in views:
+        _bind(solver, view, out)
+    return out
+
+
+def group_norm(solver: Solver, call: Call) -> Known:
+    """As batch normalisation, with channels that keep to their group."""
+    x, groups = call.argument(0, "input"), call.argument(1, "num_groups")
+    views = _views(solver, call.argument(2, "weight"), call.argument(3, "bias"))
+    if views is None:
+        return opaque(solver, call)
+    ids = solver.ids(x)
+    solver.force(ids)
+    channel = solver.collapse_channels(ids.channel, (1,)).reshape(-1)
+    if groups > 1:
+        solver.channels.tag(channel, torch.arange(channel.numel()) // (channel.numel() // groups))
+    return _affine(solver, views, channel).along(1, x.dim()).expand(x.shape)
+
+
+def layer_norm(solver: Solver, call: Call) -> Known:
+    """Layer and RMS normalisation over the last axes: scale 1 in, a fresh scale out through the affine."""
+    x, shape, weight = call.argument(0, "input"), call.argument(1, "normalized_shape"), call.argument(2, "weight")
+    views = _views(solver, weight, call.argument(3, "bias") if call.name == "layer_norm" else None)
+    if views is None:
+        return opaque(solver, call)
+    ids = solver.ids(x)
+    solver.force(ids)
+    axes = [x.dim() - len(shape) + axis for axis in range(len(shape))]
+    channel = solver.collapse_channels(ids.channel, axes)
+    shown = [x.shape[axis] for axis in axes]
+    out = _affine(solver, views, channel.reshape(shown))
+    return out.map(lambda numbers: numbers.reshape([1] * (x.dim() - len(shape)) + shown).expand(x.shape))
+
+
+def embedding(solver: Solver, call: Call) -> Known:
+    """Rows of a table: its columns have a fresh scale, its rows stay in their places."""
+    index, weight = call.argument(0, "input"), call.argument(1, "weight")
+    view = solver.value(weight)
+    if not isinstance(view, View) or call.argument(3, "max_norm") is not None:
+        return opaque(solver, call)
+    out = solver.fresh(weight.shape[1])
+    solver.bind(view, None, out.along(1, 2))
+    return out.along(-1, index.dim() + 1).expand(call.result.shape)
+
+
+def prelu(solver: Solver, call: Call) -> Known:
+    """Slopes have no scale; one slope per channel moves with its channel."""
+    x, weight = call.argument(0, "input"), call.argument(1, "weight")
+    view = solver.value(weight)
+    if not isinstance(view, View):
+        return opaque(solver, call)
+    ids = solver.ids(x)
+    if weight.numel() == 1:
+        solver.bind(view, None)
+        return ids
+    channel = solver.collapse_channels(ids.channel, (1,)).reshape(-1)
+    solver.bind(view, Ids(torch.zeros_like(channel), channel))
+    return ids
+
+
+def attention(solver: Solver, call: Call) -> Known:
+    """scaled_dot_product_attention: s_k = 1 / s_q, values pass."""
+    q, k, v = (call.argument(i, name) for i, name in enumerate(["query", "key", "value"]))
+    mask = call.argument(3, "attn_mask")
+    if q.shape[:-2] != k.shape[:-2] or k.shape[:-2] != v.shape[:-2]:
+        return opaque(solver, call)
+    if isinstance(mask, Tensor):
+        solver.force(solver.ids(mask))
+        solver.pin(solver.ids(mask).channel)
+    keys = solver.ids(k).map(lambda numbers: numbers.transpose(-1, -2))
+    logits = contract(solver, solver.ids(q), keys, torch.Size((*q.shape[:-1], k.shape[-2])))
+    solver.force(logits)
+    weights = constant(logits.scale.shape)
+    solver.pin(logits.channel)
+    return contract(solver, weights, solver.ids(v), call.result.shape)
+
+
+_ATTENTION = [
+    "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v",
+    "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights",
+    "attn_mask", "use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight",
+]  # fmt: skip
+
+
+def multi_head(solver: Solver, call: Call) -> Known:
+    """nn.MultiheadAttention: queries s_q, keys 1 / s_q, values free, each channel in its head; out a fresh scale."""
+    given = {name: call.argument(position, name) for position, name in enumerate(_ATTENTION)}
+    views = {name: solver.value(given[name]) for name in _ATTENTION if isinstance(given[name], Tensor)}
+    weights = [name for name in views if name.endswith(("weight", "bias")) or name.startswith("bias")]
+    if any(isinstance(views[name], Ids) for name in weights):
+        return opaque(solver, call)
+    for mask in ("key_padding_mask", "attn_mask"):
+        if mask in views:
+            solver.force(solver.ids(given[mask]))
+            solver.pin(solver.ids(given[mask]).channel)
+    heads, width = given["num_heads"], given["out_proj_weight"].shape[0]
+    pairs, values = solver.fresh(width, heads), solver.fresh(width, heads)
+    parts = {"query": pairs, "key": pairs.inverse(), "value": values}
+    inward = {
+        name: solver.collapse(solver.ids(given[name]), (-1,)).map(lambda numbers: numbers.reshape(-1)).inverse()
+        for name in parts
+    }
+    if "in_proj_weight" in views:
+        rows = _joined([out.along(0, 2) for out in parts.values()])
+        columns = _joined([inward[name].along(1, 2).expand((width, width)) for name in parts])
+        solver.bind(_view(views["in_proj_weight"]), rows, columns.map(compress))
+    else:
+        for name, out in parts.items():
+            solver.bind(_view(views[f"{name[0]}_proj_weight"]), out.along(0, 2), inward[name].along(1, 2))
+    if "in_proj_bias" in views:
+        solver.bind(_view(views["in_proj_bias"]), _joined(list(parts.values())))
+    for name, out in {"bias_k": parts["key"], "bias_v": values}.items():
+        if name in views:
+            solver.bind(_view(views[name]), out.along(2, 3))
+    out = solver.fresh(width)
+    solver.bind(_view(views["out_proj_weight"]), out.along(0, 2), values.inverse().along(1, 2))
+    if "out_proj_bias" in views:
+        solver.bind(_view(views["out_proj_bias"]), out)
+    result, *maps = [leaf for leaf in call.result if isinstance(leaf, Tensor)]
+    return [out.along(-1, result.dim()).expand(result.shape), *(constant(leaf.shape) for leaf in maps)]
+
+
+def _joined(parts: list[Ids]) -> Ids:
+    return Ids(torch.cat([part.scale for part in parts]), torch.cat([part.channel for part in parts]))
+
+
+def _view(value: Ids | View) -> View:
+    if isinstance(value, Ids):
+        raise TypeError("expected a parameter")
+    return value
+
+
+_PRODUCT: Rule = RULES["matmul"]
+
+LAYERS: dict[str, Rule] = {
+    **RULES,
+    **dict.fromkeys(["conv1d", "conv2d", "conv3d"], convolution),
+    **dict.fromkeys(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"], transposed),
+    **dict.fromkeys(["batch_norm", "instance_norm"], batch_norm),
+    **dict.fromkeys(["layer_norm", "rms_norm"], layer_norm),
+    "linear": linear,
+    "matmul": matmul_by_parameter,
+    "group_norm": group_norm,
+    "embedding": embedding,
+    "prelu": prelu,
+    "scaled_dot_product_attention": attention,
+    "multi_head_attention_forward": multi_head,
+}

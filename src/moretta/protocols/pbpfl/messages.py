@@ -1,0 +1,72 @@
+"""The arrows of PBPFL's figure; the answer to `TrainOn` is an upload of the secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from moretta.errors import PeerError
+from moretta.protocol import Array, Message, Tensors, message
+
+
+@message("pbpfl/train-on")
+class TrainOn(Message):
+    """The noisy model, the public half of its key, and how the answer is to be encoded.
+
+    parameters: W^ = R o W, with r added to each row of the head. parts: int64[outputs], the part I_s of each output.
+    direction: float64[outputs], r_a.
+    """
+
+    parameters: Tensors
+    parts: Array
+    direction: Array
+    encoding: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where parts and direction do not fit each other."""
+        if self.direction.ndim != 1 or self.direction.dtype != np.float64 or self.direction.size < 1:
+            raise PeerError("pbpfl/train-on: expected a direction of one float64 an output")
+        m = int(self.parts.max(initial=0)) + 1
+        if self.parts.shape != self.direction.shape or set(self.parts.tolist()) != set(range(m)):
+            raise PeerError("pbpfl/train-on: expected parts that number the outputs 0 to m - 1 without a gap")
+
+
+@message("pbpfl/predictions")
+class Predictions(Message):
+    """What the server needs to form the softmax of the true outputs, which a silo cannot: `practical.md`, Eq. 21.
+
+    z: y^ - max y^ by row, [B, outputs]; alpha: [B].
+
+    Differs from the paper: it sends exp(y^_i - y^_j) for all pairs, which overflows float32 once 2 |alpha r| plus the
+    gap of two outputs passes 88; z and alpha say the same in the log domain.
+    """
+
+    z: Array
+    alpha: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where z and alpha are not of the same rows."""
+        if self.z.ndim != 2 or self.alpha.shape != self.z.shape[:1] or self.z.size == 0 or self.z.dtype.kind != "f":
+            raise PeerError("pbpfl/predictions: expected one alpha for each row of outputs")
+
+
+@message("pbpfl/softmax")
+class Softmax(Message):
+    """The server's answer to `Predictions`, and how the gradients are to be encoded.
+
+    y: [B, outputs], p o exp(-delta) in the paper's form, p itself in the cheaper one. k: [B, m], (1 - exp(delta)) / xi
+    in the paper's form (which prints its reciprocal, Eq. 23), and [B, 0] in the cheaper one.
+    """
+
+    y: Array
+    k: Array
+    encoding: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where y and k are not of the same rows."""
+        if self.y.ndim != 2 or self.k.ndim != 2 or len(self.y) != len(self.k):
+            raise PeerError("pbpfl/softmax: expected y and k of the same rows")
+
+
+MESSAGES = (TrainOn, Predictions, Softmax)

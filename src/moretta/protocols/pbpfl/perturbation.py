@@ -1,0 +1,183 @@
+"""The server's key: draw it, perturb the model with it, recover the true gradient.
+
+Notation of `practical.md`: scales R (`moretta.protocols.pbpfl.scales`), the public direction r_a, one secret gamma a
+part, and the offset r = gamma o r_a that is added to every entry of a row of the head (and to its bias). Under
+cross-entropy in the paper's form each part has a secret xi besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError
+from moretta.keystream import Keystream
+from moretta.protocol import Array, Tensors
+from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+
+LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in is at most 4
+
+
+@dataclass(frozen=True, repr=False)
+class Key:
+    """One round's key. Secret: `scales`, `gamma` and `xi`; public: `parts` and `direction`.
+
+    gamma, xi: float64[m]; parts: int64[outputs], from 0 to m - 1; direction: float64[outputs], r_a, of rms 1.
+    """
+
+    scales: ScaleKey
+    gamma: NDArray[np.float64]
+    xi: NDArray[np.float64]
+    parts: NDArray[np.int64]
+    direction: NDArray[np.float64]
+
+    @property
+    def offset(self) -> NDArray[np.float64]:
+        """Return r = gamma o r_a, float64[outputs]."""
+        return self.gamma[self.parts] * self.direction
+
+    def __repr__(self) -> str:
+        return f"Key(m={len(self.gamma)}, <redacted>)"
+
+
+class Perturbation:
+    """Perturbs one model and recovers its gradients.
+
+    partitions: m, from 1 to the number of outputs; outputs are split into m parts of neighbours.
+    form: which identity the silos' terms obey (`moretta.protocols.pbpfl.terms`): "squared-error", or under
+    cross-entropy "probabilities" or "paper".
+    """
+
+    def __init__(self, plan: ScalePlan, partitions: int, form: str) -> None:
+        outputs = plan.head.outputs
+        if not 1 <= partitions <= outputs:
+            raise ParameterError(f"partitions = {partitions}: expected 1 to {outputs}, the outputs of the model")
+        if plan.head.tied and form == "paper":
+            raise ParameterError('variant = "paper" needs a head of its own; this one is tied: use "probabilities"')
+        self.plan, self.partitions, self.form = plan, partitions, form
+        self.parts = np.arange(outputs) * partitions // outputs
+
+    def draw_key(self, stream: Keystream, offset_size: float) -> Key:
+        """Draw a key: scales log-uniform in [1/2, 2], and |gamma r_a| about `offset_size` (0 for no offset).
+
+        gamma_s = +-u_s offset_size with log u_s uniform in [log 0.7, log 1.4]; r_a has components of random sign and
+        of sizes from 1 to 3, pairwise different, brought to rms 1; xi_s = +-1/2 to +-2, log-uniform.
+        """
+        m, outputs = self.partitions, len(self.parts)
+        if self.plan.head.tied:
+            offset_size = 0.0  # its weight works elsewhere too, where an offset would change the function
+        size = np.exp(np.log(0.7) + stream.uniform(m) * np.log(2.0))
+        gamma = _signs(stream, m) * size * offset_size
+        direction = _signs(stream, outputs) * (1.0 + 2.0 * stream.uniform(outputs))
+        direction /= np.sqrt(np.mean(direction**2))
+        xi = _signs(stream, m) * 2.0 ** (2.0 * stream.uniform(m) - 1.0)
+        return Key(self.plan.draw(stream), gamma, xi, self.parts, direction)
+
+    def perturb(self, parameters: Mapping[str, torch.Tensor], key: Key) -> dict[str, Array]:
+        """Return W^: R o W and r on the head's rows (`practical.md`, Eq. 6 to 8), in the dtype of W.
+
+        Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
+        """
+        exact = {
+            name: value.detach().cpu().to(torch.float64 if value.is_floating_point() else value.dtype)
+            for name, value in parameters.items()
+        }
+        noisy = self.plan.perturb(exact, key.scales)
+        head, offset = self.plan.head, torch.from_numpy(key.offset)
+        if key.offset.any():
+            noisy[head.weight] = noisy[head.weight] + offset[:, None]
+            if head.bias is not None:
+                noisy[head.bias] = noisy[head.bias] + offset
+        return {name: value.to(parameters[name].dtype).numpy() for name, value in noisy.items()}
+
+    def coefficients(self, key: Key) -> dict[str, float]:
+        """Return by what each uploaded gradient is multiplied to give the true one, by its prefix."""
+        factors = {"noisy": 1.0} | {f"sigma/{s}": -gamma for s, gamma in enumerate(key.gamma)}
+        if self.form == "squared-error":
+            return factors | {"beta": float(key.offset @ key.offset)}  # `practical.md`, Eq. 29
+        if self.form == "probabilities":
+            return factors
+        both = zip(key.gamma, key.xi, strict=True)
+        factors |= {f"beta/{s}": gamma * xi for s, (gamma, xi) in enumerate(both)}
+        return factors | {f"psi/{s}": -xi for s, xi in enumerate(key.xi)}
+
+    def recover(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
+        """Return the gradient of the true loss from the silos' means, float64 by name."""
+        coefficients = self.coefficients(key)
+        corrected: dict[str, torch.Tensor] = {}
+        for name in self.trained(means):
+            if self._is_head(name):
+                gradient = self._recover_head(name, means, key)
+            else:
+                parts = [factor * means[f"{prefix}/{name}"] for prefix, factor in coefficients.items()]
+                gradient = np.sum(parts, axis=0)
+            corrected[name] = torch.from_numpy(np.asarray(gradient, dtype=np.float64))
+        return {name: value.numpy() for name, value in self.plan.recover(corrected, key.scales).items()}
+
+    def _recover_head(self, name: str, means: Tensors, key: Key) -> Array:
+        head, noisy = self.plan.head, means[f"noisy/{name}"]
+        if self.form == "probabilities":
+            return noisy
+        correction: Array
+        if self.form == "paper":
+            xi = key.xi[key.parts]
+            correction = (xi[:, None] if name == head.weight else xi) * means[f"psi/{name}"]
+        elif name == head.weight:
+            correction = np.outer(key.offset, means["alpha_h"][: head.inputs])
+        else:
+            correction = key.offset * means["alpha_h"][head.inputs]
+        return np.asarray(noisy - correction)
+
+    def recover_buffers(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
+        """Return the running statistics of the true model from the silos' means, float64 by name."""
+        noisy = {
+            name.removeprefix("buffer/"): torch.from_numpy(np.asarray(mean, dtype=np.float64))
+            for name, mean in means.items()
+            if name.startswith("buffer/")
+        }
+        return {name: value.numpy() for name, value in self.plan.recover_buffers(noisy, key.scales).items()}
+
+    def true_loss(self, means: Tensors, key: Key, log_normaliser: float = 0.0) -> float:
+        """Return the loss of the true model from the silos' scalars.
+
+        log_normaliser: in the paper's form of cross-entropy, the mean over rows of log sum_i exp(y_i - max y^).
+        """
+        scalars = means["scalars"]
+        if self.form == "squared-error":
+            return float(scalars[0] - key.gamma @ scalars[1:-1] + key.offset @ key.offset * scalars[-1])
+        if self.form == "probabilities":
+            return float(scalars[0])
+        return float(scalars[0] + key.gamma @ scalars[1:] + log_normaliser)
+
+    def largest_step(self, steps: Mapping[str, float], key: Key) -> float:
+        """Return a bound of the error that the ring's steps add to any entry of the recovered gradient."""
+        coefficients = self.coefficients(key)
+        largest = 0.0
+        for name in self.trained(steps):
+            if self._is_head(name):
+                step = steps[f"noisy/{name}"]
+                if self.form == "squared-error":
+                    step += float(np.abs(key.offset).max()) * steps["alpha_h"]
+                elif self.form == "paper":
+                    step += float(np.abs(key.xi).max()) * steps[f"psi/{name}"]
+            else:
+                step = sum(abs(factor) * steps[f"{prefix}/{name}"] for prefix, factor in coefficients.items())
+            largest = max(largest, step)
+        return LARGEST_FACTOR * largest
+
+    def _is_head(self, name: str) -> bool:
+        """Return whether a parameter works in the head alone; a tied one has terms like the trunk's."""
+        return name in (self.plan.head.weight, self.plan.head.bias) and not self.plan.head.tied
+
+    @staticmethod
+    def trained(uploads: Mapping[str, object]) -> list[str]:
+        """Return the names of the trained parameters among the names of uploads."""
+        return [name.removeprefix("noisy/") for name in uploads if name.startswith("noisy/")]
+
+
+def _signs(stream: Keystream, count: int) -> NDArray[np.float64]:
+    return np.where(stream.uniform(count) < 0.5, -1.0, 1.0)

@@ -1,0 +1,337 @@
+"""Scales of a model: solved once over its graph, drawn afresh for every key, applied in milliseconds.
+
+The server multiplies the weights of a model by one positive scale per channel and permutes channels so that the
+function of the network is unchanged (`practical.md`, Eq. 7, 14 and 15, Lemmas 1 and 2):
+
+    W^ = P(R o W),    R_ij = s_i / s_j for a linear layer from channels j to channels i,
+    grad L(W) = R o P^-1(grad L(W^)),
+
+with s = 1 on the model's inputs and on the head's outputs. The additive offset of the head is not here.
+
+    graph     what the model calls
+    rules, layers     what each call does to scales
+    solver    the equalities that the rules state
+    patterns  how one tensor follows a key
+    selfcheck the numbers agree
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from moretta.errors import ParameterError, UnsupportedModel
+from moretta.protocols.pbpfl import patterns, selfcheck
+from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_structures
+from moretta.protocols.pbpfl.layers import LAYERS
+from moretta.protocols.pbpfl.patterns import Indices, Pattern
+from moretta.protocols.pbpfl.rules import opaque
+from moretta.protocols.pbpfl.solver import OUTPUT, Ids, Solver, Stored, View, constant, names_in
+
+Values = TypeVar("Values", Tensor, NDArray[np.float64])
+
+
+class Stream(Protocol):
+    """What a key is drawn from, for example a `moretta.keystream.Keystream`."""
+
+    def uniform(self, count: int, /) -> NDArray[np.float64]:
+        """Return numbers in [0, 1)."""
+
+    def permutation(self, count: int, /) -> NDArray[np.int64]:
+        """Return a permutation of range(count)."""
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A tensor of which some scale stays at 1, and why."""
+
+    tensor: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer: its path, its parameters and sizes; tied if another layer uses its parameters too."""
+
+    module: str
+    weight: str
+    bias: str | None
+    outputs: int
+    inputs: int
+    tied: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleKey:
+    """The secret of one round: a value for each free scale, float64[free], and an order for each block of channels."""
+
+    scales: NDArray[np.float64] = field(repr=False)
+    permutations: tuple[Indices, ...] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return "ScaleKey(<redacted>)"
+
+
+@dataclass(frozen=True, eq=False)
+class ScalePlan:
+    """Which scales of a model are free, and how every parameter and buffer follows them.
+
+    parameters, buffers: by name. aliases: second names of tied parameters. free: the number of free scales.
+    blocks: the sizes of the sets of channels that are permuted. forced: what stays at scale 1, and why.
+    """
+
+    parameters: Mapping[str, Pattern]
+    buffers: Mapping[str, Pattern]
+    aliases: Mapping[str, str]
+    free: int
+    blocks: tuple[int, ...]
+    forced: tuple[Forced, ...]
+    head: Head
+
+    @classmethod
+    def of(cls, model: nn.Module, example_inputs: Sequence[Tensor]) -> ScalePlan:
+        """Trace a copy of the model in float64, solve its scales and check the result numerically.
+
+        example_inputs: the model's arguments, each with the batch as axis 0.
+        Raises UnsupportedModel, naming the layer or the line and a way out, if the model reads data, differs between
+        training and evaluation, mixes rows outside of batch normalisation, or does not end in a linear layer.
+        """
+        with selfcheck.double_precision():
+            return cls._of(*selfcheck.stand_in(model, example_inputs))
+
+    @classmethod
+    def _of(cls, clone: nn.Module, inputs: Sequence[Tensor]) -> ScalePlan:
+        before = copy.deepcopy(clone.state_dict())
+        training = record(clone, inputs, training=True)
+        clone.load_state_dict(before)  # running statistics as they were
+        evaluation = record(clone, inputs)
+        refuse_two_structures(evaluation, training)
+        head = _find_head(clone, evaluation)
+        selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
+        solver = _solver(clone)
+        history = _solve(solver, clone, inputs, evaluation)
+        if any(call.module in evaluation.idle for call in training.calls):
+            # Layers that are idle in evaluation multiply with noise in training: these equalities hold too.
+            _solve(solver, clone, inputs, training)
+        plan = _plan(clone, solver, head)
+        still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
+        for candidate in (plan, still):
+            if selfcheck.agrees(candidate, clone, inputs):
+                return candidate
+        predict = _Prediction(solver)
+        raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, history))
+
+    @property
+    def permuted(self) -> int:
+        """The number of axes of parameters and buffers that a key permutes."""
+        everything = [*self.parameters.values(), *self.buffers.values()]
+        return sum(len(pattern.shuffles) for pattern in everything)
+
+    def draw(self, stream: Stream) -> ScaleKey:
+        """Draw a key: scales log-uniform in [1/2, 2], uniform permutations of each block."""
+        scales = 2.0 ** (2.0 * np.asarray(stream.uniform(self.free)) - 1.0)
+        return ScaleKey(scales, tuple(np.asarray(stream.permutation(size)) for size in self.blocks))
+
+    def draw_powers_of_two(self, stream: Stream) -> ScaleKey:
+        """Draw scales from 1/2, 1 and 2 and permute nothing: then perturbation is exact to the last bit."""
+        return replace(self.identity(), scales=2.0 ** np.floor(3.0 * np.asarray(stream.uniform(self.free)) - 1.0))
+
+    def identity(self) -> ScaleKey:
+        """Return the key that changes nothing."""
+        return ScaleKey(np.ones(self.free), tuple(np.arange(size) for size in self.blocks))
+
+    def perturb(self, tensors: Mapping[str, Tensor], key: ScaleKey) -> dict[str, Tensor]:
+        """Return R o W, then permuted, of parameters and buffers by name; each keeps its dtype."""
+        moved = self._moved(key)
+        return {
+            name: self._pattern(name).perturb(tensor, key.scales, moved) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def recover(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
+        """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64."""
+        moved = self._moved(key)
+        return {
+            name: _like(value, self._pattern(name).recover(_tensor(value), key.scales, moved))
+            for name, value in tensors.items()
+        }
+
+    def recover_buffers(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
+        """Return running statistics in their original order; their scale is 1."""
+        moved = self._moved(key)
+        return {
+            name: _like(value, self._pattern(name).put_back(_tensor(value), moved)) for name, value in tensors.items()
+        }
+
+    def multiplier(self, name: str, key: ScaleKey) -> NDArray[np.float64]:
+        """Return R of one tensor, broadcastable to it, in the original order of its channels."""
+        return self._pattern(name).multiplier(key.scales)
+
+    def _pattern(self, name: str) -> Pattern:
+        canonical = self.aliases.get(name, name)
+        pattern = self.parameters.get(canonical) or self.buffers.get(canonical)
+        if pattern is None:
+            raise ParameterError(f"expected the name of a parameter or buffer of the model, got `{name}`")
+        return pattern
+
+    def _moved(self, key: ScaleKey) -> Indices:
+        """Return for each moving channel the channel that comes to its place; channels are counted block by block."""
+        if len(key.scales) != self.free or tuple(map(len, key.permutations)) != self.blocks:
+            raise ParameterError("the key was drawn for another model")
+        starts = np.cumsum([0, *self.blocks])
+        parts = [start + order for start, order in zip(starts, key.permutations, strict=False)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _tensor(value: Tensor | NDArray[np.float64]) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.from_numpy(value)
+
+
+def _like(value: Values, result: Tensor) -> Values:
+    return result if isinstance(value, Tensor) else result.cpu().numpy()
+
+
+def _find_head(model: nn.Module, trace: Trace) -> Head:
+    """Return the linear layer whose result is the model's output. Raises UnsupportedModel if there is none."""
+    way_out = "end the model with an nn.Linear whose output, [batch, outputs], is returned as it is"
+    if not isinstance(trace.output, Tensor):
+        raise UnsupportedModel(f"the model returns a {type(trace.output).__name__} instead of one tensor: {way_out}")
+    if not trace.calls:
+        raise UnsupportedModel(f"the model computes nothing: {way_out}")
+    calls = [call for call in trace.calls if call.result is trace.output]
+    layer = model.get_submodule(calls[-1].module) if calls else model
+    if not calls or calls[-1].name != "linear" or not isinstance(layer, nn.Linear) or trace.output.dim() != 2:
+        last = calls[-1] if calls else trace.calls[-1]
+        raise UnsupportedModel(
+            f"the model's output comes from {last.place} with shape {tuple(trace.output.shape)}: {way_out}"
+        )
+    path = calls[-1].module
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    users = [call for call in trace.calls if any(one is layer.weight for one in tree_leaves((call.args, call.kwargs)))]
+    if id(layer.weight) not in names:
+        raise UnsupportedModel(f"the weight of the head {path} is computed from others: {way_out}")
+    bias = None if layer.bias is None else names[id(layer.bias)]
+    tied = len(users) > 1 or names[id(layer.weight)] != f"{path}.weight".lstrip(".")
+    return Head(path, names[id(layer.weight)], bias, layer.out_features, layer.in_features, tied)
+
+
+def _solver(model: nn.Module) -> Solver:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return Solver({name: tensor.shape for name, tensor in named})
+
+
+def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:
+    """State the equalities of every call of a trace, in order, and those of its output; return the results' ids."""
+    solver.values = {id(tensor): constant(tensor.shape) for tensor in inputs}
+    solver.values |= {id(tensor): View(name, tensor.shape) for name, tensor in model.named_parameters()}
+    solver.buffers = {id(tensor): name for name, tensor in model.named_buffers()}
+    history = []
+    for call in trace.calls:
+        solver.where = call.place
+        history.append(tuple(value if isinstance(value, Ids) else None for value in _follow(solver, call)))
+    solver.where = OUTPUT
+    output = solver.ids(trace.output)
+    solver.force(output, OUTPUT)
+    solver.pin(output.channel)
+    return history
+
+
+def _follow(solver: Solver, call: Call) -> list[Ids | View]:
+    """Apply the rule of one call, keep what it says of the call's results and return it."""
+    arguments = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)]
+    results = [leaf for leaf in tree_leaves(call.result) if isinstance(leaf, Tensor)]
+    known = any(id(tensor) in solver.values for tensor in arguments)
+    if not known and call.name not in ("zeros", "zeros_like", "embedding"):
+        return []
+    if call.name in LAYERS and (call.args or not arguments):
+        found = LAYERS[call.name](solver, call)
+    else:
+        solver.where = f"{call.place}, an operation without a rule,"
+        found = opaque(solver, call)
+    values = [found] if isinstance(found, Ids | View) else list(found)
+    for tensor, value in zip(results, values, strict=True):
+        # A whole number has no scale: whatever made it needed its arguments as they are.
+        solver.values[id(tensor)] = value if tensor.is_floating_point() else constant(tensor.shape)
+    return values
+
+
+def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
+    """Number the free scales and the moving channels, and describe every tensor by them."""
+    stored = solver.stored
+    patterns.settle_axes(list(stored.values()), solver.channels)
+    blocks = solver.channels.blocks()
+    moving = {root: place for place, root in enumerate(root for block in blocks for root in block)}
+    free = _free_roots(solver)
+    found = {
+        name: Pattern(
+            tuple(one.shape),
+            patterns.follows(one, solver.scales, free),
+            patterns.shuffles(one, solver.channels, moving),
+        )
+        for name, one in stored.items()
+    }
+    named = dict(model.named_parameters())
+    first = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    everything = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return ScalePlan(
+        parameters={name: found[name] for name in named},
+        buffers={name: found[name] for name in stored if name not in named},
+        aliases={name: first[id(tensor)] for name, tensor in everything if first[id(tensor)] != name},
+        free=len(free),
+        blocks=tuple(len(block) for block in blocks),
+        forced=tuple(
+            Forced(name, why)
+            for name in named
+            if name != head.bias and (why := _why(solver, stored[name], found[name]))
+        ),
+        head=head,
+    )
+
+
+def _free_roots(solver: Solver) -> dict[int, int]:
+    """Return the free scales that some tensor follows, each with its place in a key."""
+    terms = [ids for one in solver.stored.values() for ids in (one.out, one.into) if ids is not None]
+    roots = sorted({abs(root) for ids in terms for root in names_in(solver.scales.values(ids.scale))})
+    return {root: place for place, root in enumerate(roots)}
+
+
+def _why(solver: Solver, stored: Stored, pattern: Pattern) -> str:
+    """Return why some scale of a tensor is 1, in words, or nothing if none is.
+
+    The scale 1 of the model's inputs and outputs goes without saying, unless nothing else of the tensor is scaled.
+    """
+    if stored.out is None or stored.into is None:
+        return "no operation of the model uses it"
+    reasons = dict.fromkeys(why for ids in (stored.out, stored.into) if (why := _reason(solver, ids)))
+    told = [why for why in reasons if why != OUTPUT or not pattern.follows]
+    return "; ".join(told) or ("" if pattern.follows else "it stands between tensors of scale 1")
+
+
+def _reason(solver: Solver, ids: Ids) -> str | None:
+    """Return why the first forced variable of a term is forced."""
+    return next((why for name in names_in(ids.scale) if (why := solver.scales.reason(name))), None)
+
+
+def _still(found: Mapping[str, Pattern]) -> dict[str, Pattern]:
+    return {name: replace(pattern, shuffles=()) for name, pattern in found.items()}
+
+
+class _Prediction:
+    """The scale that the solver expects of a tensor under a key, to find the call that breaks it."""
+
+    def __init__(self, solver: Solver) -> None:
+        self._scales, self._number = solver.scales, _free_roots(solver)
+
+    def __call__(self, ids: Ids, key: ScaleKey) -> Tensor:
+        """Return the factor of every element, broadcastable to the tensor; 1 where any would do."""
+        one = Stored(ids.scale.shape, ids)
+        pattern = Pattern(tuple(one.shape), patterns.follows(one, self._scales, self._number))
+        return torch.from_numpy(pattern.multiplier(key.scales))

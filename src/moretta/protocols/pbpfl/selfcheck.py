@@ -1,0 +1,184 @@
+"""Numbers against rules: a solved plan is tried on random weights in float64 before anyone relies on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+
+from moretta.errors import UnsupportedModel
+from moretta.protocols.pbpfl.graph import Call, Trace, record
+from moretta.protocols.pbpfl.solver import Ids
+
+if TYPE_CHECKING:
+    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+
+ROWS = 4
+FORWARD, BACKWARD = 1e-9, 1e-7
+"""Bars for the relative error in float64: rounding stays far below them, a wrong rule far above."""
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Let tensors that the model makes itself be float64 too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a float64 copy of the model with noise on its parameters, and inputs of at least four different rows.
+
+    The noise is there because some parameters start at 0 or 1, where a wrong rule could not be seen.
+    Raises UnsupportedModel if the inputs have no common batch axis.
+    """
+    if len({tuple(tensor.shape[:1]) for tensor in inputs}) != 1 or inputs[0].dim() == 0:
+        raise UnsupportedModel("expected one example input or more, each with the batch as axis 0")
+    clone, generator = copy.deepcopy(model).double(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in clone.parameters():
+            if parameter.is_floating_point():
+                fan_in = max(parameter.numel() // max(len(parameter), 1), 1) if parameter.dim() else 1
+                size = min(float(parameter.square().mean().sqrt()) + 0.1, fan_in**-0.5)
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.5 * size)
+                parameter.requires_grad_()
+    return clone.cpu(), tuple(_rows(tensor.detach().cpu(), generator) for tensor in inputs)
+
+
+def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return at least four rows: batch normalisation over fewer is too ill-conditioned to compare gradients."""
+    repeats = -(-ROWS // max(len(tensor), 1))
+    rows = torch.cat([tensor.roll(turn, tensor.dim() - 1) for turn in range(repeats)])
+    if not rows.is_floating_point():
+        return rows
+    double = rows.double()
+    spread = double.std() if bool((double != double.reshape(-1)[0]).any()) else torch.tensor(1.0)
+    noise = torch.randn(double.shape, generator=generator, dtype=torch.float64)
+    noise[: len(tensor) if len(tensor) > 1 else 0] *= 0.1
+    return double + spread * noise
+
+
+def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trace) -> None:
+    """Raise UnsupportedModel, naming the layer, if a row's output in evaluation depends on the other rows."""
+    if any(isinstance(layer, _NormBase) and layer.running_mean is None for layer in model.modules()):
+        return  # a batch normalisation without running statistics is meant to
+    first = [tensor[:1] for tensor in inputs]
+    if close(record(model, first).output, together.output[:1], FORWARD):
+        return
+    calls = zip(record(model, first, keep=True).calls, record(model, inputs, keep=True).calls, strict=False)
+    place = next((whole.place for alone, whole in calls if _differs(alone, whole, len(inputs[0]))), "the model")
+    raise UnsupportedModel(
+        f"the output for a row depends on the other rows of its batch ({place}): silos would not compute the same "
+        "function; only batch normalisation may look across rows, and inputs must have the batch as axis 0"
+    )
+
+
+def _differs(alone: Call, whole: Call, rows: int) -> bool:
+    return any(
+        len(b.shape) > 0 and len(b) == rows and (a.shape != b[:1].shape or not close(a, b[:1], FORWARD))
+        for a, b in zip(alone.copies, whole.copies, strict=False)
+    )
+
+
+def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
+    """Whether two tensors agree relative to the largest element."""
+    if found.shape != wanted.shape:
+        return False
+    wanted = wanted.double()
+    error, size = (found.double() - wanted).abs(), wanted.abs()
+    if not wanted.numel():
+        return True
+    return bool(error.nan_to_num(0.0).max() <= bar * max(float(size.nan_to_num(0.0, 0.0, 0.0).max()), 1e-300))
+
+
+def agrees(plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
+    """Whether a random key leaves outputs, gradients and buffers of the model as they are."""
+    key = plan.draw(RandomNumbers(1))
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    with torch.no_grad():
+        outputs = [
+            functional_call(model.eval(), dict(tensors), tuple(inputs))
+            for tensors in ({**parameters, **buffers}, plan.perturb({**parameters, **buffers}, key))
+        ]
+    if not close(outputs[1], outputs[0], FORWARD):
+        return False
+    true, true_buffers = _train_step(model, parameters, buffers, inputs)
+    noisy, noisy_buffers = _train_step(model, plan.perturb(parameters, key), plan.perturb(buffers, key), inputs)
+    whole = max((float(gradient.norm()) for gradient in true.values()), default=0.0)
+    recovered = plan.recover(noisy, key)
+    errors = [float((recovered[name] - gradient).norm()) for name, gradient in true.items()]
+    sizes = [float(gradient.norm()) + 1e-3 * whole for gradient in true.values()]
+    statistics = plan.recover_buffers(noisy_buffers, key)
+    return all(error <= BACKWARD * size for error, size in zip(errors, sizes, strict=True)) and all(
+        close(statistics[name], buffer, BACKWARD) for name, buffer in true_buffers.items()
+    )
+
+
+def _train_step(
+    model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradients of a fixed function of the outputs in training, and the buffers afterwards."""
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
+    after = {name: tensor.clone() for name, tensor in buffers.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        outputs = functional_call(model.train(), {**leaves, **after}, tuple(inputs))
+    weights = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)
+    loss = (outputs * weights).sum() + 0.5 * outputs.square().mean()
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
+    return dict(zip(leaves, gradients, strict=True)), after
+
+
+def first_deviation(
+    plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, ScaleKey], Tensor],
+    history: Sequence[Sequence[Ids | None]],
+) -> str:  # fmt: skip
+    """Return a message that names the first call of the model whose result has another scale than predicted."""
+    key = plan.draw(RandomNumbers(1))
+    true = record(model, inputs, keep=True)
+    noisy = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, value in plan.perturb(dict(model.named_parameters()), key).items():
+            noisy.get_parameter(name).copy_(value)
+    calls = zip(true.calls, record(noisy, inputs, keep=True).calls, history, strict=False)
+    place = next((was.place for was, now, ids in calls if _deviates(was, now, ids, predict, key)), "its backward pass")
+    return (
+        f"the scales found for the model do not leave it unchanged, first at {place}: replace this operation by a "
+        "layer of torch.nn, or wrap it in an autograd-free form; please report it"
+    )
+
+
+def _deviates(
+    was: Call, now: Call, ids: Sequence[Ids | None], predict: Callable[[Ids, ScaleKey], Tensor], key: ScaleKey
+) -> bool:
+    return any(
+        one is not None and before.is_floating_point() and not close(after, before * predict(one, key), FORWARD)
+        for before, after, one in zip(was.copies, now.copies, ids, strict=False)
+    )
+
+
+class RandomNumbers:
+    """A stream for trials only: numpy's generator, not a secret."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Return numbers in [0, 1)."""
+        return self._generator.random(count)
+
+    def permutation(self, count: int) -> NDArray[np.int64]:
+        """Return a permutation of range(count)."""
+        return self._generator.permutation(count)

@@ -1,0 +1,214 @@
+"""The server of PBPFL: perturbs the model, asks, recovers, steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from moretta.errors import PeerError
+from moretta.keystream import Keystream, SecretRoot
+from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
+from moretta.protocols import modules
+from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.pbpfl import softmax
+from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.pbpfl.perturbation import Key, Perturbation
+from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.trunk import Trunk
+
+SYNTHETIC_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the next key's offset is sized by: the rms of alpha, and of the true outputs (or of the targets)."""
+
+    alpha: float
+    outputs: float
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What the exchange under cross-entropy came to: the silos' answers, the mean log normaliser, the sizes seen."""
+
+    answers: Mapping[str, Softmax]
+    log_normaliser: float
+    sizes: Sizes
+
+
+class Server:
+    """Holds the true model; the silos see it perturbed by a fresh key every round.
+
+    sample_shape: the shape of one row of inputs. limit: the largest |value| of an uploaded entry of the noisy loss's
+    gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
+    """
+
+    def __init__(
+        self,
+        params: PBPFL,
+        model: nn.Module,
+        plan: ScalePlan,
+        enrolment: Enrolment,
+        root: SecretRoot,
+        limit: float,
+        sample_shape: tuple[int, ...],
+    ) -> None:
+        self.phase: Phase = no_phase
+        self._params, self._model = params, copy.deepcopy(model).train()
+        self._perturbation = Perturbation(plan, params.partitions, params.form)
+        self._optimizer = modules.ServerOptimizer(self._model, params)
+        self._enrolment, self._root, self._limit = enrolment, root, limit
+        self._sample_shape = sample_shape
+        self._sizes: Sizes | None = None  # of the last round; none before the first
+        self._loss = float("inf")
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree with the cohort."""
+        return (yield from self._enrolment.setup(now, cohort))
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Algorithm of `practical.md`, section III: perturb, sum, recover, step."""
+        aggregation = self._enrolment.aggregation
+        with self.phase("perturbation"):
+            sizes, rho = self._sizes or self._synthetic_sizes(now), self._rho()
+            stream = self._root.stream("perturbation", now.run, now.round)
+            key = self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
+            noisy = self._perturbation.perturb(self._model.state_dict(), key)
+        wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight())
+        exchanged: Exchanged | None = None
+        if self._params.loss == "mse":
+            ask = TrainOn(
+                stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding=wanted.fraction_bits
+            )
+            total = yield from aggregation.sum(ask, wanted)
+        else:
+            ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
+            ended = yield from self._exchange(ask, key, stream, wanted.fraction_bits)
+            if isinstance(ended, Aborted):
+                return ended
+            exchanged = ended
+            total = yield from aggregation.sum(exchanged.answers, wanted)
+        if isinstance(total, Aborted):
+            return total
+        density = float(total.means.get("density", np.ones(())))
+        with self.phase("update"):
+            gradient = self._perturbation.recover(total.means, key)
+            self._optimizer.step({name: value / density for name, value in gradient.items()})
+            modules.take_buffers(self._model, self._perturbation.recover_buffers(total.means, key))
+        self._sizes = exchanged.sizes if exchanged else self._sizes_from(total.means)
+        log_normaliser = exchanged.log_normaliser if exchanged else 0.0
+        self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
+        figures = {"loss": self._loss, "rows": float(total.weight), "rho": rho}
+        return Report(figures | {"ring_step": self._perturbation.largest_step(total.steps, key) / density})
+
+    def _exchange(
+        self, ask: TrainOn, key: Key, stream: Keystream, encoding: Mapping[str, int]
+    ) -> Exchange[Exchanged | Aborted]:
+        """Collect noisy predictions; form the softmax of the true ones, which a silo cannot."""
+
+        def check(found: Predictions) -> None:
+            if found.z.shape[1] != len(key.parts):
+                raise PeerError(f"expected {len(key.parts)} outputs a row, got {found.z.shape[1]}")
+
+        replies = yield Ask.all(self._enrolment.cohort, ask, Predictions, check)
+        if replies.missing:
+            return Aborted(replies.missing)
+        with self.phase("perturbation"):
+            true = {silo: softmax.true_softmax(found, key.offset) for silo, found in replies.answers.items()}
+            answers = {
+                silo: softmax.answer(batch, key, self._params.variant, stream, ask.stamp, encoding)
+                for silo, batch in true.items()
+            }
+            alpha, outputs = softmax.scales(true.values())
+            return Exchanged(answers, softmax.mean_log_normaliser(true.values()), Sizes(alpha or 1.0, outputs or 1.0))
+
+    def _sizes_from(self, means: Mapping[str, np.ndarray]) -> Sizes:
+        """Return the sizes that the squared error's terms show: beta is mean(alpha^2 / 2)."""
+        alpha = float(np.sqrt(2.0 * max(means["scalars"][-1], 0.0)))
+        return Sizes(alpha or 1.0, self._enrolment.target_scale)
+
+    def _synthetic_sizes(self, now: Stamp) -> Sizes:
+        """Return the sizes of the true model on inputs drawn with the silos' common mean and deviation."""
+        stream = self._root.stream("synthetic inputs", now.run, now.round)
+        mean, deviation = self._enrolment.input_scale
+        draws = mean + deviation * stream.normal(SYNTHETIC_ROWS * int(np.prod(self._sample_shape)))
+        inputs = torch.from_numpy(draws.reshape(SYNTHETIC_ROWS, *self._sample_shape))
+        model = copy.deepcopy(self._model)  # a copy: a forward in train mode moves running statistics
+        head = self._perturbation.plan.head
+        h, outputs = Trunk(model, head).forward(inputs.to(next(model.parameters()).dtype))
+        alpha = (h.double().sum(dim=1) + float(head.bias is not None)).square().mean().sqrt()
+        if self._params.loss == "mse":
+            return Sizes(float(alpha) or 1.0, self._enrolment.target_scale)
+        centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
+        return Sizes(float(alpha) or 1.0, float(centred.square().mean().sqrt()) or 1.0)
+
+    def _rho(self) -> float:
+        """Return this round's |alpha r| / |y|.
+
+        In float32 the recovered gradient's error grows as rho^2 |y| / |e| under the squared error and as rho under
+        cross-entropy; rho <= 12 sqrt(|e| / |y|) and rho <= 10 keep it below 1e-4. |e| comes from the last loss.
+        """
+        exact = next(self._model.parameters()).dtype == torch.float64
+        if exact or not np.isfinite(self._loss):
+            return self._params.rho
+        if self._params.loss == "cross-entropy":
+            return min(self._params.rho, 10.0)
+        error = np.sqrt(2.0 * max(self._loss, 0.0) / len(self._perturbation.parts))
+        return float(min(self._params.rho, 12.0 * np.sqrt(error / self._enrolment.target_scale)))
+
+    def _uploads(self, alpha: float) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
+        """Return shapes and limits of what a silo uploads."""
+        head, m, form = self._perturbation.plan.head, self._params.partitions, self._params.form
+        once, twice = self._limit * max(1.0, alpha), self._limit * max(1.0, alpha**2)
+        limits = {"noisy": self._limit} | {f"sigma/{s}": once for s in range(m)}
+        uploads: dict[str, tuple[tuple[int, ...], float]] = {}
+        if form == "squared-error":
+            limits["beta"] = twice
+            uploads = {"scalars": ((m + 2,), twice), "alpha_h": ((head.inputs + (head.bias is not None),), twice)}
+        elif form == "probabilities":
+            uploads = {"scalars": ((1,), self._limit)}
+        else:
+            limits |= {f"beta/{s}": once for s in range(m)} | {f"psi/{s}": self._limit for s in range(m)}
+            uploads = {"scalars": ((m + 1,), once)}
+        for name, parameter in modules.trainable(self._model).items():
+            above = name in (head.weight, head.bias) and not head.tied
+            prefixes = ("noisy", *(["psi"] if form == "paper" else [])) if above else tuple(limits)
+            uploads |= {f"{p}/{name}": (tuple(parameter.shape), limits.get(p, self._limit)) for p in prefixes}
+        for name, buffer in modules.running_buffers(self._model).items():
+            uploads[f"buffer/{name}"] = (tuple(buffer.shape), self._limit)
+        if self._params.class_weights:
+            uploads["density"] = ((), self._limit)
+        return {n: shape for n, (shape, _) in uploads.items()}, {n: limit for n, (_, limit) in uploads.items()}
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Release R o W without offset: exact predictions for every silo (`practical.md`, section III-D)."""
+        yield from ()
+        key = self._perturbation.draw_key(self._root.stream("release", now.run), offset_size=0.0)
+        plan = self._perturbation.plan
+        facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
+        return Outcome(
+            parameters=modules.arrays(self._model),
+            released=self._perturbation.perturb(self._model.state_dict(), key),
+            facts=facts,
+        )
+
+    def state(self) -> State:
+        """Return model, optimizer, the secret root, and what the next key depends on."""
+        model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
+        sizes = {} if self._sizes is None else {"alpha": self._sizes.alpha, "outputs": self._sizes.outputs}
+        seen: State = {"loss": self._loss, "secret_root": self._root.reveal(), **sizes}
+        return {**model, **self._optimizer.state(), **self._enrolment.state(), **seen}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        modules.load(self._model, modules.under("model/", state))
+        self._optimizer.restore(state)
+        self._enrolment.restore(state)
+        self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
+        self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])

@@ -1,0 +1,72 @@
+"""The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
+
+Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax; a silo
+learns y* (or p itself). In the paper's form a silo with a batch of m rows or more solves sum_i p_i = 1 for the
+factors exp(-delta) of a part that all rows share; here they differ by row, and still p is known up to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.keystream import Keystream
+from moretta.protocol import Stamp
+from moretta.protocols.pbpfl.messages import Predictions, Softmax
+from moretta.protocols.pbpfl.perturbation import Key
+
+Rows = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TrueSoftmax:
+    """One silo's batch as the server sees it.
+
+    p: [B, outputs]; y: the true outputs up to a constant a row, [B, outputs]; alpha: [B].
+    log_normaliser: log sum_i exp(y_i), [B].
+    """
+
+    p: Rows
+    y: Rows
+    alpha: Rows
+    log_normaliser: Rows
+
+
+def true_softmax(found: Predictions, offset: NDArray[np.float64]) -> TrueSoftmax:
+    """Return softmax(z - alpha r) by row, in float64 and in the log domain."""
+    alpha = found.alpha.astype(np.float64)
+    y = found.z.astype(np.float64) - np.outer(alpha, offset)
+    largest = y.max(axis=1, keepdims=True)
+    log_normaliser = largest[:, 0] + np.log(np.exp(y - largest).sum(axis=1))
+    return TrueSoftmax(np.exp(y - log_normaliser[:, None]), y, alpha, log_normaliser)
+
+
+def answer(
+    true: TrueSoftmax, key: Key, variant: str, stream: Keystream, now: Stamp, encoding: Mapping[str, int]
+) -> Softmax:
+    """Return what the silo is told: p, or in the paper's form p exp(-delta) and (1 - exp(delta)) / xi.
+
+    delta is drawn for each row and part, uniform in [-1, 1] (`practical.md`, Eq. 22 and 23).
+    """
+    rows, m = len(true.p), len(key.gamma)
+    if variant == "probabilities":
+        return Softmax(stamp=now, y=true.p, k=np.zeros((rows, 0)), encoding=encoding)
+    delta = 2.0 * stream.uniform(rows * m).reshape(rows, m) - 1.0
+    y = true.p * np.exp(-delta)[:, key.parts]
+    return Softmax(stamp=now, y=y, k=-np.expm1(delta) / key.xi, encoding=encoding)
+
+
+def mean_log_normaliser(batches: Iterable[TrueSoftmax]) -> float:
+    """Return the mean over all rows of log sum_i exp(y_i), for the loss in the paper's form."""
+    return float(np.concatenate([batch.log_normaliser for batch in batches]).mean())
+
+
+def scales(batches: Iterable[TrueSoftmax]) -> tuple[float, float]:
+    """Return the rms over all rows of alpha, and of the true outputs about each row's mean."""
+    batches = list(batches)
+    alpha = np.concatenate([batch.alpha for batch in batches])
+    y = np.concatenate([batch.y - batch.y.mean(axis=1, keepdims=True) for batch in batches])
+    return float(np.sqrt(np.mean(alpha**2))), float(np.sqrt(np.mean(y**2)))

@@ -1,0 +1,140 @@
+"""What a silo computes at the noisy head: the scalars of the exact identities, and their cotangents.
+
+With y^ = y + alpha r, alpha_n = sum_j h_nj (+ 1 if the head has a bias) and r = gamma_s r_a on part s:
+
+**Squared error** (`practical.md`, Lemma 3). With e = y^ - t,
+
+    L = L^ - sum_s gamma_s S_s + |r|^2 beta,
+    L^ = mean |e|^2 / 2,   S_s = mean(alpha (r_a . e)_s),   beta = mean(alpha^2 / 2).
+
+**Cross-entropy** (Lemma 5), after the server has returned the softmax p of the true outputs. With u the weighted
+targets, U their sum over outputs, and every scalar below a mean over D with its first factor held constant,
+
+    grad L = G - sum_s gamma_s sigma_s,   G: (U p - u) . y^,   sigma_s: (r_a . (U p - u))_s alpha.
+
+In the paper's form the server returns y* = p exp(-delta) and k = (1 - exp(delta)) / xi, so that p = y* - xi y~ with
+y~ = y* k. G and sigma are then formed from y*, and two corrections a part undo the difference:
+
+    grad L = G - sum_s gamma_s sigma_s + sum_s gamma_s xi_s beta_s - sum_s xi_s psi_s,
+    beta_s: U (r_a . y~)_s alpha,   psi_s: U y~_s . y^_s.
+
+Differs from the paper: its recovery prints two of these signs reversed by its brackets.
+
+So the gradient of the true loss is a combination of gradients of scalars that a silo can compute without gamma (and
+xi). All of them reach the trunk through h alone; their cotangents d scalar / d h have a closed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of one batch of B rows.
+
+    prefixes: the names of the scalars whose gradients are uploaded. cotangents: of each, [scalars, B, inputs].
+    values: scalars that are uploaded themselves, from which the server has the true loss.
+    weight, bias: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" is that of all parts.
+    alpha_h: for the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
+
+    Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector
+    for all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
+    """
+
+    prefixes: tuple[str, ...]
+    cotangents: Tensor
+    values: Tensor
+    weight: dict[str, Tensor]
+    bias: dict[str, Tensor]
+    alpha_h: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class NoisyHead:
+    """A batch at the noisy head.
+
+    h: [B, inputs]; outputs: y^, [B, outputs]; weight: the head's, [outputs, inputs]; bias: whether it has one;
+    spread: `selector`, [m, outputs].
+    """
+
+    h: Tensor
+    outputs: Tensor
+    weight: Tensor
+    bias: bool
+    spread: Tensor
+
+    @property
+    def alpha(self) -> Tensor:
+        """Return sum_j h_nj (+ 1), [B, 1]."""
+        return self.h.sum(dim=1, keepdim=True) + float(self.bias)
+
+
+def selector(parts: Tensor, direction: Tensor) -> Tensor:
+    """Return r_a spread over its parts, [m, outputs]: row s holds r_a on I_s and 0 elsewhere."""
+    rows = torch.zeros(int(parts.max()) + 1, len(parts), dtype=direction.dtype, device=direction.device)
+    rows[parts, torch.arange(len(parts), device=direction.device)] = direction
+    return rows
+
+
+def squared_error(at: NoisyHead, targets: Tensor) -> Terms:
+    """Return the terms of the mean of |y - t|^2 / 2. targets: [B, outputs]."""
+    h, alpha, rows = at.h, at.alpha, len(at.h)
+    e = at.outputs - targets
+    along = e @ at.spread.T  # (r_a . e)_s, [B, m]
+    values = torch.cat([e.square().sum()[None] / 2, (alpha * along).sum(0), alpha.square().sum()[None] / 2]) / rows
+    cotangents = torch.empty(len(values), *h.shape, dtype=h.dtype, device=h.device)
+    cotangents[0] = e @ at.weight
+    # S depends on h through alpha and through e alike.
+    cotangents[1:-1] = along.T[:, :, None] + alpha * (at.spread @ at.weight)[:, None, :]
+    cotangents[-1] = alpha
+    alpha_h = (alpha * h).mean(0)
+    return Terms(
+        prefixes=("noisy", *(f"sigma/{s}" for s in range(len(at.spread))), "beta"),
+        cotangents=cotangents.div_(rows),
+        values=values,
+        weight={"noisy": e.T @ h / rows},
+        bias={"noisy": e.mean(0)} if at.bias else {},
+        alpha_h=torch.cat([alpha_h, alpha.mean()[None]]) if at.bias else alpha_h,
+    )
+
+
+def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor) -> Terms:
+    """Return the terms of the cross-entropy; every mean is over the B rows, and the server divides by D / B.
+
+    u: weighted targets, [B, outputs]; y, k: what the server returned (`messages.Softmax`), in the dtype of h;
+    parts: int64[outputs].
+    """
+    rows, m = len(at.h), len(at.spread)
+    total = u.sum(dim=1, keepdim=True)  # U, [B, 1]
+    error = total * y - u
+    flat = torch.ones_like(at.h)  # d alpha / d h
+    cotangents = [error @ at.weight, *((error @ at.spread.T).T[:, :, None] * flat)]
+    prefixes = ["noisy", *(f"sigma/{s}" for s in range(m))]
+    weight, bias = {"noisy": error.T @ at.h / rows}, {"noisy": error.mean(0)}
+    if k.shape[1]:
+        tilde = total * y * k[:, parts]  # U y~
+        cotangents += [*((tilde @ at.spread.T).T[:, :, None] * flat)]
+        cotangents += [(tilde * (parts == s)) @ at.weight for s in range(m)]
+        prefixes += [*(f"beta/{s}" for s in range(m)), *(f"psi/{s}" for s in range(m))]
+        # Each row of the head belongs to one part, so all psi_s fit one tensor there.
+        weight["psi"], bias["psi"] = tilde.T @ at.h / rows, tilde.mean(0)
+    return Terms(
+        prefixes=tuple(prefixes),
+        cotangents=torch.stack(cotangents) / rows,
+        values=_loss_values(at, u, y, k.shape[1] > 0) / rows,
+        weight=weight,
+        bias=bias if at.bias else {},
+    )
+
+
+def _loss_values(at: NoisyHead, u: Tensor, y: Tensor, paper: bool) -> Tensor:
+    """Return the sums behind the loss: -u . log p, or in the paper's form -u . z and alpha r_a . u."""
+    if not paper:
+        tiny = torch.finfo(y.dtype).tiny
+        return -(u * y.clamp_min(tiny).log()).sum()[None]
+    z = at.outputs - at.outputs.amax(dim=1, keepdim=True)
+    return torch.cat([-(u * z).sum()[None], (at.alpha * (u @ at.spread.T)).sum(0)])

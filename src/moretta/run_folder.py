@@ -1,0 +1,116 @@
+"""A run's folder while it is being written; `moretta.report.folder` reads a finished one.
+
+run.toml               the run file as resolved            checkpoint/   the last two (engines.checkpoint)
+history.jsonl          a line a round                      views/        what each role saw (engines.views)
+result.json            what it came to                     log.txt       warnings and failures in full
+model.safetensors      the true model, as the server holds it
+released.safetensors   what the silos may be given
+models/<silo>.safetensors   where each silo has its own
+inputs.json            what inputs mean: columns, standardisation, classes
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from moretta.engines.files import write_atomically
+from moretta.errors import ParameterError
+from moretta.protocol import Array, Tensors
+
+FORMAT = 1
+
+
+class RunFolder:
+    """Writes one run's folder; every file in it is whole at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._history = path / "history.jsonl"
+
+    def begin(self, run_file: str | None) -> None:
+        """Make the folder. Raises `moretta.errors.ParameterError` if there is a run in it already."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ParameterError(
+                f"{self.path} exists and is not empty; go on with that run by --resume, or name another folder by --out"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        if run_file is not None:
+            write_atomically(self.path / "run.toml", run_file.encode())
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Send Moretta's warnings to ``log.txt`` for as long as the run lasts."""
+        logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        propagate, logger.propagate = logger.propagate, False  # a terminal shows dropped silos in its own way
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+            handler.close()
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a round to the history."""
+        with self._history.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def history(self, up_to: int) -> list[dict[str, Any]]:
+        """Return the rounds up to a number and forget later ones, which a killed run had begun."""
+        lines = self._history.read_text().splitlines() if self._history.exists() else []
+        kept = [line for line in lines if _round(line) is not None and _round(line) <= up_to]  # type: ignore[operator]
+        write_atomically(self._history, "".join(f"{line}\n" for line in kept).encode())
+        return [json.loads(line) for line in kept]
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file, with the format's version."""
+        text = json.dumps({"format": FORMAT, **content}, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / name, text.encode())
+
+    def write_model(self, name: str, tensors: Tensors) -> None:
+        """Write one model as safetensors."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
+        write_atomically(path, save(arrays, {"format": str(FORMAT)}))
+
+
+def _round(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return None  # a line that a crash cut short
+
+
+def read_model(path: Path) -> dict[str, Array]:
+    """Return the arrays of a model in a run folder. Raises `moretta.errors.ParameterError` where there is none."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")
+    return content
+
+
+def models_of(path: Path) -> Sequence[str]:
+    """Return the names of the models in a run folder."""
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*.safetensors") if "checkpoint" not in file.parts)

@@ -1,0 +1,252 @@
+"""One call of `Federation.train`: play the rounds, keep the folder, test on the way, conclude."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta import result
+from moretta.codec import Codec
+from moretta.engines.checkpoint import Place, save_checkpoint
+from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.in_process import InProcess
+from moretta.engines.views import Recorder
+from moretta.errors import ParameterError
+from moretta.evaluation import evaluate
+from moretta.protocol import Outcome, State, Tensors
+from moretta.protocols import enrolment, modules
+from moretta.protocols.enrolment import standardised
+from moretta.result import Result
+from moretta.roles import Cast
+from moretta.run_folder import RunFolder
+from moretta.secure_aggregation import agreement, statistics
+
+if TYPE_CHECKING:
+    from moretta.federation import Federation
+
+KEY_TAGS = frozenset(kind.TAG for kind in agreement.MESSAGES)
+SET_UP_TAGS = frozenset(kind.TAG for kind in (*statistics.MESSAGES, *enrolment.MESSAGES))
+EVALUATIONS = 50  # about so many times a run is the model tested on the way
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+"""Called after each round with its number, the number of rounds, and its line of the history."""
+
+
+class Session:
+    """One call of `Federation.train`."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        players: Cast,
+        place: Place,
+        folder: RunFolder | None,
+        rounds: int,
+        progress: Progress | None,
+    ) -> None:
+        self._of, self._players, self._place, self._folder = federation, players, place, folder
+        self._rounds, self._progress = rounds, progress
+        recorder = None
+        if folder is not None and federation.record_views:
+            recorder = Recorder(folder.path / "views", federation.record_views, place.session)
+        self._recorder = recorder
+        self._engine = InProcess(
+            players.clients,
+            Codec(players.messages),
+            strict=federation.engine.strict,
+            recorder=recorder,
+            deadline=federation.engine.deadline,
+        )
+        players.server.phase = self._engine.clock.phase
+        self._scratch = copy.deepcopy(federation.model)
+        self._history: list[dict[str, Any]] = []
+
+    def play(self) -> Result:
+        """Play all rounds that are left, and conclude."""
+        if self._folder is not None:
+            self._history = self._folder.history(up_to=self._place.round)
+            if self._place.session == 0:
+                self._save(self._place.round)
+        driver = Driver(
+            self._players.server,
+            list(self._players.clients),
+            self._place.run,
+            self._engine.deliver,
+            self._players.least,
+            self._engine.clock.phase,
+        )
+        lines = self._lines(driver)
+        for line in lines:
+            self._history.append(line)
+            if self._folder is not None:
+                self._folder.append(line)
+                if self._recorder is not None:
+                    self._recorder.flush()
+                if line["round"] % self._of.checkpoint_every == 0 or line["round"] == self._rounds:
+                    self._save(line["round"])
+            if self._progress is not None:
+                self._progress(line["round"], self._rounds, line)
+        outcome, dropped = driver.finish(self._rounds + 1)
+        if self._recorder is not None:
+            self._recorder.flush()
+        return self._conclude(outcome, dropped)
+
+    def _lines(self, driver: Driver) -> Iterator[dict[str, Any]]:
+        every = max(1, self._rounds // EVALUATIONS)
+        began = time.perf_counter()
+        for end in driver.rounds(self._place.round + 1, self._rounds):
+            line = self._line(end) | {"seconds_total": time.perf_counter() - began}
+            if end.number % every == 0 or end.number == self._rounds:
+                line |= self._tested()
+            yield line
+            began = time.perf_counter()
+
+    def _line(self, end: RoundEnd) -> dict[str, Any]:
+        traffic = self._engine.take_traffic()
+        silos = len(self._players.clients) - len({gone.silo for gone in end.dropped})
+        sums: dict[str, float] = {"up": 0.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}
+        for (way, tag), size in traffic.items():
+            if tag in KEY_TAGS:
+                sums["secure_aggregation"] += size
+            elif tag in SET_UP_TAGS:
+                sums["set_up"] += size
+            else:
+                sums[way] += size / silos
+        return {
+            "round": end.number,
+            "attempt": end.attempt,
+            **end.report.figures,
+            "seconds": dict(self._engine.clock.take()),
+            "bytes": sums,
+            "dropped": [asdict(gone) for gone in end.dropped],
+        }
+
+    def _tested(self) -> dict[str, float]:
+        if self._of.test is None:
+            return {}
+        scores = self._test_scores(self._current_models())
+        return {f"test_{key}": scores[key] for key in ("loss", "accuracy", "mse") if key in scores}
+
+    def _current_models(self) -> Mapping[str, Tensors]:
+        """Return the model as it stands, under the empty name, or each silo's own under its name."""
+        common = modules.under("model/", self._players.server.state())
+        if common:
+            return {"": common}
+        return {name: modules.under("model/", client.state()) for name, client in self._players.clients.items()}
+
+    def _test_scores(self, models: Mapping[str, Tensors]) -> dict[str, Any]:
+        """Return the scores on the test rows, the mean where silos have models of their own."""
+        if self._of.test is None:
+            raise ParameterError("no test rows were given")
+        x, y = self._of.test
+        scores = [self._scores(tensors, x, y) for tensors in models.values()]
+        mean = result.mean_of(scores)
+        if len(scores) > 1:
+            mean["per_silo"] = dict(zip(models, scores, strict=True))
+        return mean
+
+    def _scores(self, tensors: Tensors, x: NDArray[np.generic], y: NDArray[np.generic]) -> dict[str, Any]:
+        modules.load(self._scratch, tensors)
+        agreed = self._players.enrolment
+        inputs = standardised(x, agreed.mean, agreed.deviation, self._scratch_dtype())
+        return evaluate(self._scratch, inputs, y, self._of.protocol.loss, str(self._of.task))
+
+    def _scratch_dtype(self) -> torch.dtype:
+        return next(self._scratch.parameters()).dtype
+
+    def _save(self, number: int) -> None:
+        if self._folder is None:
+            return
+        place = Place(self._place.run, number, self._place.session, self._place.digest)
+        states: dict[str, State] = {"server": self._players.server.state()}
+        states |= {f"silo-{name}": client.state() for name, client in self._players.clients.items()}
+        save_checkpoint(self._folder.path / "checkpoint", place, states)
+
+    def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
+        of = self._of
+        models = outcome.models or {"": outcome.parameters}
+        record = self._record(outcome, dropped, models)
+        if self._folder is not None:
+            self._write(outcome, record)
+        return Result(
+            record=record,
+            history=self._history,
+            model=self._module(outcome.parameters) if outcome.parameters else None,
+            released=None if outcome.released is None else self._module(outcome.released),
+            models={name: self._module(tensors) for name, tensors in outcome.models.items()},
+            folder=None if of.out is None else Path(of.out),
+        )
+
+    def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
+        of, history = self._of, self._history
+        test: dict[str, Any] = self._test_scores(models) if of.test is not None else {}
+        if "" in models:
+            test["per_silo"] = {silo.name: self._scores(models[""], silo.x, silo.y) for silo in of.silos}
+        scheme = self._players.enrolment.aggregation.scheme
+        return {
+            "name": of.name,
+            "run": self._place.run,
+            "protocol": getattr(of.protocol, "name", ""),
+            "rounds": self._rounds,
+            "silos": len(of.silos),
+            "silo_names": [silo.name for silo in of.silos],
+            "parameters": sum(parameter.numel() for parameter in of.model.parameters()),
+            "task": of.task,
+            "test": test,
+            "bytes": result.traffic(history),
+            "seconds": result.seconds(history),
+            "dropped": [entry for line in history for entry in line["dropped"]] + [asdict(entry) for entry in dropped],
+            "sessions": self._place.session + 1,
+            "secure_aggregation": {
+                "scheme": scheme,
+                "ring_bits": None if scheme == "none" else of.aggregation.ring_bits,
+            },
+            "facts": dict(outcome.facts) | result.ring_facts(history, of.protocol, outcome.parameters),
+            "warnings": self._warnings(),
+            "settings": dict(of.settings or {}),
+            "insecure_secret_seed": of.insecure_secret_seed is not None,
+            "versions": result.versions(),
+        }
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        if self._of.insecure_secret_seed is not None:
+            warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
+        if self._of.test is None:
+            warnings.append("no test rows were given, so nothing says how good the model is")
+        return warnings
+
+    def _write(self, outcome: Outcome, record: Mapping[str, Any]) -> None:
+        folder, agreed = self._folder, self._players.enrolment
+        if folder is None:
+            return
+        if outcome.parameters:
+            folder.write_model("model.safetensors", outcome.parameters)
+        if outcome.released is not None:
+            folder.write_model("released.safetensors", outcome.released)
+        for name, tensors in outcome.models.items():
+            folder.write_model(f"models/{name}.safetensors", tensors)
+        inputs = {
+            "shape": list(self._of.silos[0].x.shape[1:]),
+            "outputs": self._of.outputs,
+            "columns": list(self._of.feature_names),
+            "mean": agreed.mean.tolist(),
+            "deviation": agreed.deviation.tolist(),
+            "task": self._of.task,
+            "dtype": self._of.dtype,
+        }
+        folder.write_json("inputs.json", inputs)
+        folder.write_json("result.json", record)  # last: a folder with a result is a finished run
+
+    def _module(self, tensors: Tensors) -> nn.Module:
+        module = copy.deepcopy(self._of.model)
+        modules.load(module, tensors)
+        return module.eval()
