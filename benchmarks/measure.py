@@ -35,7 +35,10 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def main(description: str, run: Callable[[argparse.Namespace], dict[str, Any]], *options: tuple[str, dict[str, Any]]) -> None:
+Run = Callable[[argparse.Namespace], dict[str, Any]]
+
+
+def main(description: str, run: Run, *options: tuple[str, dict[str, Any]]) -> None:
     """Parse ``--json`` and the benchmark's own options, run it, print its figures."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

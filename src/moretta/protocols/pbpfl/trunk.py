@@ -49,11 +49,12 @@ class Trunk:
             return {}
         if self._dense is not None:
             return self._backward_dense(self._dense, cotangents)
-        parameters = list(self._parameters.values())
+        parameters, last = list(self._parameters.values()), len(cotangents) - 1
         gradients = [
-            torch.autograd.grad(self._h, parameters, cotangent, retain_graph=True, materialize_grads=True)
-            for cotangent in cotangents
+            torch.autograd.grad(self._h, parameters, cotangent, retain_graph=number < last, materialize_grads=True)
+            for number, cotangent in enumerate(cotangents)
         ]
+        del self._h  # and with it the graph, before the next round makes its own
         stacked = (torch.stack(parts) for parts in zip(*gradients, strict=True))
         return dict(zip(self._parameters, stacked, strict=True))
 
