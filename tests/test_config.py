@@ -203,12 +203,15 @@ BAD = [
     (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg, not of fedsgd; remove it"),
     (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg, not of fedsgd; remove it"),
     (["protocol.mu=3"], "[protocol] mu is a key of cgd, a protocol that this version does not have yet; remove it"),
-    (["protocol.variant=paper"], "[protocol] variant is a key of pbpfl that this version does not have yet;"
-     " remove it"),
-    (["protocol.name=pbpfl", "protocol.variant=paper"], "[protocol] variant is a key of pbpfl that this version does"
-     " not have yet; remove it"),
-    (["protocol.clip-norm=1"], "[protocol] clip-norm is a key of Moretta that this version does not have yet;"
-     " remove it"),
+    (["protocol.variant=paper"], "[protocol] variant is a key of pbpfl, not of fedsgd; remove it"),
+    (["protocol.name=pbpfl", "protocol.variant=papre"], '[protocol] variant: expected "probabilities" or "paper", got'
+     ' "papre"; did you mean "paper"?'),
+    (["protocol.clip-norm=0"], "[protocol] clip-norm: expected more than 0, got 0"),
+    (["run.early-stopping=9"], "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for"
+     " example 0.1"),
+    (["run.participation=0"], "[run] participation: expected more than 0, got 0"),
+    (["protocol.loss=mse", "protocol.label-smoothing=0.1"], "label-smoothing and class-weights belong to loss ="
+     ' "cross-entropy"; remove them'),
     (["data.grid=[2, 2]"], "[data] grid is a key of Moretta that this version does not have yet; remove it"),
     (["secure-aggregation.threshold=2"], "[secure-aggregation] threshold is a key of Moretta that this version does"
      " not have yet; remove it"),
@@ -222,8 +225,6 @@ BAD = [
      " Moretta that this version does not have yet; choose pairwise or none"),
     (["data.partition=by-feature"], "[data] partition: `by-feature` is a partition of Moretta that this version does"
      " not have yet; choose iid, dirichlet, by-label or by-domain"),
-    (["protocol.name=pbpfl", "protocol.loss=cross-entropy"], "[protocol] loss: `cross-entropy` is a loss of pbpfl"
-     " that this version does not have yet; choose mse"),
     # wrong values
     (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl",'
      ' got "fedsdg"; did you mean "fedsgd"?'),
@@ -269,7 +270,7 @@ BAD = [
     (["data.alpha=1"], '[data] alpha belongs to partition = "dirichlet", not to "iid"; remove it'),
     (["data.test-fraction=0.5", "data.validation-fraction=0.5"], "[data] test-fraction 0.5 and validation-fraction"
      " 0.5 leave no rows to train on; their sum must be less than 1"),
-    (["protocol.optimizer=adam", "protocol.momentum=0.9"], '[protocol] momentum = 0.9 belongs to optimizer = "sgd",'
+    (["protocol.optimizer=adam", "protocol.momentum=0.9"], 'momentum = 0.9 belongs to optimizer = "sgd",'
      ' and optimizer is "adam", which has its own; remove one of them'),
     (["data.silos=1"], '[secure-aggregation] scheme = "pairwise" needs two silos or more, and [data] silos is 1; one'
      ' silo needs scheme = "none"'),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import torch
+
 from moretta import config, data, models
 from moretta.config import RunFile
+from moretta.errors import ParameterError
 from moretta.federation import Federation
+from moretta.protocols.training import Training
 from moretta.roles import Silo
 
 
@@ -17,6 +21,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
     """
     run, wanted, protocol = run_file.run, run_file.data, run_file.protocol
+    _check_device(run.device)
     dataset = data.load(
         wanted.source,
         path=wanted.path,
@@ -44,8 +49,9 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     return Federation(
         model=model,
         silos=[Silo(silo.name, silo.x, silo.y) for silo in dealt.silos],
-        protocol=protocol,
+        protocol=_warmed(protocol, run_file),
         test=(dealt.test.x, dealt.test.y),
+        validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         aggregation=run_file.secure_aggregation,
         engine=run_file.engine,
         out=out,
@@ -55,6 +61,9 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         device=run.device,
         task=dataset.task,
         name=run.name,
+        augment=wanted.augment == "crop-flip",
+        early_stopping=run.early_stopping,
+        participation=run.participation,
         checkpoint_every=run.checkpoint_every,
         record_views=run.record_views,
         insecure_secret_seed=run.insecure_secret_seed,
@@ -62,3 +71,19 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         settings=tomllib.loads(text),
         feature_names=dealt.feature_names,
     )
+
+
+def _warmed(protocol: Training, run_file: RunFile) -> Training:
+    """Return the protocol with its warm start found beside the run file."""
+    if protocol.warm_start is None:
+        return protocol
+    return protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
+
+
+def _check_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= there:
+        raise ParameterError(f'[run] device = "{device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')

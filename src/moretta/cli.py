@@ -18,13 +18,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from moretta import config
-from moretta.errors import MissingExtra, MorettaError, ParameterError
+from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
 from moretta.protocols.pbpfl.params import PBPFL
 
 if TYPE_CHECKING:
     from moretta.federation import Result
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or input.
+"""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 screen = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -40,8 +45,10 @@ def main() -> None:
         _fail(error, 2)
     except MorettaError as error:
         _fail(error, 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; a run with --out goes on from its last checkpoint by --resume", 1)
+    except OSError as error:  # of a path that was given, or of the disk
+        given = isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError)
+        where = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"{where}{error.strerror or error}", 2 if given or isinstance(error, PermissionError) else 1)
 
 
 def _fail(error: object, code: int) -> None:
@@ -221,7 +228,13 @@ def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
             if text:
                 bar.update(task, figures=text)
 
-        return federation.train(run_file.run.rounds, run_file.run.seed, resume=resume, progress=progress)
+        try:
+            return federation.train(run_file.run.rounds, run_file.run.seed, resume=resume, progress=progress)
+        except KeyboardInterrupt:  # typer would only say that it aborted
+            raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
+        except (MorettaError, OSError):
+            bar.live.transient = not bar.tasks[task].completed  # what never began is told by its sentence alone
+            raise
 
 
 def _say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:

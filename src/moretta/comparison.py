@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from moretta.config import PROTOCOLS, RunFile
 from moretta.errors import ParameterError
 from moretta.evaluation import largest_relative_difference
 from moretta.protocols.training import Training
-from moretta.run_folder import read_json, read_model
+from moretta.report import read_run
+from moretta.run_folder import read_model
 
 REFERENCE = "fedsgd"
+MODEL = "model.safetensors"
 
 
 def variants(run_file: RunFile, protocols: Sequence[str]) -> dict[str, RunFile]:
@@ -42,17 +44,21 @@ def refuse_existing(folders: Sequence[Path]) -> None:
 
 
 def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
-    """Return for each protocol the largest relative difference of its weights from FedSGD's, where both are there."""
-    models: Mapping[str, Path] = {
-        str(read_json(folder / "result.json")["protocol"]): folder / "model.safetensors" for folder in folders
-    }
-    if REFERENCE not in models:
+    """Return the largest relative difference of each run's weights from FedSGD's, where both are there.
+
+    By protocol, or by run folder where several are of one protocol; what they differ from is the first run of FedSGD.
+    Raises `moretta.errors.ParameterError` for a folder that holds no finished run.
+    """
+    protocols = [read_run(folder).protocol for folder in folders]
+    if REFERENCE not in protocols:
         return {}
-    reference = read_model(models[REFERENCE])
+    first = protocols.index(REFERENCE)
+    reference = read_model(folders[first] / MODEL)
     differences: dict[str, float] = {}
-    for name, path in models.items():
-        if name != REFERENCE and path.exists():
-            ours = read_model(path)
+    for number, (name, folder) in enumerate(zip(protocols, folders, strict=True)):
+        if number != first and (folder / MODEL).exists():
+            ours = read_model(folder / MODEL)
             if {key: value.shape for key, value in ours.items()} == {key: v.shape for key, v in reference.items()}:
-                differences[name] = largest_relative_difference(ours, reference)
+                label = name if protocols.count(name) == 1 else str(folder)
+                differences[label] = largest_relative_difference(ours, reference)
     return differences

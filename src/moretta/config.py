@@ -62,6 +62,8 @@ class Run(Section):
     device: "cpu", "cuda" or "cuda:1".
     checkpoint_every: rounds from one checkpoint to the next.
     record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
+    early_stopping: stop when so many rounds have not lowered the validation loss, and go back to the best; None: never.
+    participation: the part of the silos that takes part in a round, drawn from the seed.
     insecure_secret_seed: for tests only: every secret of the run follows from it.
     """
 
@@ -73,6 +75,8 @@ class Run(Section):
     device: str = "cpu"
     checkpoint_every: PositiveInt = 10
     record_views: bool | tuple[int, ...] = False
+    early_stopping: PositiveInt | None = None
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None
 
     @field_validator("name")
@@ -114,6 +118,7 @@ class Data(Section):
     encoding: of text columns; None is "one-hot".
     missing: values are an error, or the silos' median, or that with one more column that says so.
     standardise: None is true for tables and false for images and for module:function.
+    augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
     """
 
     source: Words
@@ -129,6 +134,7 @@ class Data(Section):
     encoding: Literal["one-hot", "ordinal"] | None = None
     missing: Literal["error", "median", "indicator"] = "error"
     standardise: bool | None = None
+    augment: Literal["none", "crop-flip"] = "none"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -233,10 +239,9 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         protocol, secure = self.protocol, self.secure_aggregation
-        if protocol.optimizer == "adam" and protocol.momentum:
+        if _lacks_validation(self):
             raise ParameterError(
-                f'[protocol] momentum = {protocol.momentum:g} belongs to optimizer = "sgd", and optimizer is '
-                '"adam", which has its own; remove one of them'
+                "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for example 0.1"
             )
         if isinstance(protocol, Local | Centralised) or secure.scheme == "none":
             return self  # nothing is summed in secret, so nothing below can go wrong
@@ -251,6 +256,13 @@ class RunFile(Section):
                 "rounding; use ring-bits = 64"
             )
         return self
+
+
+def _lacks_validation(run_file: RunFile) -> bool:
+    """Return whether early stopping is asked for without rows to judge by; bank-marketing brings its own."""
+    data = run_file.data
+    brings = data.source == "bank-marketing" and data.validation_fraction is None
+    return run_file.run.early_stopping is not None and not data.validation_fraction and not brings
 
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -308,6 +320,8 @@ def digest(run_file: RunFile) -> str:
         *(("engine", key) for key in ("strict", "deadline")),
     ):
         sections[section].pop(key, None)
+    if run_file.protocol.lr_schedule != "constant":
+        sections["run"]["rounds"] = run_file.run.rounds  # the rate of every round depends on it
     sections["secure-aggregation"]["limit"] = run_file.secure_aggregation.largest
     text = json.dumps(["moretta run file 1", sections], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

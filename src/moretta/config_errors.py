@@ -17,8 +17,7 @@ from pydantic import ValidationError
 # [protocol] one for each protocol. "key" is a key, "key=value" a value of a key that is here. Shrink it as they land.
 LATER: Mapping[str, str] = {
     "data": "grid columns partition=grid partition=by-feature",
-    "protocol": "name=cgd name=baffle lr-schedule clip-norm warm-start dp-noise dp-clip dp-delta",
-    "pbpfl": "variant loss=cross-entropy",
+    "protocol": "name=cgd name=baffle dp-noise dp-clip dp-delta",
     "cgd": "delta vertical schedule mu blind",
     "baffle": "k sigma form direction ema trainable",
     "secure-aggregation": "scheme=additive-shares threshold degree corrupt-rate dropout-rate roster identity "

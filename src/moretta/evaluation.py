@@ -31,7 +31,8 @@ def evaluate(model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
     inputs: [rows, ...], standardised as in training; y: classes or targets as the run's data has them.
-    mse is that of `torch.nn.MSELoss`: the mean over rows and outputs.
+    loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
+    outputs.
     """
     outputs = outputs_of(model, inputs).cpu()
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
@@ -39,21 +40,21 @@ def evaluate(model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str
     if loss == "mse":
         figures["mse"] = float((outputs - wanted).square().mean())
     if task == "classification":
-        classes = y.astype(np.int64) if y.ndim == 1 else np.argmax(y, axis=1)
+        flat = y.reshape(len(y)) if y.size == len(y) else y
+        classes = flat.astype(np.int64) if flat.ndim == 1 else np.argmax(flat, axis=1)
         figures |= _classification(outputs.double().numpy(), classes, loss)
     return figures | ({"metrics": {}} if "metrics" not in figures else {})
 
 
 def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> dict[str, Any]:
-    from sklearn.metrics import balanced_accuracy_score
-
     single = outputs.shape[1] == 1
     predicted = (outputs[:, 0] > 0.5).astype(np.int64) if single else outputs.argmax(axis=1)
     figures: dict[str, Any] = {"accuracy": float((predicted == classes).mean())}
     present = np.unique(classes)
     metrics = {"auc": _auc(outputs, classes, loss)}
     if len(present) > 1:
-        metrics["balanced_accuracy"] = float(balanced_accuracy_score(classes, predicted))
+        recalls = [float((predicted[classes == number] == number).mean()) for number in present]
+        metrics["balanced_accuracy"] = float(np.mean(recalls))
     if outputs.shape[1] >= TOP5_FROM:
         best = np.argsort(-outputs, axis=1)[:, :5]
         figures["top5"] = float((best == classes[:, None]).any(axis=1).mean())

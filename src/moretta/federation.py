@@ -10,6 +10,8 @@ print(result.test, result.released)
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -28,9 +30,11 @@ from moretta.engines.checkpoint import Place, last_checkpoint
 from moretta.errors import ParameterError
 from moretta.keystream import derive
 from moretta.protocol import State
+from moretta.protocols import modules
+from moretta.protocols.enrolment import targets
 from moretta.protocols.training import Training
 from moretta.result import Result
-from moretta.roles import Setting, Silo, cast
+from moretta.roles import Cast, Setting, Silo, cast
 from moretta.run_folder import RunFolder
 from moretta.session import Progress, Session
 
@@ -45,6 +49,9 @@ class Federation:
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
     batch_size: rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1
     with statistics that come through the secure sum. task: None takes whole-number targets for classes.
+    validation: inputs and targets for early stopping: after `early_stopping` rounds that have not lowered the loss on
+    them, the run stops and returns to its best round. participation: the part of the silos that takes part in a round.
+    augment: vary training images each time they are used (`moretta.protocols.augmentation`).
     insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
     digest, kept in the run folder and compared on `resume`.
 
@@ -52,9 +59,10 @@ class Federation:
     """
 
     model: nn.Module
-    silos: Sequence[Silo]
+    silos: Sequence[Silo] = field(repr=False)
     protocol: Training
-    test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
+    test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
+    validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
     aggregation: SecureAggregation = field(default_factory=SecureAggregation)
     engine: Engine = field(default_factory=Engine)
     out: str | Path | None = None
@@ -64,9 +72,12 @@ class Federation:
     device: str = "cpu"
     task: str | None = None
     name: str = "run"
+    augment: bool = False
+    early_stopping: int | None = None
+    participation: float = 1.0
     checkpoint_every: int = 10
     record_views: bool | tuple[int, ...] = False
-    insecure_secret_seed: int | None = None
+    insecure_secret_seed: int | None = field(default=None, repr=False)
     run_file: tuple[str, str] | None = None
     settings: Mapping[str, Any] | None = None
     feature_names: Sequence[str] = ()
@@ -76,10 +87,18 @@ class Federation:
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[self.dtype]
         self.model = copy.deepcopy(self.model).to(self._dtype)
         self.outputs = self._count_outputs()
+        self._check_rows("test", self.test)
+        self._check_rows("validation", self.validation)
+        self._check_training()
         if self.settings is None:  # a report says how the run was made, from a shell or from Python
             self.settings = {
-                "run": {"dtype": self.dtype, "device": self.device},
-                "data": {"batch-size": self.batch_size, "standardise": self.standardise},
+                "run": {
+                    "dtype": self.dtype,
+                    "device": self.device,
+                    "participation": self.participation,
+                    "early-stopping": self.early_stopping or 0,
+                },
+                "data": {"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
                 "protocol": self.protocol.model_dump(mode="json", by_alias=True),
                 "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -95,18 +114,23 @@ class Federation:
         """
         if rounds < 1:
             raise ParameterError(f"rounds = {rounds}: expected at least 1")
+        if seed < 0:
+            raise ParameterError(f"seed = {seed}: expected at least 0")
         folder = None if self.out is None else RunFolder(Path(self.out))
-        checkpoint = self._checkpoint(folder, rounds) if resume else None
-        place = Place(self._run_id(seed), 0, 0, self._digest()) if checkpoint is None else checkpoint[0]
-        players = cast(self.protocol, self._setting(seed, place.session))  # before anything is written
+        checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
+        place = Place(self._run_id(seed), 0, 0, self._digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        players = cast(self.protocol, self._setting(seed, rounds, place.session))  # before anything is written
+        if len(players.clients) < players.least:
+            raise ParameterError('one silo needs scheme = "none": its sum would be its own data')
         if checkpoint is not None:
+            _refuse_others(checkpoint[1], players)
             players.server.restore(checkpoint[1]["server"])
             for name, client in players.clients.items():
                 client.restore(checkpoint[1][f"silo-{name}"])
         elif folder is not None:
             folder.begin(self.run_file[0] if self.run_file else None)
         with folder.logging() if folder else nullcontext():
-            return Session(self, players, place, folder, rounds, progress).play()
+            return Session(self, players, place, folder, rounds, seed, progress).play()
 
     def _check_silos(self) -> None:
         names = [silo.name for silo in self.silos]
@@ -135,6 +159,29 @@ class Federation:
                     f"`{self.silos[0].name}` has, got {list(silo.x.shape[1:])}"
                 )
 
+    def _check_training(self) -> None:
+        if self.early_stopping is not None and self.validation is None:
+            raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
+        if not 0 < self.participation <= 1:
+            raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
+        if self.augment and self.silos[0].x.ndim != 4:
+            raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
+        if self.protocol.warm_start is not None:
+            modules.load(self.model, modules.read_state_dict(self.protocol.warm_start))
+
+    def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
+        if given is None:
+            return
+        (x, y), row = given, self.silos[0].x.shape[1:]
+        if len(x) == 0 or len(x) != len(y) or x.shape[1:] != row:
+            raise ParameterError(
+                f"{part}: expected as many targets as rows, at least one, of shape {list(row)} as the silos have; got "
+                f"inputs of shape {list(x.shape)} and {len(y)} targets"
+            )
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise ParameterError(f"{part}: expected finite inputs, got NaN or infinity")
+        targets(y, self.outputs, self.protocol.loss, part, self._dtype)
+
     def _count_outputs(self) -> int:
         sample = torch.tensor(self.silos[0].x[:2])
         sample = sample.to(self._dtype) if sample.is_floating_point() else sample
@@ -151,7 +198,7 @@ class Federation:
             raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
         return int(outputs.shape[1])
 
-    def _setting(self, seed: int, session: int) -> Setting:
+    def _setting(self, seed: int, rounds: int, session: int) -> Setting:
         inputs = self.silos[0].x
         return Setting(
             model=self.model,
@@ -163,6 +210,8 @@ class Federation:
             dtype=self._dtype,
             device=self.device,
             seed=seed,
+            rounds=rounds,
+            augment=self.augment,
             session=session,
             insecure=self.insecure_secret_seed,
         )
@@ -172,24 +221,39 @@ class Federation:
             return secrets.token_hex(16)
         return derive(b"insecure run id.", self.insecure_secret_seed, seed, self.protocol.__class__.__name__).hex()[:32]
 
-    def _digest(self) -> str:
-        return self.run_file[1] if self.run_file else ""
+    def _digest(self, seed: int, rounds: int) -> str:
+        """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
+        if self.run_file:
+            return self.run_file[1]
+        given = [
+            {name: section for name, section in (self.settings or {}).items() if name != "engine"},
+            {silo.name: len(silo.x) for silo in self.silos},
+            modules.schema(self.model),
+            seed,
+            rounds if self.protocol.lr_schedule != "constant" else 0,
+        ]
+        return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 
-    def _checkpoint(self, folder: RunFolder | None, rounds: int) -> tuple[Place, dict[str, State]]:
+    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[Place, dict[str, State]]:
         if folder is None:
             raise ParameterError("resuming needs the run's folder; name it by out")
         found = last_checkpoint(folder.path / "checkpoint")
         if found is None:
-            raise ParameterError(f"{folder.path} holds no checkpoint to resume from; start it without --resume")
-        place, states = found
-        if place.digest != self._digest():
             raise ParameterError(
-                f"{folder.path} was begun with another run file; resume with the one it was begun with ("
-                f"{folder.path / 'run.toml'}), or name another folder by --out"
+                f"{folder.path} holds no checkpoint to resume from; start without --resume, in an empty folder"
+            )
+        place, states = found
+        if place.digest != self._digest(seed, rounds):
+            raise ParameterError(
+                f"{folder.path} was begun with another run file or other settings; resume with those it was begun "
+                f"with ({folder.path / 'run.toml'}), or name another folder by --out"
             )
         if place.round > rounds:
             raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
-        expected = {"server", *(f"silo-{silo.name}" for silo in self.silos)}
-        if not expected <= {*states, "silo-everybody"} and "silo-everybody" not in states:
-            raise ParameterError(f"{folder.path}: its checkpoint is of other silos; expected {sorted(expected)}")
         return Place(place.run, place.round, place.session + 1, place.digest), states
+
+
+def _refuse_others(states: Mapping[str, State], players: Cast) -> None:
+    expected = {"server", *(f"silo-{name}" for name in players.clients)}
+    if set(states) != expected:
+        raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")

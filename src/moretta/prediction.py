@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from moretta import config, models
+from moretta.data import as_features, fill_missing
+from moretta.data.images import SETS, read_npz, scaled
+from moretta.data.table import ABSENT, ABSENT_CATEGORY
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.evaluation import outputs_of
+from moretta.protocol import Array
 from moretta.protocols import modules
 from moretta.protocols.enrolment import standardised
 from moretta.run_folder import read_json, read_model
@@ -21,18 +26,24 @@ from moretta.run_folder import read_json, read_model
 def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) -> tuple[int, int]:
     """Predict the rows of a .csv or .npz file; write a .csv with a column an output, or a .npy. Return its shape.
 
-    The file has the columns of the training data (its target may be there or not), or an array `x`. The released
-    model gives exact predictions; it is the one that silos hold.
+    The file has the columns of the training data (its target may be there or not), or an array `x`. Where the run
+    filled in absent values, the file's own medians fill in those of its rows. The released model gives exact
+    predictions; it is the one that silos hold.
+    Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
     """
     if out.suffix not in (".csv", ".npy"):
         raise ParameterError(f"{out}: expected an output file that ends in .csv or .npy")
-    run_file, inputs = config.load(folder / "run.toml"), read_json(folder / "inputs.json")
-    tensors = read_model(folder / ("model.safetensors" if true_model else "released.safetensors"))
-    x = _rows(rows, inputs["columns"], tuple(inputs["shape"]))
-    dtype = {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
+    if not out.parent.is_dir():
+        raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
+    inputs, tensors = read_json(folder / "inputs.json"), _tensors(folder, true_model)
+    if not (folder / "run.toml").exists():
+        raise ParameterError(f"{folder}: expected a run of `moretta train`; one made from Python predicts there")
+    run_file = config.load(folder / "run.toml")
+    shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
+    x = _rows(rows, list(inputs["columns"]), shape, run_file.data)
     model = models.build(
         run_file.model.source,
-        inputs=tuple(inputs["shape"]),
+        inputs=shape,
         outputs=int(inputs["outputs"]),
         base=run_file.base,
         seed=run_file.run.seed,
@@ -40,60 +51,114 @@ def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) ->
     ).to(dtype)
     modules.load(model, tensors)
     prepared = standardised(x, np.array(inputs["mean"]), np.array(inputs["deviation"]), dtype)
-    outputs = outputs_of(model, prepared).numpy()
+    try:
+        outputs = outputs_of(model, prepared).numpy()
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise ParameterError(
+            f"{rows}: the model cannot take these rows of {x.dtype} ({error}); save numbers as floats, and tokens as "
+            "the integers that it was trained on"
+        ) from error
     _write(out, outputs)
     return outputs.shape[0], outputs.shape[1]
 
 
-def _rows(path: Path, columns: list[str], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                if "x" not in arrays:
-                    raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
-                x: NDArray[np.generic] = arrays["x"]
-        elif path.suffix == ".csv":
-            x = _table(path, columns)
-        else:
-            raise ParameterError(f"{path}: expected rows to predict in a .csv or .npz file")
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path}: the rows to predict cannot be read; {error}") from None
-    if x.shape[1:] != shape:
-        raise ParameterError(f"{path}: expected rows of shape {list(shape)}, got {list(x.shape[1:])}")
+def _tensors(folder: Path, true_model: bool) -> dict[str, Array]:
+    name = "model.safetensors" if true_model else "released.safetensors"
+    if not (folder / name).exists() and (folder / "models").is_dir():
+        raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, in models/")
+    return read_model(folder / name)
+
+
+def _rows(path: Path, columns: list[str], shape: tuple[int, ...], wanted: config.Data) -> Array:
+    """Return the rows to predict as training had its own: float32, or int64 for tokens, and no value absent."""
+    indicators = _indicators(columns)
+    given = columns[: len(columns) - len(indicators)]
+    if path.suffix == ".npz":
+        arrays = read_npz(path)
+        if "x" not in arrays:
+            raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
+        pixels = wanted.source in SETS and arrays["x"].dtype == np.uint8
+        x = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
+    elif path.suffix == ".csv":
+        x = as_features(_table(path, given), str(path))
+    else:
+        raise ParameterError(f"{path}: expected rows to predict in a .csv or .npz file")
+    if x.ndim == 2 and x.shape[1] == len(given):
+        x, _ = fill_missing(x, wanted.missing, tuple(given), str(path), indicators)
+    if x.shape[1:] != shape or not len(x):
+        raise ParameterError(f"{path}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ParameterError(f"{path}: expected finite inputs, got NaN or infinity in {_first_bad(x, columns)}")
-    return x if x.dtype.kind in "iu" else x.astype(np.float32)
+    return x
 
 
-def _first_bad(x: NDArray[np.generic], columns: list[str]) -> str:
+def _indicators(columns: list[str]) -> tuple[int, ...]:
+    """Return which columns have an indicator at the end of all columns, 1 where their value was absent."""
+    ends = f"={ABSENT_CATEGORY}"
+    named = [column.removesuffix(ends) for column in columns if column.endswith(ends)]
+    return tuple(columns.index(name) for name in named if name in columns)  # else it is a category of a text
+
+
+def _first_bad(x: Array, columns: list[str]) -> str:
     column = int(np.argwhere(~np.isfinite(x))[0][-1])
     return f"column `{columns[column]}`" if column < len(columns) else f"column {column}"
 
 
 def _table(path: Path, columns: list[str]) -> NDArray[np.float64]:
-    """Read a table by the training data's columns: a number each, or ``name=category`` from a column of text."""
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-        first = stream.readline()
-        stream.seek(0)
-        table = list(csv.DictReader(stream, delimiter=";" if first.count(";") > first.count(",") else ","))
-    if not table:
+    """Read a table by the training data's columns: a number each, NaN if absent, or ``name=category`` of a text."""
+    cells = _cells(path)
+    read: list[list[float]] = []
+    for column in columns:
+        text = max((name for name in cells if column.startswith(f"{name}=")), key=len, default=None)
+        if column in cells:
+            read.append([_number(path, column, cell) for cell in cells[column]])
+        elif text is not None:
+            known = [other.removeprefix(f"{text}=") for other in columns if other.startswith(f"{text}=")]
+            found = [_category(path, text, cell, known) for cell in cells[text]]
+            read.append([float(f"{text}={category}" == column) for category in found])
+        else:
+            name = column.partition("=")[0]
+            raise ParameterError(
+                f"{path}: expected a column `{name}`, as the training data has; got {', '.join(cells)}"
+            )
+    return np.array(read, dtype=np.float64).T
+
+
+def _cells(path: Path) -> dict[str, list[str]]:
+    """Return each column's cells, stripped, absent ones as the empty string."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            lines = list(csv.reader(stream, delimiter=";" if first.count(";") > first.count(",") else ",", strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ParameterError(f"{path}: the rows to predict cannot be read; {error}") from None
+    header, *rows = [[cell.strip() for cell in line] for line in lines if line] or [[]]
+    if not rows:
         raise ParameterError(f"{path}: expected a header and at least one row")
-    return np.array([[_cell(path, row, column) for column in columns] for row in table], dtype=np.float64)
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise ParameterError(f"{path}: row {number} has {len(row)} cells, but the header has {len(header)}")
+    return {name: ["" if row[j] in ABSENT else row[j] for row in rows] for j, name in enumerate(header)}
 
 
-def _cell(path: Path, row: dict[str, str], column: str) -> float:
-    name, equals, category = column.partition("=")
-    if column in row:
-        return float(row[column])
-    if equals and name in row:
-        return float(row[name].strip() == category)
-    raise ParameterError(f"{path}: expected a column `{name if equals else column}`, as the training data has")
+def _number(path: Path, column: str, cell: str) -> float:
+    try:
+        return float(cell) if cell else np.nan
+    except ValueError:
+        raise ParameterError(f"{path}: column `{column}`: expected numbers, as in training, got `{cell:.80}`") from None
 
 
-def _write(out: Path, outputs: NDArray[np.generic]) -> None:
+def _category(path: Path, column: str, cell: str, known: list[str]) -> str:
+    category = cell or ABSENT_CATEGORY
+    if category not in known:
+        got = f"`{cell:.80}`" if cell else "an empty cell"
+        raise ParameterError(f"{path}: column `{column}`: expected {' or '.join(known)}, as in training, got {got}")
+    return category
+
+
+def _write(out: Path, outputs: Array) -> None:
     if out.suffix == ".npy":
-        import io
-
         buffer = io.BytesIO()
         np.save(buffer, outputs, allow_pickle=False)
         write_atomically(out, buffer.getvalue())

@@ -84,7 +84,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def ring_facts(history: Sequence[Mapping[str, Any]], protocol: Training, parameters: Tensors) -> dict[str, float]:
+def ring_facts(
+    history: Sequence[Mapping[str, Any]], protocol: Training, parameters: Tensors, rounds: int
+) -> dict[str, float]:
     """State how far fixed point can have moved the weights: the sum over rounds of rate times gradient error.
 
     This takes the steps not to drive two nearby models apart, which holds near a minimum and not everywhere. Adam
@@ -95,12 +97,17 @@ def ring_facts(history: Sequence[Mapping[str, Any]], protocol: Training, paramet
         return {}
     facts = {"ring_gradient_error": max(steps)}
     if protocol.optimizer == "sgd" and parameters:
-        rate = 1.0 if isinstance(protocol, FedAvg) else protocol.learning_rate / (1.0 - protocol.momentum)
-        facts["ring_weight_error"] = rate * sum(steps)
+        moved = [_rate(protocol, line["round"], rounds) * line["ring_step"] for line in history if "ring_step" in line]
+        facts["ring_weight_error"] = sum(moved)
         smallest = min(float(np.abs(array).max()) for array in _floating(parameters))
         if smallest > 0:
             facts["ring_relative_weight_error"] = facts["ring_weight_error"] / smallest
     return facts
+
+
+def _rate(protocol: Training, number: int, rounds: int) -> float:
+    """Return how far a unit of gradient moves a weight in the end."""
+    return 1.0 if isinstance(protocol, FedAvg) else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
 
 
 def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

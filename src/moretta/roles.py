@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -61,8 +62,14 @@ class Setting:
     dtype: torch.dtype
     device: str
     seed: int
+    rounds: int
+    augment: bool = False
     session: int = 0
-    insecure: int | None = None
+    insecure: int | None = field(default=None, repr=False)
+
+    def silo_model(self) -> nn.Module:
+        """Return a copy of the model on the silos' device."""
+        return copy.deepcopy(self.model).to(self.device)
 
     def root(self, role: str) -> SecretRoot:
         """Return the role's secret root."""
@@ -99,9 +106,9 @@ def cast(protocol: Training, setting: Setting) -> Cast:
 
 def _fedsgd(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int) -> Cast:
     agreed = _enrolment(setting, scheme, batch_size, ask_scales=False)
-    server = FedSGDServer(protocol, setting.model, agreed, setting.secure_aggregation.largest)
+    server = FedSGDServer(protocol, setting.model, agreed, setting.secure_aggregation.largest, setting.rounds)
     clients = {
-        name: FedSGDClient(protocol, setting.model, own, _contributor(setting, scheme, name))
+        name: FedSGDClient(protocol, setting.silo_model(), own, _contributor(setting, scheme, name), setting.rounds)
         for name, own in rows.items()
     }
     return Cast(server, clients, agreed, _schema(FEDSGD_MESSAGES), _least(scheme))
@@ -111,7 +118,7 @@ def _local(protocol: Training, setting: Setting) -> Cast:
     scheme = setting.secure_aggregation.scheme if len(setting.silos) > 1 else "none"
     agreed = _enrolment(setting, scheme, setting.batch_size, ask_scales=False)
     clients = {
-        name: LoneClient(protocol, setting.model, own, _contributor(setting, scheme, name))
+        name: LoneClient(protocol, setting.silo_model(), own, _contributor(setting, scheme, name), setting.rounds)
         for name, own in _rows(protocol, setting).items()
     }
     return Cast(LoneServer(agreed), clients, agreed, _schema(FEDSGD_MESSAGES), _least(scheme))
@@ -127,11 +134,18 @@ def _pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
     plan = ScalePlan.of(setting.model, (sample,))
     agreed = _enrolment(setting, secure.scheme, setting.batch_size, ask_scales=True)
     server = PBPFLServer(
-        protocol, setting.model, plan, agreed, setting.root("server"), secure.largest, tuple(sample.shape[1:])
+        protocol,
+        setting.model,
+        plan,
+        agreed,
+        setting.root("server"),
+        secure.largest,
+        tuple(sample.shape[1:]),
+        setting.rounds,
     )
     clients = {
         name: PBPFLClient(
-            protocol.loss_function, setting.model, plan.head, own, _contributor(setting, secure.scheme, name)
+            protocol.loss_function, setting.silo_model(), plan.head, own, _contributor(setting, secure.scheme, name)
         )
         for name, own in _rows(protocol, setting).items()
     }
@@ -157,6 +171,7 @@ def _rows(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             Batches(len(silo.x), setting.batch_size, setting.seed, silo.name),
             setting.dtype,
             setting.device,
+            augment=setting.augment,
         )
         for silo in setting.silos
     }
@@ -167,7 +182,7 @@ def _pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
     y = np.concatenate([silo.y for silo in setting.silos])
     parts = [Batches(len(silo.x), setting.batch_size, setting.seed, silo.name) for silo in setting.silos]
     targets = enrolment.targets(y, setting.outputs, protocol.loss, POOL, setting.dtype)
-    return SiloRows(x, targets, UnionBatches(parts), setting.dtype, setting.device)
+    return SiloRows(x, targets, UnionBatches(parts), setting.dtype, setting.device, augment=setting.augment)
 
 
 def _input_dtype(setting: Setting) -> torch.dtype:

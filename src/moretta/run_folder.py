@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,7 @@ class RunFolder:
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round to the history."""
         with self._history.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+            stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
         """Return the rounds up to a number and forget later ones, which a killed run had begun."""
@@ -74,7 +75,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file, with the format's version."""
-        text = json.dumps({"format": FORMAT, **content}, indent=2, allow_nan=False) + "\n"
+        text = json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
     def write_model(self, name: str, tensors: Tensors) -> None:
@@ -83,6 +84,15 @@ class RunFolder:
         path.parent.mkdir(exist_ok=True)
         arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
         write_atomically(path, save(arrays, {"format": str(FORMAT)}))
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON content with null for NaN and infinity, which JSON has not: a run that diverged has them."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _round(line: str) -> int | None:

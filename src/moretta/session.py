@@ -16,11 +16,10 @@ from torch import nn
 
 from moretta import result
 from moretta.codec import Codec
-from moretta.engines.checkpoint import Place, save_checkpoint
+from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
 from moretta.engines.driver import Driver, Dropped, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
-from moretta.errors import ParameterError
 from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
 from moretta.protocols import enrolment, modules
@@ -50,10 +49,11 @@ class Session:
         place: Place,
         folder: RunFolder | None,
         rounds: int,
+        seed: int,
         progress: Progress | None,
     ) -> None:
         self._of, self._players, self._place, self._folder = federation, players, place, folder
-        self._rounds, self._progress = rounds, progress
+        self._rounds, self._seed, self._progress = rounds, seed, progress
         recorder = None
         if folder is not None and federation.record_views:
             recorder = Recorder(folder.path / "views", federation.record_views, place.session)
@@ -68,6 +68,7 @@ class Session:
         players.server.phase = self._engine.clock.phase
         self._scratch = copy.deepcopy(federation.model)
         self._history: list[dict[str, Any]] = []
+        self._best: tuple[int, dict[str, State]] | None = None  # the round of the lowest validation loss, its states
 
     def play(self) -> Result:
         """Play all rounds that are left, and conclude."""
@@ -75,6 +76,9 @@ class Session:
             self._history = self._folder.history(up_to=self._place.round)
             if self._place.session == 0:
                 self._save(self._place.round)
+            else:
+                begin_session(self._folder.path / "checkpoint", self._place)
+                self._find_best(self._folder)
         driver = Driver(
             self._players.server,
             list(self._players.clients),
@@ -82,22 +86,31 @@ class Session:
             self._engine.deliver,
             self._players.least,
             self._engine.clock.phase,
+            self._chosen if self._of.participation < 1 else None,
         )
-        lines = self._lines(driver)
-        for line in lines:
-            self._history.append(line)
-            if self._folder is not None:
-                self._folder.append(line)
-                if self._recorder is not None:
-                    self._recorder.flush()
-                if line["round"] % self._of.checkpoint_every == 0 or line["round"] == self._rounds:
-                    self._save(line["round"])
-            if self._progress is not None:
-                self._progress(line["round"], self._rounds, line)
-        outcome, dropped = driver.finish(self._rounds + 1)
-        if self._recorder is not None:
-            self._recorder.flush()
+        try:
+            for line in self._lines(driver):
+                self._keep(line)
+                if self._has_stopped_improving(line):
+                    break
+            if self._best is not None:
+                self._restore(self._best[1])
+            outcome, dropped = driver.finish(self._rounds + 1)
+        finally:
+            if self._recorder is not None:  # also what was seen in a round that failed
+                self._recorder.flush()
         return self._conclude(outcome, dropped)
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        self._history.append(line)
+        if self._folder is not None:
+            if self._recorder is not None:  # first, so that no round is in the history without its views
+                self._recorder.flush()
+            self._folder.append(line)
+            if line["round"] % self._of.checkpoint_every == 0 or line["round"] == self._rounds:
+                self._save(line["round"])
+        if self._progress is not None:
+            self._progress(line["round"], self._rounds, line)
 
     def _lines(self, driver: Driver) -> Iterator[dict[str, Any]]:
         every = max(1, self._rounds // EVALUATIONS)
@@ -129,11 +142,50 @@ class Session:
             "dropped": [asdict(gone) for gone in end.dropped],
         }
 
+    def _chosen(self, number: int) -> list[str]:
+        """Return the silos of a round, drawn from the training seed: who takes part is no secret."""
+        silos = list(self._players.clients)
+        count = max(self._players.least, round(self._of.participation * len(silos)))
+        generator = np.random.Generator(np.random.PCG64([self._seed, number]))
+        return [silos[index] for index in sorted(generator.permutation(len(silos))[:count])]
+
+    def _has_stopped_improving(self, line: dict[str, Any]) -> bool:
+        """Keep the best round's states; return whether `early_stopping` rounds have passed since."""
+        if self._of.early_stopping is None or "validation_loss" not in line:
+            return False
+        losses = {one["round"]: one["validation_loss"] for one in self._history if "validation_loss" in one}
+        best = min(losses, key=lambda number: (losses[number], number))
+        if best == line["round"]:
+            self._best = best, self._states()
+            if self._folder is not None:
+                place = Place(self._place.run, best, self._place.session, self._place.digest)
+                save_checkpoint(self._folder.path / "best", place, self._best[1])
+        return bool(line["round"] - best >= self._of.early_stopping)
+
+    def _find_best(self, folder: RunFolder) -> None:
+        """Take up the best round so far of a resumed run."""
+        found = last_checkpoint(folder.path / "best", up_to=self._place.round)
+        if found is not None:
+            self._best = found[0].round, found[1]
+
+    def _states(self) -> dict[str, State]:
+        states: dict[str, State] = {"server": self._players.server.state()}
+        return states | {f"silo-{name}": client.state() for name, client in self._players.clients.items()}
+
+    def _restore(self, states: Mapping[str, State]) -> None:
+        self._players.server.restore(states["server"])
+        for name, client in self._players.clients.items():
+            client.restore(states[f"silo-{name}"])
+
     def _tested(self) -> dict[str, float]:
-        if self._of.test is None:
-            return {}
-        scores = self._test_scores(self._current_models())
-        return {f"test_{key}": scores[key] for key in ("loss", "accuracy", "mse") if key in scores}
+        """Return the scores on test and validation rows, as far as there are any."""
+        found: dict[str, float] = {}
+        models = self._current_models()
+        for part, rows in (("test", self._of.test), ("validation", self._of.validation)):
+            if rows is not None:
+                scores = self._scores_of_all(models, *rows)
+                found |= {f"{part}_{key}": scores[key] for key in ("loss", "accuracy", "mse") if key in scores}
+        return found
 
     def _current_models(self) -> Mapping[str, Tensors]:
         """Return the model as it stands, under the empty name, or each silo's own under its name."""
@@ -142,11 +194,10 @@ class Session:
             return {"": common}
         return {name: modules.under("model/", client.state()) for name, client in self._players.clients.items()}
 
-    def _test_scores(self, models: Mapping[str, Tensors]) -> dict[str, Any]:
-        """Return the scores on the test rows, the mean where silos have models of their own."""
-        if self._of.test is None:
-            raise ParameterError("no test rows were given")
-        x, y = self._of.test
+    def _scores_of_all(
+        self, models: Mapping[str, Tensors], x: NDArray[np.generic], y: NDArray[np.generic]
+    ) -> dict[str, Any]:
+        """Return the scores on some rows, the mean where silos have models of their own."""
         scores = [self._scores(tensors, x, y) for tensors in models.values()]
         mean = result.mean_of(scores)
         if len(scores) > 1:
@@ -166,9 +217,7 @@ class Session:
         if self._folder is None:
             return
         place = Place(self._place.run, number, self._place.session, self._place.digest)
-        states: dict[str, State] = {"server": self._players.server.state()}
-        states |= {f"silo-{name}": client.state() for name, client in self._players.clients.items()}
-        save_checkpoint(self._folder.path / "checkpoint", place, states)
+        save_checkpoint(self._folder.path / "checkpoint", place, self._states())
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
         of = self._of
@@ -187,7 +236,7 @@ class Session:
 
     def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
         of, history = self._of, self._history
-        test: dict[str, Any] = self._test_scores(models) if of.test is not None else {}
+        test: dict[str, Any] = {} if of.test is None else self._scores_of_all(models, *of.test)
         if "" in models:
             test["per_silo"] = {silo.name: self._scores(models[""], silo.x, silo.y) for silo in of.silos}
         scheme = self._players.enrolment.aggregation.scheme
@@ -195,7 +244,7 @@ class Session:
             "name": of.name,
             "run": self._place.run,
             "protocol": getattr(of.protocol, "name", ""),
-            "rounds": self._rounds,
+            "rounds": history[-1]["round"] if history else 0,
             "silos": len(of.silos),
             "silo_names": [silo.name for silo in of.silos],
             "parameters": sum(parameter.numel() for parameter in of.model.parameters()),
@@ -209,12 +258,17 @@ class Session:
                 "scheme": scheme,
                 "ring_bits": None if scheme == "none" else of.aggregation.ring_bits,
             },
-            "facts": dict(outcome.facts) | result.ring_facts(history, of.protocol, outcome.parameters),
+            "facts": self._facts(outcome),
             "warnings": self._warnings(),
             "settings": dict(of.settings or {}),
             "insecure_secret_seed": of.insecure_secret_seed is not None,
             "versions": result.versions(),
         }
+
+    def _facts(self, outcome: Outcome) -> dict[str, float | str]:
+        ring = result.ring_facts(self._history, self._of.protocol, outcome.parameters, self._rounds)
+        best = {} if self._best is None else {"best_round": float(self._best[0])}
+        return {**outcome.facts, **ring, **best}
 
     def _warnings(self) -> list[str]:
         warnings = []

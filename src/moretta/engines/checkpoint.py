@@ -64,9 +64,12 @@ def begin_session(folder: Path, place: Place) -> None:
     _write_place(_found(folder)[-1], place)
 
 
-def last_checkpoint(folder: Path) -> tuple[Place, dict[str, State]] | None:
-    """Return the last whole checkpoint, or None. Raises `moretta.errors.ParameterError` for one that is damaged."""
-    found = _found(folder)
+def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[Place, dict[str, State]] | None:
+    """Return the last whole checkpoint (of round `up_to` at most), or None.
+
+    Raises `moretta.errors.ParameterError` for one that is damaged.
+    """
+    found = [path for path in _found(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
     if not found:
         return None
     path = found[-1]

@@ -43,28 +43,39 @@ class Driver:
     """Plays a server against silos that an engine delivers to.
 
     run: the id that all stamps carry. least: the fewest silos a round may have. phase: the engine's clock.
+    chosen: which silos take part in a round, by its number; all of them if None.
     """
 
     def __init__(
-        self, server: Server, silos: Sequence[str], run: str, deliver: Deliver, least: int, phase: Phase = no_phase
+        self,
+        server: Server,
+        silos: Sequence[str],
+        run: str,
+        deliver: Deliver,
+        least: int,
+        phase: Phase = no_phase,
+        chosen: Callable[[int], Sequence[str]] | None = None,
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
-        self._deliver, self._least, self._phase = deliver, least, phase
+        self._deliver, self._least, self._phase, self._chosen = deliver, least, phase, chosen
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
         for number in range(first, last + 1):
-            report, attempt, dropped = self._repeat(number, self._server.round)
+            present = self._silos if self._chosen is None else list(self._chosen(number))
+            report, attempt, dropped = self._repeat(number, present, self._server.round)
             yield RoundEnd(number, attempt, report, dropped)
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[Dropped]]:
         """Let the server release, with round number `number`, one past the last."""
-        outcome, _, dropped = self._repeat(number, self._server.finish)
+        outcome, _, dropped = self._repeat(number, self._silos, self._server.finish)
         return outcome, dropped
 
-    def _repeat(self, number: int, begin: Callable[[Stamp], Exchange[R | Aborted]]) -> tuple[R, int, Sequence[Dropped]]:
-        present, gone = list(self._silos), dict[str, Missing]()
+    def _repeat(
+        self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
+    ) -> tuple[R, int, Sequence[Dropped]]:
+        gone = dict[str, Missing]()
         for attempt in itertools.count():
             ended = self._attempt(Stamp(self._run, number, attempt), present, begin)
             if not isinstance(ended, Aborted):

@@ -6,8 +6,10 @@
       Begin(model digest, standardisation)   -->
                                              <--    Ready, or a refusal that says what differs
 
-Who learns what: every silo and the server learn the number of rows in all, and the mean and standard deviation over
-all silos of each input column (or of all inputs together) and of the targets. No silo's own figures are seen.
+Who learns what: every silo and the server learn the mean and standard deviation over all silos of each input column
+(where inputs are standardised), and the server under PBPFL those of all inputs together and of the targets, and their
+numbers; where rounds use all rows, their number at each set-up. No silo's own figures are seen, but when the cohort
+changes, the difference of two numbers of rows is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from moretta.errors import ParameterError, PeerError
 from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, State, message
 from moretta.protocols import modules
+from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, answer_moments, moments
 from moretta.secure_aggregation.statistics import AskMoments
@@ -68,6 +71,7 @@ class SiloRows:
     """A silo's rows, its batches and its half of the enrolment.
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
+    augment: whether inputs are images that are varied each time they are used (`crop_and_flip`).
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class SiloRows:
         batches: Batches | UnionBatches,
         dtype: torch.dtype,
         device: str = "cpu",
+        *,
+        augment: bool = False,
     ) -> None:
-        self._raw, self._dtype, self._device = x, dtype, device
+        self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
         self.y = y.to(device)
         self.batches = batches
         self.x = self._standardised(np.zeros(1), np.ones(1))
@@ -91,9 +97,9 @@ class SiloRows:
         return self.rows(self.batches.of_round(number))
 
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of some rows."""
+        """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
         rows = torch.from_numpy(index)
-        return self.x[rows], self.y[rows]
+        return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
 
     def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message | None:
         """Answer a message of the set-up; None if it is not one."""
@@ -145,22 +151,25 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how many input columns are standardised, 0 for none. batch_size: 0 for full batches.
+    columns: how many input columns are standardised, 0 for none. batch_size: 0 for all of a silo's rows.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too.
     """
 
     def __init__(self, aggregation: Aggregator, schema: str, columns: int, batch_size: int, ask_scales: bool) -> None:
         self.aggregation = aggregation
         self._schema, self._columns, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
+        self._has_statistics = False
+        self._rows = 0
         self.cohort: Sequence[str] = ()
-        self.rows = 0
         self.mean, self.deviation = np.zeros(1), np.ones(1)
         self.input_scale, self.target_scale = (0.0, 1.0), 1.0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree on keys, once a run on statistics, and on the model."""
+        """Agree on keys, once a run on statistics, where rounds use all rows on their number, and on the model."""
         aborted = yield from self.aggregation.setup(now, cohort)
-        if aborted is None and not self.rows:
+        if aborted is None and not self._batch_size:
+            aborted = yield from self._count_rows(now)
+        if aborted is None and not self._has_statistics:
             aborted = yield from self._gather_statistics(now)
         if aborted is not None:
             return aborted
@@ -173,36 +182,45 @@ class Enrolment:
 
     def most_weight(self) -> int:
         """Return an upper bound of the rows that a round of the cohort uses."""
-        return min(self.rows, len(self.cohort) * self._batch_size) if self._batch_size else self.rows
+        return len(self.cohort) * self._batch_size or self._rows
+
+    def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
+        """Count the cohort's rows anew: a silo that was not there before brings its own."""
+        counted = yield from moments(self.aggregation, now, 0, what="rows")
+        if isinstance(counted, Aborted):
+            return counted
+        self._rows = counted.rows
+        return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
         found: dict[str, Moments] = {}
-        wanted = {"input columns": self._columns > 0, "inputs": self._ask_scales, "targets": self._ask_scales}
-        for what, columns in (("rows", 0), ("input columns", self._columns), ("inputs", 1), ("targets", 1)):
-            if what == "rows" or wanted[what]:
-                result = yield from moments(self.aggregation, now, columns, what=what)
-                if isinstance(result, Aborted):
-                    return result
-                found[what] = result
-        self.rows = found["rows"].rows
-        if self._columns:
-            self.mean = found["input columns"].mean
+        wanted = {"input columns": self._columns} if self._columns else {}
+        wanted |= {"inputs": 1, "targets": 1} if self._ask_scales else {}
+        for what, columns in wanted.items():
+            result = yield from moments(self.aggregation, now, columns, what=what)
+            if isinstance(result, Aborted):
+                return result
+            found[what] = result
+        if "input columns" in found:
             # A column that never varies stays as it is, minus its mean.
-            self.deviation = np.where(found["input columns"].deviation > 0, found["input columns"].deviation, 1.0)
+            self.mean, deviation = found["input columns"].mean, found["input columns"].deviation
+            self.deviation = np.where(deviation > 0, deviation, 1.0)
         if self._ask_scales:
             inputs, targets = found["inputs"], found["targets"]
             self.input_scale = (0.0, 1.0) if self._columns else (float(inputs.mean[0]), float(inputs.deviation[0]))
             self.target_scale = float(np.hypot(targets.mean[0], targets.deviation[0])) or 1.0
+        self._has_statistics = True
         return None
 
     def state(self) -> State:
-        """Return what was agreed once and for all; keys are agreed afresh."""
+        """Return what was agreed once and for all; keys are agreed and rows are counted afresh."""
         scales = np.array([*self.input_scale, self.target_scale])
-        return {"rows": self.rows, "input_mean": self.mean, "input_deviation": self.deviation, "scales": scales}
+        agreed: State = {"input_mean": self.mean, "input_deviation": self.deviation, "scales": scales}
+        return {**agreed, "has_statistics": int(self._has_statistics)}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        self.rows = int(state["rows"])
+        self._has_statistics = bool(state["has_statistics"])
         self.mean, self.deviation = np.asarray(state["input_mean"]), np.asarray(state["input_deviation"])
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
         self.input_scale = (mean, deviation)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
@@ -31,6 +33,20 @@ def load(module: nn.Module, tensors: Tensors) -> None:
             if tuple(tensor.shape) != tensors[name].shape:
                 raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
             tensor.copy_(torch.tensor(tensors[name]))
+
+
+def read_state_dict(path: Path) -> dict[str, Array]:
+    """Return a state_dict from a .safetensors file, or from a .pt file without running any code in it.
+
+    Raises `moretta.errors.ParameterError` for a file that is neither.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return {str(name): tensor.numpy() for name, tensor in found.items()}
+    except Exception as error:
+        raise ParameterError(f"{path}: expected a state_dict in .safetensors or .pt; {error}".split("\n")[0]) from error
 
 
 def schema(module: nn.Module) -> str:
@@ -73,11 +89,14 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
                 buffer.add_(1)
 
 
-class ServerOptimizer:
-    """PyTorch's SGD or Adam, stepping along gradients that come as arrays."""
+class Optimizer:
+    """PyTorch's SGD or Adam, stepping along gradients that come as arrays, at the rate of the round.
 
-    def __init__(self, module: nn.Module, params: Training) -> None:
-        self._parameters = trainable(module)
+    rounds: of the whole run, over which the rate's schedule spreads.
+    """
+
+    def __init__(self, module: nn.Module, params: Training, rounds: int) -> None:
+        self._parameters, self._params, self._rounds = trainable(module), params, rounds
         trained, rate, decay = self._parameters.values(), params.learning_rate, params.weight_decay
         self._optimizer: torch.optim.Optimizer
         if params.optimizer == "sgd":
@@ -85,10 +104,17 @@ class ServerOptimizer:
         else:
             self._optimizer = torch.optim.Adam(trained, lr=rate, weight_decay=decay)
 
-    def step(self, gradients: Mapping[str, NDArray[np.float64]]) -> None:
-        """Step along the gradients, float64 by parameter name, rounded to the parameters' dtype."""
+    def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> None:
+        """Take the step of round `number`; gradients, by parameter name, are rounded to the parameters' dtype."""
+        factor = 1.0
+        if self._params.clip_norm is not None:
+            norm = np.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients.values()))
+            factor = min(1.0, self._params.clip_norm / (norm or 1.0))
         for name, parameter in self._parameters.items():
-            parameter.grad = torch.tensor(gradients[name]).to(parameter)
+            gradient = gradients[name] if factor == 1.0 else gradients[name] * factor
+            parameter.grad = torch.tensor(gradient).to(parameter)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._params.rate(number, self._rounds)
         self._optimizer.step()
 
     def state(self) -> State:

@@ -5,6 +5,8 @@ Names are those of a run file's ``[protocol]`` section, with dashes there and un
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -31,6 +33,10 @@ class Training(BaseModel):
     outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
     label_smoothing, class_weights: of cross-entropy, as `torch.nn.functional.cross_entropy` has them.
     learning_rate: of the optimizer, which steps at the server.
+    lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
+    rounds on and a hundredth from three quarters on (He et al., CVPR 2016).
+    clip_norm: the largest norm of all of a step's gradient together; None does not clip.
+    warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
     optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults.
     weight_decay: as `torch.optim` has it, L2 on all parameters.
     """
@@ -41,9 +47,21 @@ class Training(BaseModel):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: tuple[Positive, ...] = ()
     learning_rate: Positive = 0.1
+    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: Momentum = 0.0
     weight_decay: NonNegative = 0.0
+    clip_norm: Positive | None = None
+    warm_start: Path | None = None
+
+    def rate(self, number: int, rounds: int) -> float:
+        """Return the learning rate of round `number`, from 1 to `rounds`."""
+        done = (number - 1) / rounds
+        if self.lr_schedule == "cosine":
+            return self.learning_rate * (1.0 + math.cos(math.pi * done)) / 2.0
+        if self.lr_schedule == "step":
+            return self.learning_rate * (0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0)
+        return self.learning_rate
 
     @property
     def loss_function(self) -> Loss:
@@ -56,4 +74,9 @@ class Training(BaseModel):
     def _fits(self) -> Self:
         if self.loss == "mse" and (self.label_smoothing or self.class_weights):
             raise ParameterError('label-smoothing and class-weights belong to loss = "cross-entropy"; remove them')
+        if self.optimizer == "adam" and self.momentum:
+            raise ParameterError(
+                f'momentum = {self.momentum:g} belongs to optimizer = "sgd", and optimizer is "adam", which has its '
+                "own; remove one of them"
+            )
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ def mlp(widths: list[int], bias: bool, dtype: torch.dtype, seed: int = 0) -> nn.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        for below, above in zip(widths[:-1], widths[1:], strict=True):
+        for below, above in itertools.pairwise(widths):
             layers += [nn.Linear(below, above, bias=bias), nn.ReLU()]
         return nn.Sequential(*layers[:-1]).to(dtype)
 

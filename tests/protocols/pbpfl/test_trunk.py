@@ -28,7 +28,9 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize("bias", [True, False])
 def test_by_hand_and_by_autograd(bias) -> None:
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(5, 7, bias=bias), nn.ReLU(), nn.Linear(7, 6, bias=bias), nn.ReLU(), nn.Linear(6, 2))
+    layers = nn.Sequential(
+        nn.Linear(5, 7, bias=bias), nn.ReLU(), nn.Linear(7, 6, bias=bias), nn.ReLU(), nn.Linear(6, 2)
+    )
     layers = layers.double()
     inputs, cotangents = torch.randn(4, 5).double(), torch.randn(3, 4, 6).double()
     by_hand, by_autograd = Trunk(layers, head_of("4")), Trunk(Wrapped(layers), head_of("layers.4"))

@@ -20,9 +20,11 @@ from moretta.secure_aggregation import Contributor
 class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs."""
 
-    def __init__(self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor) -> None:
+    def __init__(
+        self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor, rounds: int
+    ) -> None:
         self.phase: Phase = no_phase
-        self._params, self._rows, self._contributor = params, rows, contributor
+        self._params, self._rows, self._contributor, self._rounds = params, rows, contributor, rounds
         self._model = copy.deepcopy(model).train()
         self._trainable, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
         self._loss = params.loss_function
@@ -62,7 +64,7 @@ class Client:
         with self.phase("local_forward"):
             loss = self._loss(self._model(inputs), targets)
         with self.phase("local_backward"):
-            gradients = torch.autograd.grad(loss, list(self._trainable.values()))
+            gradients = torch.autograd.grad(loss, list(self._trainable.values()), materialize_grads=True)
         return dict(zip(self._trainable, gradients, strict=True)), float(loss.detach())
 
     def _epochs(self, epochs: int, number: int) -> tuple[dict[str, Array], int]:
@@ -71,7 +73,7 @@ class Client:
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         optimizer = torch.optim.SGD(
             parameters.values(),
-            lr=self._params.learning_rate,
+            lr=self._params.rate(number, self._rounds),
             momentum=self._params.momentum,
             weight_decay=self._params.weight_decay,
         )
@@ -81,6 +83,8 @@ class Client:
                 gradients, loss = self._backward(*self._rows.rows(index))
                 for name, parameter in parameters.items():
                     parameter.grad = gradients[name]
+                if self._params.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(parameters.values(), self._params.clip_norm)
                 optimizer.step()
                 total += loss * len(index)
         rows = self._rows.batches.rows
@@ -98,18 +102,23 @@ class Client:
 class LoneClient:
     """A silo that trains alone, on the same batches, from the same start."""
 
-    def __init__(self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor) -> None:
+    def __init__(
+        self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor, rounds: int
+    ) -> None:
         self.phase: Phase = no_phase
         self._rows, self._contributor = rows, contributor
         self._model = copy.deepcopy(model).train()
         self._loss = params.loss_function
-        self._optimizer = modules.ServerOptimizer(self._model, params)
+        self._optimizer = modules.Optimizer(self._model, params, rounds)
+        self._last = (0, 0.0, 0)  # the last step taken: its round, loss and rows
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
         match message:
             case Step():
-                return self._step(message)
+                if message.stamp.round != self._last[0]:  # a repeated round, for another's sake, is not a second step
+                    self._step(message.stamp.round)
+                return Stepped(stamp=message.stamp, loss=self._last[1], rows=self._last[2])
             case Show():
                 return Shown(stamp=message.stamp, parameters=modules.arrays(self._model))
         reply = self._rows.answer(message, self._contributor, self._model)
@@ -117,24 +126,26 @@ class LoneClient:
             raise unexpected("a lone silo", message)
         return reply
 
-    def _step(self, ask: Step) -> Stepped:
-        inputs, targets = self._rows.batch(ask.stamp.round)
+    def _step(self, number: int) -> None:
         parameters = modules.trainable(self._model)
-        with self.phase("local_forward"), self._rows.randomness(ask.stamp.round):
+        with self.phase("local_forward"), self._rows.randomness(number):
+            inputs, targets = self._rows.batch(number)
             loss = self._loss(self._model(inputs), targets)
         with self.phase("local_backward"):
-            gradients = torch.autograd.grad(loss, list(parameters.values()))
+            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
         with self.phase("update"):
             named = zip(parameters, gradients, strict=True)
-            self._optimizer.step({name: value.double().cpu().numpy() for name, value in named})
-        return Stepped(stamp=ask.stamp, loss=float(loss.detach()), rows=len(inputs))
+            self._optimizer.step({name: value.double().cpu().numpy() for name, value in named}, number)
+        self._last = number, float(loss.detach()), len(inputs)
 
     def state(self) -> State:
-        """Return model and optimizer."""
+        """Return model, optimizer and the last step taken."""
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
-        return {**model, **self._optimizer.state()}
+        return {**model, **self._optimizer.state(), "last": np.array(self._last, dtype=np.float64)}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         modules.load(self._model, modules.under("model/", state))
         self._optimizer.restore(state)
+        number, loss, rows = state["last"]
+        self._last = int(number), float(loss), int(rows)

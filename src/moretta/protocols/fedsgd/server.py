@@ -22,12 +22,12 @@ class Server:
     limit: the largest |value| of an uploaded entry, from which the ring's step follows.
     """
 
-    def __init__(self, params: Training, model: nn.Module, enrolment: Enrolment, limit: float) -> None:
+    def __init__(self, params: Training, model: nn.Module, enrolment: Enrolment, limit: float, rounds: int) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(model).train()
         # FedAvg's silos have made their steps: the server moves by the mean difference as it is.
         stepping = Training(learning_rate=1.0) if isinstance(params, FedAvg) else params
-        self._optimizer = modules.ServerOptimizer(self._model, stepping)
+        self._optimizer = modules.Optimizer(self._model, stepping, rounds)
         self._enrolment, self._limit = enrolment, limit
         # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
         self._by_density = bool(params.class_weights) and not isinstance(params, FedAvg)
@@ -52,7 +52,7 @@ class Server:
             return total
         with self.phase("update"):
             density = float(total.means.get("density", np.ones(())))
-            self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained})
+            self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained}, now.round)
             modules.take_buffers(self._model, {name: total.means[f"buffer/{name}"] for name in buffers})
         step = max(total.steps.values())
         return Report({"loss": float(total.means["loss"]) / density, "rows": float(total.weight), "ring_step": step})

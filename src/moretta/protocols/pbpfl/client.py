@@ -68,11 +68,11 @@ class Client:
 
     def _forward(self, ask: TrainOn) -> _Forwarded:
         modules.load(self._model, ask.parameters)
-        inputs, targets = self._rows.batch(ask.stamp.round)
         weight = self._model.get_parameter(self._head.weight).detach()
         parts = torch.from_numpy(ask.parts).to(weight.device)
         spread = terms.selector(parts, torch.from_numpy(ask.direction).to(weight))
         with self.phase("local_forward"), self._rows.randomness(ask.stamp.round):
+            inputs, targets = self._rows.batch(ask.stamp.round)
             h, outputs = self._trunk.forward(inputs)
         return _Forwarded(ask.stamp, NoisyHead(h, outputs, weight, self._head.bias is not None, spread), targets, parts)
 

@@ -11,5 +11,5 @@ from moretta.protocols.losses import Loss
 def gradient(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Tensor]:
     """Return the gradient of the mean loss over the rows, by parameter name."""
     parameters = dict(model.named_parameters())
-    gradients = torch.autograd.grad(loss(model(inputs), targets), list(parameters.values()))
+    gradients = torch.autograd.grad(loss(model(inputs), targets), list(parameters.values()), materialize_grads=True)
     return dict(zip(parameters, gradients, strict=True))

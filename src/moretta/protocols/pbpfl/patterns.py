@@ -117,7 +117,7 @@ def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
                     channels.force_all(ids.channel, why)
     for stored in tensors:
         for labels in _labels(stored, channels).values():
-            found, counts = torch.unique(torch.from_numpy(labels), return_counts=True)
+            found, counts = torch.unique(labels, return_counts=True)
             channels.tag(found, counts)
 
 
@@ -125,15 +125,17 @@ def shuffles(stored: Stored, channels: Channels, number: dict[int, int]) -> tupl
     """Return the axes of a tensor that move; `number` gives each moving root its place in the permutation."""
     found = []
     for axis, labels in sorted(_labels(stored, channels).items()):
-        channel = np.array([number.get(root, -1) for root in labels.tolist()], dtype=np.int64)
-        if np.any(channel >= 0):
-            found.append(Shuffle(axis, channel, _ranks(channel)))
+        places = [number.get(root, -1) for root in channels.values(labels).tolist()]
+        if max(places) >= 0:
+            marks = [channels.marks(label) for label in labels.tolist()]
+            channel = np.array(places, dtype=np.int64)
+            found.append(Shuffle(axis, channel, _ranks(channel, marks)))
     return tuple(found)
 
 
-def _ranks(channel: Indices) -> Indices:
-    """Return how many earlier positions have the same channel."""
-    order = np.argsort(channel, kind="stable")
+def _ranks(channel: Indices, marks: Sequence[tuple[tuple[int, int], ...]]) -> Indices:
+    """Number the positions of each channel: those with equal marks stand for each other when channels change places."""
+    order = np.array(sorted(range(len(channel)), key=lambda position: (channel[position], marks[position], position)))
     ordered = channel[order]
     rank = np.empty_like(channel)
     rank[order] = np.arange(len(channel)) - np.searchsorted(ordered, ordered)
@@ -148,19 +150,18 @@ def _moving_axes(stored: Stored, channels: Channels) -> list[int | None]:
     """Return for each term the axis of its channels: -1 if none moves, None if no single axis will do."""
     axes: list[int | None] = []
     for ids in _terms(stored):
-        roots = compress(channels.values(ids.channel))
-        wide = [axis for axis, size in enumerate(roots.shape) if size > 1]
-        moves = bool(names_in(roots))
+        wide = _wide(channels.values(ids.channel))
+        moves = bool(names_in(channels.values(ids.channel)))
         axis = (wide[0] if wide else None) if moves else -1
-        axes.append(None if moves and (len(wide) != 1 or axis in axes) else axis)
+        axes.append(None if moves and (wide != _wide(ids.channel) or len(wide) != 1 or axis in axes) else axis)
     return axes
 
 
-def _labels(stored: Stored, channels: Channels) -> dict[int, Indices]:
-    """Return the roots along each axis that moves, with 0 for those that stay."""
-    labels: dict[int, Indices] = {}
-    for ids, axis in zip(_terms(stored), _moving_axes(stored, channels), strict=True):
-        if axis is not None and axis >= 0:
-            roots = compress(channels.values(ids.channel)).reshape(-1)
-            labels[axis] = torch.where(roots == ANY, 0, roots).numpy()
-    return labels
+def _wide(numbers: Tensor) -> list[int]:
+    return [axis for axis, size in enumerate(compress(numbers).shape) if size > 1]
+
+
+def _labels(stored: Stored, channels: Channels) -> dict[int, Tensor]:
+    """Return the channels along each axis that moves."""
+    axes = zip(_terms(stored), _moving_axes(stored, channels), strict=True)
+    return {axis: compress(ids.channel).reshape(-1) for ids, axis in axes if axis is not None and axis >= 0}

@@ -110,6 +110,14 @@ def _number(value: Any) -> Ids:
     return empty(()) if value == 0 else constant(())
 
 
+def compare(solver: Solver, call: Call) -> Known:
+    """x > 0 is the same at every scale; compared with anything else x needs scale 1."""
+    if len(call.args) != 2 or isinstance(call.args[1], Tensor) or call.args[1] != 0:
+        return opaque(solver, call)
+    solver.pin(solver.ids(call.args[0]).channel)
+    return constant(call.result.shape)
+
+
 def multiply(solver: Solver, call: Call) -> Known:
     """x * y: the product has the scale of one factor, the other is forced to 1; a parameter makes a fresh scale."""
     factors = [call.argument(0, "input"), call.argument(1, "other")]
@@ -164,9 +172,11 @@ def divide(solver: Solver, call: Call) -> Known:
 
 
 def reduce(solver: Solver, call: Call) -> Known:
-    """Mean, sum, largest, smallest: one scale for all that is reduced; the rest of the axes pass."""
+    """Mean, sum, deviation, largest, smallest: one scale for all that is reduced; the rest of the axes pass."""
     x = call.argument(0, "input")
     axes = call.argument(1, "dim", call.kwargs.get("axis"))
+    if isinstance(axes, bool):  # x.std(unbiased)
+        return opaque(solver, call)
     if isinstance(axes, Tensor):  # max(x, y)
         return add(solver, call)
     reduced = _axes(axes, x.dim())
@@ -336,7 +346,7 @@ _POINTWISE = [
     "cos", "erf", "reciprocal", "rdiv", "rpow", "rsub", "hardshrink", "softshrink", "tanhshrink", "sign", "round",
     "floor", "ceil", "nan_to_num",
 ]  # fmt: skip
-_REDUCTIONS = ["mean", "sum", "amax", "amin", "max", "min"]
+_REDUCTIONS = ["mean", "sum", "amax", "amin", "max", "min", "std"]
 _POOLS = [
     "interpolate",
     *(f"{kind}_pool{n}d" for n in (1, 2, 3) for kind in ("max", "avg", "adaptive_avg", "adaptive_max")),
@@ -364,6 +374,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["add", "sub", "maximum", "minimum", "fmax", "fmin"], add),
     **dict.fromkeys(["dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"], dropout),
     **dict.fromkeys(["clamp", "clamp_min", "clamp_max", "threshold"], threshold),
+    **dict.fromkeys(["gt", "ge", "lt", "le", "eq", "ne"], compare),
     **dict.fromkeys(["where", "masked_fill"], where),
     **dict.fromkeys(["softmax", "log_softmax", "softmin", "normalize"], softmax),
     **dict.fromkeys(["matmul", "rmatmul"], matmul),

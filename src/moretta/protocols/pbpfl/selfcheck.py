@@ -57,16 +57,17 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
 
 
 def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return at least four rows: batch normalisation over fewer is too ill-conditioned to compare gradients."""
+    """Return at least four rows with the signs and zeros of the given ones, or normal ones if those are constant.
+
+    Batch normalisation over fewer rows is too ill-conditioned to compare gradients.
+    """
     repeats = -(-ROWS // max(len(tensor), 1))
     rows = torch.cat([tensor.roll(turn, tensor.dim() - 1) for turn in range(repeats)])
     if not rows.is_floating_point():
         return rows
-    double = rows.double()
-    spread = double.std() if bool((double != double.reshape(-1)[0]).any()) else torch.tensor(1.0)
-    noise = torch.randn(double.shape, generator=generator, dtype=torch.float64)
-    noise[: len(tensor) if len(tensor) > 1 else 0] *= 0.1
-    return double + spread * noise
+    if bool((rows == rows.reshape(-1)[0]).all()):
+        return torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+    return rows.double() * (0.5 + torch.rand(rows.shape, generator=generator, dtype=torch.float64))
 
 
 def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trace) -> None:
@@ -77,29 +78,29 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
     if close(record(model, first).output, together.output[:1], FORWARD):
         return
     calls = zip(record(model, first, keep=True).calls, record(model, inputs, keep=True).calls, strict=False)
-    place = next((whole.place for alone, whole in calls if _differs(alone, whole, len(inputs[0]))), "the model")
+    place = next((whole.place for alone, whole in calls if _differs(alone, whole)), "the model")
     raise UnsupportedModel(
         f"the output for a row depends on the other rows of its batch ({place}): silos would not compute the same "
         "function; only batch normalisation may look across rows, and inputs must have the batch as axis 0"
     )
 
 
-def _differs(alone: Call, whole: Call, rows: int) -> bool:
-    return any(
-        len(b.shape) > 0 and len(b) == rows and (a.shape != b[:1].shape or not close(a, b[:1], FORWARD))
-        for a, b in zip(alone.copies, whole.copies, strict=False)
-    )
+def _differs(alone: Call, whole: Call) -> bool:
+    """Whether a result for one row differs from that for all rows; one of equal shape has no batch axis."""
+    pairs = zip(alone.copies, whole.copies, strict=False)
+    return any(not close(a, b if a.shape == b.shape else b[:1], FORWARD) for a, b in pairs)
 
 
 def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     """Whether two tensors agree relative to the largest element."""
     if found.shape != wanted.shape:
         return False
-    wanted = wanted.double()
-    error, size = (found.double() - wanted).abs(), wanted.abs()
     if not wanted.numel():
         return True
-    return bool(error.nan_to_num(0.0).max() <= bar * max(float(size.nan_to_num(0.0, 0.0, 0.0).max()), 1e-300))
+    # Masks of minus infinity agree when they are the same; their differences are no numbers.
+    error = (found.double() - wanted.double()).abs().masked_fill(found == wanted, 0.0)
+    size = wanted.double().abs().masked_fill(~wanted.isfinite(), 0.0)
+    return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
 def agrees(plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
@@ -112,6 +113,8 @@ def agrees(plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
             functional_call(model.eval(), dict(tensors), tuple(inputs))
             for tensors in ({**parameters, **buffers}, plan.perturb({**parameters, **buffers}, key))
         ]
+    if not bool(outputs[0].isfinite().all()):
+        raise UnsupportedModel("the model's output on the example inputs is not finite: give inputs it is made for")
     if not close(outputs[1], outputs[0], FORWARD):
         return False
     true, true_buffers = _train_step(model, parameters, buffers, inputs)

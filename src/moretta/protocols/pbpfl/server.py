@@ -58,11 +58,12 @@ class Server:
         root: SecretRoot,
         limit: float,
         sample_shape: tuple[int, ...],
+        rounds: int,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._model = params, copy.deepcopy(model).train()
         self._perturbation = Perturbation(plan, params.partitions, params.form)
-        self._optimizer = modules.ServerOptimizer(self._model, params)
+        self._optimizer = modules.Optimizer(self._model, params, rounds)
         self._enrolment, self._root, self._limit = enrolment, root, limit
         self._sample_shape = sample_shape
         self._sizes: Sizes | None = None  # of the last round; none before the first
@@ -99,7 +100,7 @@ class Server:
         density = float(total.means.get("density", np.ones(())))
         with self.phase("update"):
             gradient = self._perturbation.recover(total.means, key)
-            self._optimizer.step({name: value / density for name, value in gradient.items()})
+            self._optimizer.step({name: value / density for name, value in gradient.items()}, now.round)
             modules.take_buffers(self._model, self._perturbation.recover_buffers(total.means, key))
         self._sizes = exchanged.sizes if exchanged else self._sizes_from(total.means)
         log_normaliser = exchanged.log_normaliser if exchanged else 0.0

@@ -104,7 +104,8 @@ class SignedUnion:
 class Channels(SignedUnion):
     """Channels that move together, and the blocks of channels that may change places.
 
-    Two channels may change places if they come from the same blocks and every tag ever put on them is equal.
+    Every channel collects marks: the block it was made in and the tags put on it since. Two sets of channels that
+    move together may change places if their members have the same marks, one by one.
     """
 
     def __init__(self) -> None:
@@ -123,23 +124,25 @@ class Channels(SignedUnion):
         self._events += 1
         smallest: dict[int, int] = {}
         for channel, tag in zip(channels.reshape(-1).tolist(), tags.reshape(-1).tolist(), strict=True):
-            root = self.value(channel) if channel != ANY else 0
-            if root:
-                smallest[root] = min(tag, smallest.get(root, tag))
+            if channel not in (0, ANY):
+                smallest[channel] = min(tag, smallest.get(channel, tag))
         for channel, tag in smallest.items():
             self._marks[channel].append((self._events, tag))
 
+    def marks(self, channel: int) -> tuple[tuple[int, int], ...]:
+        """Return the marks of one channel, which tell it from the others that move with it."""
+        return tuple(self._marks[channel])
+
     def blocks(self) -> list[list[int]]:
         """Return the roots that may change places, block by block; blocks of one are left out."""
-        marks: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        members: defaultdict[int, list[tuple[tuple[int, int], ...]]] = defaultdict(list)
         for channel in range(1, len(self) + 1):
-            root = self.value(channel)
-            if root:
-                marks[root].extend(self._marks[channel])
-        blocks: defaultdict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-        for root, seen in marks.items():
-            # A channel that is two of its own block (x + shuffle(x)) would have to be in two places: it stays.
-            if len(seen) == len({event for event, _ in seen}):
+            if root := self.value(channel):
+                members[root].append(self.marks(channel))
+        blocks: defaultdict[tuple[tuple[tuple[int, int], ...], ...], list[int]] = defaultdict(list)
+        for root, seen in members.items():
+            # Two members that nothing tells apart (x + shuffle(x)) could be confused with each other: they stay.
+            if len(seen) == len(set(seen)):
                 blocks[tuple(sorted(seen))].append(root)
         return [block for block in blocks.values() if len(block) > 1]
 
@@ -221,7 +224,10 @@ class Solver:
     def ids(self, tensor: Tensor) -> Ids:
         """Return the ids of a tensor; a parameter used as an ordinary tensor gets a free scale per element."""
         value = self.value(tensor)
-        return self._ids_of(value) if isinstance(value, View) else value
+        ids = self._ids_of(value) if isinstance(value, View) else value
+        channel = compress(ids.channel)
+        pinned = self.channels.values(channel) == 0
+        return Ids(ids.scale, channel.masked_fill(pinned, 0).expand(ids.channel.shape))
 
     def _ids_of(self, view: View) -> Ids:
         stored = self.stored[view.name]
@@ -290,8 +296,17 @@ class Solver:
             if size == 1 and index.shape[axis] > 1:
                 index = index.narrow(axis, 0, 1)  # the smallest that a channel meets, for indices rise along an axis
         index = index.expand(small.shape)
-        if bool((index != index.reshape(-1)[0]).any()):
+        names = names_in(small)
+        if len(names) > 1 and len(torch.unique(index)) >= len(names) and self._alone(small, index):
+            self.pin(small)
+        elif bool((index != index.reshape(-1)[0]).any()):
             self.channels.tag(small, index)
+
+    @staticmethod
+    def _alone(channels: Tensor, index: Tensor) -> bool:
+        """Whether every channel meets an element that no other one meets: then none can move."""
+        pairs = torch.unique(torch.stack([channels.reshape(-1), index.reshape(-1)]), dim=1)
+        return all(len(torch.unique(row)) == pairs.shape[1] for row in pairs)
 
     def moves(self, channels: Tensor) -> bool:
         """Whether any element may still move."""

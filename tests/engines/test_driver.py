@@ -1,0 +1,179 @@
+"""The driver: what is repeated, with whom, under which stamp, and when a run fails."""
+
+from __future__ import annotations
+
+import pytest
+from toy import SCHEMA, ToyClient, ToyServer
+
+from moretta.codec import Codec
+from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.in_process import InProcess
+from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
+from moretta.protocol import Aborted, Ask, Exchange, Message, Replies, Report, Stamp
+
+Clients = dict[str, ToyClient]
+
+
+def driver_of(server: ToyServer, clients: Clients, least: int = 2) -> Driver:
+    engine = InProcess(clients, Codec(SCHEMA))
+    return Driver(server, list(clients), "run", engine.deliver, least, engine.clock.phase)
+
+
+def play(server: ToyServer, clients: Clients, last: int = 3, least: int = 2) -> list[RoundEnd]:
+    return list(driver_of(server, clients, least).rounds(1, last))
+
+
+def test_one_setup_serves_all_rounds_while_everybody_is_there(clients: Clients) -> None:
+    server = ToyServer()
+    ends = play(server, clients)
+    assert [(end.number, end.attempt, end.report, end.dropped) for end in ends] == [
+        (number, 0, Report({"sum": 321.0}), []) for number in (1, 2, 3)
+    ]
+    assert server.setups == [(Stamp("run", 1, 0), ("a", "b", "c"))]
+
+
+def test_rounds_begin_where_they_are_told_to_and_are_lazy(clients: Clients) -> None:
+    server = ToyServer()
+    rounds = driver_of(server, clients).rounds(7, 9)
+    assert server.setups == []
+    assert next(rounds).number == 7
+    assert server.sums == [321]
+    assert [end.number for end in rounds] == [8, 9]
+    assert list(driver_of(server, clients).rounds(10, 9)) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (ValueError("a bug"), "failed: ValueError: a bug"),
+        (PeerError("no"), "refused: no"),
+        (ParameterError("these rows"), "bad input: these rows"),
+    ],
+)
+def test_a_silo_that_misses_a_round_costs_that_round_itself_only(
+    clients: Clients, fault: Exception, reason: str
+) -> None:
+    clients["b"].faults["toy/say", 2] = fault
+    server = ToyServer()
+    ends = play(server, clients, 4)
+    assert server.sums == [321, 301, 321, 321]
+    assert [end.attempt for end in ends] == [0, 1, 0, 0]
+    assert [end.dropped for end in ends] == [[], [Dropped(2, "b", reason)], [], []]
+    # Every change of the cohort is a set-up of its own, under a stamp of its own, and only a change is one.
+    assert server.setups == [
+        (Stamp("run", 1, 0), ("a", "b", "c")),
+        (Stamp("run", 2, 1), ("a", "c")),
+        (Stamp("run", 3, 0), ("a", "b", "c")),
+    ]
+
+
+def test_a_silo_that_misses_the_setup_is_left_out_of_the_round(clients: Clients) -> None:
+    clients["a"].faults["toy/hello", 1] = PeerError("not yet")
+    server = ToyServer()
+    ends = play(server, clients, 2)
+    assert server.sums == [320, 321]
+    assert ends[0].dropped == [Dropped(1, "a", "refused: not yet")]
+    assert [cohort for _, cohort in server.setups] == [("a", "b", "c"), ("b", "c"), ("a", "b", "c")]
+
+
+def test_silos_may_go_one_after_the_other(clients: Clients) -> None:
+    clients["a"].faults["toy/say", 1] = PeerError("first")
+    clients["c"].faults["toy/hello", 1] = lambda message: (
+        ToyClient(3).answer(message) if message.stamp.attempt == 0 else _raise(PeerError("second"))
+    )
+    server = ToyServer()
+    ends = play(server, clients, 2, least=1)
+    assert (ends[0].attempt, ends[0].report.figures) == (2, {"sum": 20.0})
+    assert ends[0].dropped == [Dropped(1, "a", "refused: first"), Dropped(1, "c", "refused: second")]
+    assert ends[1].report.figures == {"sum": 321.0}
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_no_stamp_serves_two_attempts(clients: Clients) -> None:
+    for number in (1, 2, 4):
+        clients["a"].faults["toy/say", number] = PeerError("no")
+    clients["b"].faults["toy/hello", 4] = PeerError("no")
+    play(ToyServer(), clients, 5, least=1)
+    asked = [(message.TAG, message.stamp) for message in clients["c"].asked]
+    assert len(set(asked)) == len(asked)
+    assert [stamp for _, stamp in asked] == sorted(stamp for _, stamp in asked)
+
+
+def test_too_few_silos_end_the_run_and_all_who_are_missing_are_named(clients: Clients) -> None:
+    clients["a"].faults["toy/say", 2] = ValueError("the disk is full")
+    clients["b"].faults["toy/say", 2] = lambda message: (
+        _raise(PeerError("I have left")) if message.stamp.attempt else ToyClient(20).answer(message)
+    )
+    server = ToyServer()
+    rounds = driver_of(server, clients).rounds(1, 3)
+    assert next(rounds).number == 1
+    with pytest.raises(RunFailed, match=r"round 2 .* \(a: ValueError: the disk is full; b: I have left\).*--resume"):
+        next(rounds)
+    assert server.sums == [321]
+
+
+def test_input_that_no_silo_can_use_is_the_users_fault(clients: Clients) -> None:
+    for client in clients.values():
+        client.faults["toy/hello", 1] = ParameterError("other columns")
+    with pytest.raises(ParameterError, match="round 1: a: other columns; b: other columns"):
+        play(ToyServer(), clients)
+    clients["a"].faults["toy/hello", 1] = PeerError("no")
+    with pytest.raises(RunFailed, match="a: no; b: other columns"):
+        play(ToyServer(), clients)
+
+
+def test_a_protocol_that_aborts_and_names_nobody_is_a_bug(clients: Clients) -> None:
+    class Careless(ToyServer):
+        def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+            yield from ()
+            return Aborted({})
+
+    with pytest.raises(MisuseError, match="must name who is missing"):
+        play(Careless(), clients)
+
+
+def test_an_error_of_the_server_passes_through(clients: Clients) -> None:
+    class Broken(ToyServer):
+        def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+            yield from ()
+            raise PeerError("weights that cannot be")
+
+    with pytest.raises(PeerError, match="weights that cannot be"):
+        play(Broken(), clients)
+
+
+def test_the_release_is_repeated_like_a_round(clients: Clients) -> None:
+    clients["c"].faults["toy/say", 3] = ValueError("gone")
+    server = ToyServer()
+    driver = driver_of(server, clients)
+    assert len(list(driver.rounds(1, 2))) == 2
+    outcome, dropped = driver.finish(3)
+    assert outcome.facts == {"last": "word"}
+    assert dropped == [Dropped(3, "c", "failed: ValueError: gone")]
+    assert server.setups[-1] == (Stamp("run", 3, 1), ("a", "b"))
+
+
+def test_what_the_server_computes_is_aggregation(clients: Clients) -> None:
+    engine = InProcess(clients, Codec(SCHEMA))
+    open_phases: list[str] = []
+
+    class Watched(ToyServer):
+        def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+            open_phases.extend(engine.clock._open)
+            return (yield from super().round(now))
+
+    def deliver(ask: Ask) -> Replies:
+        open_phases.append(f"delivering in {engine.clock._open}")
+        return engine.deliver(ask)
+
+    list(Driver(Watched(), list(clients), "run", deliver, 2, engine.clock.phase).rounds(1, 1))
+    assert open_phases == ["delivering in []", "aggregation", "delivering in []"]
+
+
+def test_messages_of_a_run_carry_its_id(clients: Clients) -> None:
+    play(ToyServer(), clients)
+    messages: list[Message] = [message for client in clients.values() for message in client.asked]
+    assert {message.stamp.run for message in messages} == {"run"}

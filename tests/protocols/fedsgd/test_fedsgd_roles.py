@@ -1,0 +1,119 @@
+"""What FedSGD's roles refuse, and what a dropped silo costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from moretta import Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta.errors import MisuseError, PeerError
+from moretta.protocol import Message, Stamp
+from moretta.protocols import modules
+from moretta.protocols.batches import Batches
+from moretta.protocols.fedsgd import ideal
+from moretta.protocols.fedsgd.client import Client
+from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
+from moretta.protocols.losses import Loss
+from moretta.protocols.training import Training
+from moretta.roles import Cast, Setting, cast
+
+NOW = Stamp("run", 1, 0)
+
+
+def silos() -> list[Silo]:
+    made = []
+    for seed, (name, rows) in enumerate([("north", 21), ("south", 40), ("east", 9)]):
+        x = np.random.default_rng(seed).normal(0, 1, (rows, 4))
+        made.append(Silo(name, x, x[:, :3] ** 2))
+    return made
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def federation(protocol: Any, scheme: Any = "none") -> Federation:
+    secure = SecureAggregation(scheme=scheme)
+    return Federation(network(), silos(), protocol, dtype="float64", batch_size=8, aggregation=secure)
+
+
+def players_of(made: Federation) -> Cast:
+    """The roles that a run of this federation would have."""
+    found: list[Cast] = []
+
+    class Enough(Exception):
+        pass
+
+    def casting(protocol: Training, setting: Setting) -> Cast:
+        found.append(cast(protocol, setting))
+        raise Enough
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moretta.federation.cast", casting)
+        with pytest.raises(Enough):
+            made.train(3, seed=2)
+    return found[0]
+
+
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+def test_a_round_without_a_silo_is_plain_sgd_on_the_rows_of_the_others(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Client.answer
+
+    def away(self: Client, message: Message) -> Message:
+        if isinstance(message, TrainOn) and message.stamp.round == 3 and self._rows.batches.rows == 40:
+            raise PeerError("away")
+        return answer(self, message)
+
+    monkeypatch.setattr(Client, "answer", away)
+    result = federation(FedSGD(learning_rate=0.05, momentum=0.9), scheme).train(6, seed=2)
+    assert [gone["silo"] for gone in result.record["dropped"]] == ["south"]
+    model, rounds = network(), []
+    for number in range(1, 7):
+        there = [silo for silo in silos() if number != 3 or silo.name != "south"]
+        index = {silo.name: Batches(len(silo.x), 8, 2, silo.name).of_round(number) for silo in there}
+        x = np.concatenate([silo.x[index[silo.name]] for silo in there])
+        y = np.concatenate([silo.y[index[silo.name]] for silo in there])
+        rounds.append((torch.tensor(x), torch.tensor(y)))
+    ideal.train(model, rounds, "mse", 0.05, 0.9)
+    assert result.model is not None
+    for name, value in modules.arrays(model).items():
+        # Float64's rounding, or the ring's step of about 2^16 / 2^62 in a gradient, in six rounds at rate 0.5 in all.
+        bound = 1e-14 if scheme == "none" else 1e-12
+        np.testing.assert_allclose(modules.arrays(result.model)[name], value, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "foreign"), [(FedSGD(), Step(stamp=NOW)), (Local(), Shown(stamp=NOW, parameters={}))]
+)
+def test_a_message_of_another_protocol_is_refused(protocol: Any, foreign: Message) -> None:
+    made = federation(protocol)
+    for client in players_of(made).clients.values():
+        with pytest.raises(MisuseError, match=f"has no answer to `{foreign.TAG}`"):
+            client.answer(foreign)
+
+
+def test_a_lone_silo_says_its_loss_before_the_step_and_shows_its_model() -> None:
+    made = federation(Local(learning_rate=0.05))
+    client = players_of(made).clients["north"]
+    rows, model = Batches(21, 8, 2, "north").of_round(1), network()
+    loss = loss_of(model, rows)
+    stepped = client.answer(Step(stamp=NOW))
+    assert isinstance(stepped, Stepped)
+    assert (stepped.loss, stepped.rows) == (loss, 8)
+    shown = client.answer(Show(stamp=NOW))
+    assert isinstance(shown, Shown)
+    ideal.train(model, [(torch.tensor(silos()[0].x[rows]), torch.tensor(silos()[0].y[rows]))], "mse", 0.05)
+    for name, value in modules.arrays(model).items():
+        assert shown.parameters[name].tobytes() == value.tobytes()
+
+
+def loss_of(model: nn.Module, rows: np.ndarray) -> float:
+    return float(Loss("mse")(model(torch.tensor(silos()[0].x[rows])), torch.tensor(silos()[0].y[rows])).detach())

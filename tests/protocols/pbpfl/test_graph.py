@@ -1,0 +1,160 @@
+"""What is written down of a model, and which models are refused, by the name of their layer or line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moretta.errors import UnsupportedModel
+from moretta.protocols.pbpfl.graph import record
+from moretta.protocols.pbpfl.scales import ScalePlan
+
+
+class Net(nn.Module):
+    """One hidden layer; `middle` is what happens to its output, `last` what happens to the head's."""
+
+    def __init__(
+        self, middle: Callable[[Net, Tensor], Tensor], last: Callable[[Net, Tensor], object] = lambda net, y: y
+    ) -> None:
+        super().__init__()
+        self.body, self.extra, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.middle, self.last = middle, last
+
+    def forward(self, x: Tensor) -> object:
+        return self.last(self, self.head(self.middle(self, self.body(x))))
+
+
+def refused(model: nn.Module, match: str, *inputs: Tensor) -> None:
+    with pytest.raises(UnsupportedModel, match=match):
+        ScalePlan.of(model, inputs or (torch.randn(4, 5),))
+
+
+def test_calls_have_one_name_and_know_their_layer() -> None:
+    def middle(net: Net, h: Tensor) -> Tensor:
+        h = h + 1
+        h += net.extra(h)
+        return h.relu_()
+
+    trace = record(Net(middle), (torch.randn(2, 5),))
+    assert [(call.name, call.module) for call in trace.calls] == [
+        ("linear", "body"), ("add", ""), ("linear", "extra"), ("add", ""), ("relu", ""), ("linear", "head")
+    ]  # fmt: skip
+    assert trace.calls[-1].result is trace.output
+
+
+def test_containers_of_torch_are_entered() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    trace = record(nn.Sequential(nn.TransformerEncoder(layer, 1)), (torch.randn(2, 3, 8),))
+    found = [(call.name, call.module) for call in trace.calls]
+    assert ("multi_head_attention_forward", "0.layers.0.self_attn") in found
+    assert ("linear", "0.layers.0.linear2") in found
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        lambda net, h: h if h.sum() > 0 else -h,
+        lambda net, h: h * h.max().item(),
+        lambda net, h: h + torch.from_numpy(h.detach().numpy()),
+        lambda net, h: h[:, : int(h.argmax()) + 1],
+    ],
+)
+def test_reading_data_is_refused_by_its_line(middle: Callable[[Net, Tensor], Tensor]) -> None:
+    refused(Net(middle), r"test_graph\.py:\d+ reads the value")
+
+
+def test_branches_on_shapes_are_followed() -> None:
+    assert ScalePlan.of(Net(lambda net, h: F.relu(h) if h.shape[1] == 8 else h), (torch.randn(4, 5),)).free == 8
+
+
+def test_an_error_of_the_model_is_told_with_its_line() -> None:
+    refused(Net(lambda net, h: h @ torch.ones(7, 7)), r"RuntimeError at test_graph\.py:\d+")
+
+
+def test_structure_that_differs_between_the_modes_is_refused_by_name() -> None:
+    refused(Net(lambda net, h: net.extra(h) if net.training else h), r"differently .* extra \(Linear\)")
+    refused(Net(lambda net, h: h, lambda net, y: (y, y) if net.training else y), "auxiliary outputs")
+
+
+@pytest.mark.parametrize(
+    ("last", "match"),
+    [
+        (lambda net, y: y.softmax(1), r"softmax in the model \(Net\)"),
+        (lambda net, y: y.squeeze(1), "squeeze"),
+        (lambda net, y: {"logits": y}, "returns a dict"),
+        (lambda net, y: (y, y), "returns a tuple"),
+        (lambda net, y: y[:, None] + torch.zeros(1, 2, 1), "add"),
+    ],
+)
+def test_a_model_that_goes_on_after_its_head_is_refused(last: Callable[[Net, Tensor], object], match: str) -> None:
+    refused(Net(lambda net, h: h, last), match + ".*end the model with an nn.Linear")
+
+
+def test_a_convolution_as_head_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    refused(model, r"flatten in 2 \(Flatten\)", torch.randn(4, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("middle", "match"),
+    [
+        (lambda net, h: h - h.mean(0), "mean"),
+        (lambda net, h: torch.cdist(h, h) @ h, "cdist"),
+        (lambda net, h: net.extra(h).flip(0), "flip"),
+    ],
+)
+def test_mixed_rows_are_refused_by_name(middle: Callable[[Net, Tensor], Tensor], match: str) -> None:
+    refused(Net(middle), rf"depends on the other rows of its batch \({match}")
+
+
+def test_an_operation_without_a_rule_is_forced_and_told() -> None:
+    plan = ScalePlan.of(Net(lambda net, h: F.relu(net.extra(h.cumsum(1)))), (torch.randn(4, 5),))
+    forced = {one.tensor: one.because for one in plan.forced}
+    assert forced["body.bias"] == "cumsum in the model (Net), an operation without a rule, needs scale 1"
+    assert (plan.free, plan.blocks) == (8, (8,))
+
+
+def test_a_wrong_rule_would_be_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moretta.protocols.pbpfl import layers
+
+    monkeypatch.setitem(layers.LAYERS, "tanh", layers.LAYERS["relu"])
+    refused(Net(lambda net, h: net.extra(h).tanh()), r"first at tanh in the model \(Net\)")
+
+
+def test_a_backward_that_is_not_the_forward_s_is_found() -> None:
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(context: SimpleNamespace, x: Tensor) -> Tensor:  # type: ignore[override]
+            return x.relu()
+
+        @staticmethod
+        def backward(context: SimpleNamespace, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient.tanh()
+
+    refused(Net(lambda net, h: Straight.apply(h)), "backward")
+
+
+def test_inputs_need_one_batch_axis() -> None:
+    refused(Net(lambda net, h: h), "batch as axis 0", torch.randn(4, 5), torch.randn(3, 5))
+
+
+def test_stochastic_depth_is_followed_in_training() -> None:
+    class Drop(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.empty(len(x), 1).bernoulli_(0.5) if self.training else x
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.extra, self.drop, self.head = nn.Linear(5, 8), nn.Linear(8, 8), Drop(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.body(x))
+            return self.head(x + self.drop(self.extra(x)))
+
+    assert ScalePlan.of(Block(), (torch.randn(4, 5),)).blocks == (8,)

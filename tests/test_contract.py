@@ -1,0 +1,477 @@
+"""What every protocol must do to be admitted: one list, one set of tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from moretta import PBPFL, Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo, federation
+from moretta.config import PROTOCOLS
+from moretta.engines import in_process
+from moretta.errors import ParameterError, PeerError, RunFailed
+from moretta.protocol import Client, Message, Stamp, State
+from moretta.protocols.enrolment import Ready
+from moretta.protocols.training import Training
+from moretta.result import Result
+from moretta.roles import Cast, Setting, cast
+
+CASES: Mapping[str, Training] = {
+    "fedsgd": FedSGD(learning_rate=0.05, momentum=0.5),
+    "fedavg": FedAvg(learning_rate=0.05, local_epochs=2),
+    "local": Local(learning_rate=0.01, optimizer="adam"),
+    "centralised": Centralised(learning_rate=0.05, weight_decay=0.01),
+    "pbpfl": PBPFL(learning_rate=0.05, momentum=0.5, partitions=2),
+}
+FEDERATED = [name for name in CASES if name != "centralised"]  # centralised has one party, so nobody can be missing
+ROWS = {"north": 20, "south": 33, "east": 9}
+
+
+def silos() -> list[Silo]:
+    made = []
+    for number, (name, rows) in enumerate(ROWS.items()):
+        x = np.random.default_rng(number).normal(number, 2, (rows, 4)).astype(np.float32)
+        made.append(Silo(name, x, (np.abs(x[:, 0]) > 2).astype(np.int64) + (x[:, 1] > 1)))
+    return made
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def federation_of(name: str, out: Path | None = None, **settings: Any) -> Federation:
+    chosen: dict[str, Any] = {
+        "insecure_secret_seed": 5, "batch_size": 8, "standardise": True, "checkpoint_every": 2,
+    } | settings  # fmt: skip
+    return Federation(network(), silos(), CASES[name], out=out, **chosen)
+
+
+def weights(result: Result) -> dict[str, bytes]:
+    """Everything that a run leaves, as bytes."""
+    models = {"true": result.model, "released": result.released, **result.models}
+    return {
+        f"{which}/{name}": tensor.numpy().tobytes()
+        for which, model in models.items() if model is not None
+        for name, tensor in model.state_dict().items()
+    }  # fmt: skip
+
+
+# -- silos that misbehave ----------------------------------------------------------------------------------------------
+
+Fault = Callable[[Client, Message], object]
+
+
+def is_setup(message: Message) -> bool:
+    return message.TAG.startswith(("secure-aggregation/", "enrolment/"))
+
+
+class Faulty:
+    """A silo that misbehaves where `when` says so, and is itself otherwise."""
+
+    def __init__(self, client: Client, fault: Fault, when: Callable[[Message], bool]) -> None:
+        self._client, self._fault, self._when = client, fault, when
+
+    @property
+    def phase(self) -> Callable[[str], AbstractContextManager[None]]:
+        return self._client.phase
+
+    @phase.setter
+    def phase(self, phase: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._client.phase = phase
+
+    def answer(self, message: Message) -> Message:
+        if self._when(message):
+            return self._fault(self._client, message)  # type: ignore[return-value]  # junk is the point
+        return self._client.answer(message)
+
+    def state(self) -> State:
+        return self._client.state()
+
+    def restore(self, state: State) -> None:
+        self._client.restore(state)
+
+
+Misbehave = Callable[..., None]
+
+
+@pytest.fixture
+def misbehave(monkeypatch: pytest.MonkeyPatch) -> Misbehave:
+    """misbehave("south", fault, when): from now on, and in the silos of all runs that begin."""
+
+    def install(silo: str, fault: Fault, when: Callable[[Message], bool]) -> None:
+        inner = federation.cast
+
+        def casting(protocol: Training, setting: Setting) -> Cast:
+            made = inner(protocol, setting)
+            clients = {
+                name: Faulty(client, fault, when) if name == silo else client for name, client in made.clients.items()
+            }
+            return dataclasses.replace(made, clients=clients)
+
+        monkeypatch.setattr(federation, "cast", casting)
+
+    return install
+
+
+class Wall:
+    """A clock on the wall that a slow silo moves."""
+
+    ahead = 0.0
+
+    def perf_counter(self) -> float:
+        return time.perf_counter() + self.ahead
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Wall]]:
+    monkeypatch.setattr(in_process, "time", Wall())
+    yield Wall
+    Wall.ahead = 0.0
+
+
+def raises(client: Client, message: Message) -> object:
+    raise ZeroDivisionError("division by zero")
+
+
+def refuses(client: Client, message: Message) -> object:
+    raise PeerError("not today")
+
+
+def says_nothing(client: Client, message: Message) -> object:
+    return None
+
+
+def says_something_else(client: Client, message: Message) -> object:
+    client.answer(message)
+    return Ready(stamp=message.stamp)
+
+
+def says_it_for_another_round(client: Client, message: Message) -> object:
+    answer = client.answer(message)
+    return dataclasses.replace(answer, stamp=Stamp(message.stamp.run, message.stamp.round, 77))
+
+
+def uploads_other_tensors(client: Client, message: Message) -> object:
+    answer = client.answer(message)
+    if not hasattr(answer, "tensors"):  # a lone silo's answer has no tensors
+        return Ready(stamp=message.stamp)
+    return dataclasses.replace(answer, tensors={name: np.ravel(array) for name, array in answer.tensors.items()})
+
+
+def is_late(client: Client, message: Message) -> object:
+    Wall.ahead += 1000.0
+    return client.answer(message)
+
+
+FAULTS: Mapping[Fault, str] = {
+    raises: "failed: ZeroDivisionError: division by zero",
+    refuses: "refused: not today",
+    says_nothing: "malformed: expected a message, got NoneType",
+    says_something_else: "malformed: expected `",
+    says_it_for_another_round: "malformed: expected an answer for round 3, attempt 0, got one for round 3, attempt 77",
+    uploads_other_tensors: "malformed: ",
+    is_late: "late: expected an answer in 500 s, it took 1",
+}
+
+
+def in_round(number: int) -> Callable[[Message], bool]:
+    return lambda message: message.stamp.round == number and not is_setup(message)
+
+
+def players_of(made: Federation) -> Cast:
+    """The roles that a run of this federation would have."""
+    found: list[Cast] = []
+
+    class Enough(Exception):
+        pass
+
+    def casting(protocol: Training, setting: Setting) -> Cast:
+        found.append(cast(protocol, setting))
+        raise Enough
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moretta.federation.cast", casting)
+        with pytest.raises(Enough):
+            made.train(3, seed=2)
+    return found[0]
+
+
+# -- the suite ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_protocol_is_in_the_suite() -> None:
+    assert set(CASES) == set(PROTOCOLS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_strict_engine_changes_no_bit(name: str, dtype: str) -> None:
+    one = federation_of(name, dtype=dtype).train(6)
+    two = federation_of(name, dtype=dtype, engine=Engine(strict=True)).train(6)
+    assert weights(one) == weights(two)
+    assert [line["loss"] for line in one.history] == [line["loss"] for line in two.history]
+    assert [line["bytes"] for line in one.history] == [line["bytes"] for line in two.history]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_insecure_seed_gives_one_transcript(name: str, tmp_path: Path) -> None:
+    def run(folder: str, seed: int) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        views = tmp_path / folder / "views"
+        result = federation_of(name, tmp_path / folder, record_views=True, insecure_secret_seed=seed).train(3)
+        files = {str(path.relative_to(views)): path.read_bytes() for path in views.rglob("*.bin")}
+        return files, weights(result)
+
+    (one, first), (two, second), (other, third) = run("one", 5), run("two", 5), run("other", 6)
+    assert len(one) >= (3 if name == "centralised" else 9)
+    assert one == two
+    assert first == second
+    assert one != other
+    if name != "pbpfl":  # whose key decides how the true weights are rounded
+        assert first == third
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_learns(name: str) -> None:
+    history = federation_of(name).train(30).history
+    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", FEDERATED)
+def test_a_fault_is_named_costs_one_round_and_the_silo_comes_back(
+    name: str, fault: Fault, misbehave: Misbehave, wall: type[Wall]
+) -> None:
+    whole = federation_of(name).train(4)
+    misbehave("south", fault, in_round(3))
+    result = federation_of(name, engine=Engine(deadline=500.0)).train(4)
+    assert [line["attempt"] for line in result.history] == [0, 0, 1, 0]
+    assert [len(line["dropped"]) for line in result.history] == [0, 0, 1, 0]
+    (dropped,) = result.record["dropped"]
+    assert (dropped["round"], dropped["silo"]) == (3, "south")
+    assert dropped["reason"].startswith(FAULTS[fault])
+    # The sum of the others is used: the rows are theirs, and before that round nothing was different.
+    rows = [line["rows"] for line in whole.history]
+    assert [line["rows"] for line in result.history] == [rows[0], rows[1], rows[2] - rows_of_south(name, 3), rows[3]]
+    assert [line["loss"] for line in result.history[:2]] == [line["loss"] for line in whole.history[:2]]
+
+
+def rows_of_south(name: str, number: int) -> int:
+    return ROWS["south"] if name == "fedavg" else 8  # 33 rows in batches of 8, the third of five
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_whatever_the_fault_the_others_end_with_the_same_weights(
+    name: str, misbehave: Misbehave, wall: type[Wall]
+) -> None:
+    ends = []
+    for fault in (raises, is_late, uploads_other_tensors):
+        misbehave("south", fault, in_round(3))
+        result = federation_of(name, engine=Engine(deadline=500.0)).train(3)
+        ends.append({key: value for key, value in weights(result).items() if not key.startswith("south/")})
+    if name != "local":
+        assert ends[0] == ends[1] == ends[2]
+    else:  # what a lone silo did before its answer was lost stays its own affair
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("fault", [raises, is_late])
+def test_a_lone_silo_is_not_touched_by_anothers_fault(fault: Fault, misbehave: Misbehave, wall: type[Wall]) -> None:
+    whole = weights(federation_of("local").train(4))
+    misbehave("south", fault, in_round(3))
+    result = weights(federation_of("local", engine=Engine(deadline=500.0)).train(4))
+    assert {key for key in whole if whole[key] != result[key]} <= {key for key in whole if key.startswith("south/")}
+
+
+SET_UP = ["advertise-key", "peer-keys", "ask-moments", "enrolment/begin"]
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+@pytest.mark.parametrize("tag", SET_UP)
+def test_a_silo_that_misses_the_first_setup_comes_back(name: str, tag: str, misbehave: Misbehave) -> None:
+    misbehave("south", refuses, lambda message: message.stamp == first(message) and message.TAG.endswith(tag))
+    history = federation_of(name).train(3).history
+    assert [[gone["silo"] for gone in line["dropped"]] for line in history] == [["south"], [], []]
+    rows = [29, 62, 62] if name == "fedavg" else [16, 17, 20]  # 20, 33 and 9 in batches of 8
+    assert [line["rows"] for line in history] == rows
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "fedavg", "pbpfl"])
+@pytest.mark.parametrize("tag", SET_UP[:3])
+def test_a_silo_whose_rows_were_not_counted_comes_back_with_all_of_them(
+    name: str, tag: str, misbehave: Misbehave
+) -> None:
+    misbehave("south", refuses, lambda message: message.stamp == first(message) and message.TAG.endswith(tag))
+    history = federation_of(name, batch_size=0).train(3).history
+    assert [[gone["silo"] for gone in line["dropped"]] for line in history] == [["south"], [], []]
+    assert [line["rows"] for line in history] == [29, 62, 62]
+
+
+def first(message: Message) -> Stamp:
+    return Stamp(message.stamp.run, 1, 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_too_few_silos_fail_the_run_and_are_named_and_mended_silos_go_on(
+    name: str, tmp_path: Path, misbehave: Misbehave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(federation_of(name).train(5))
+    gone = ["everybody"] if name == "centralised" else ["north", "east"]
+    with monkeypatch.context():
+        for silo in gone:
+            misbehave(silo, raises, lambda message: message.stamp.round == 4)
+        with pytest.raises(RunFailed) as failed:
+            federation_of(name, tmp_path / "run").train(5)
+    assert all(f"{silo}: ZeroDivisionError: division by zero" in str(failed.value) for silo in gone)
+    assert "round 4" in str(failed.value)
+    assert len(str(failed.value).splitlines()) == 1
+    monkeypatch.setattr(federation, "cast", cast)  # mended
+    resumed = federation_of(name, tmp_path / "run").train(5, resume=True)
+    assert weights(resumed) == whole
+    assert [line["round"] for line in resumed.history] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_input_that_nobody_can_use_is_the_users_to_mend(name: str, misbehave: Misbehave) -> None:
+    def cannot(client: Client, message: Message) -> object:
+        raise ParameterError("these rows are of no use")
+
+    for silo in ROWS if name != "centralised" else ["everybody"]:
+        misbehave(silo, cannot, lambda message: message.stamp.round == 1)
+    with pytest.raises(ParameterError, match=r"round 1: .*these rows are of no use"):
+        federation_of(name).train(2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_in_two_parts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_path: Path) -> None:
+    whole = federation_of(name, tmp_path / "whole").train(7)
+    federation_of(name, tmp_path / "parts").train(3)
+    federation_of(name, tmp_path / "parts").train(4, resume=True)
+    parts = federation_of(name, tmp_path / "parts").train(7, resume=True)
+    assert weights(parts) == weights(whole)
+    assert [line["loss"] for line in parts.history] == [line["loss"] for line in whole.history]
+    assert parts.record["sessions"] == 3
+    for path in sorted((tmp_path / "whole").rglob("*.safetensors")):
+        if "checkpoint" not in path.parts:
+            assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_role_states_is_what_it_takes_up(name: str) -> None:
+    made = federation_of(name)
+    players, others = players_of(made), players_of(federation_of(name, insecure_secret_seed=6))
+    for one, two in [
+        (players.server, others.server),
+        *zip(players.clients.values(), others.clients.values(), strict=True),
+    ]:
+        two.restore(one.state())
+        mine, taken = one.state(), two.state()
+        assert set(mine) == set(taken)
+        for key, value in mine.items():
+            assert isinstance(value, np.ndarray | bytes | str | int | float)
+            assert np.asarray(value).tobytes() == np.asarray(taken[key]).tobytes()
+
+
+def arrays_in(message: Message) -> Iterator[np.ndarray]:
+    for field in message.KINDS:
+        value = getattr(message, field)
+        entries = value.values() if isinstance(value, Mapping) else [value]
+        yield from (entry for entry in entries if isinstance(entry, np.ndarray))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_received_is_never_written_to(name: str, misbehave: Misbehave) -> None:
+    kept: list[tuple[np.ndarray, bytes]] = []
+
+    def noted(message: Message) -> Message:
+        for array in arrays_in(message):
+            kept.append((array, array.tobytes()))
+        return message
+
+    for silo in ROWS if name != "centralised" else ["everybody"]:
+        misbehave(silo, lambda client, message: noted(client.answer(noted(message))), lambda message: True)
+    federation_of(name).train(4)
+    assert kept
+    assert all(array.tobytes() == before for array, before in kept)  # by nobody, to the end of the run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_secret_is_written_shown_or_sent(
+    name: str, tmp_path: Path, misbehave: Misbehave, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    casts: list[Cast] = []
+    monkeypatch.setattr(
+        federation, "cast", lambda protocol, setting: casts.append(cast(protocol, setting)) or casts[-1]
+    )
+    misbehave("south", raises, in_round(2))  # so that the log has something to say
+    run = federation_of(name, tmp_path / "run", record_views=True, insecure_secret_seed=None)
+    run.train(4)
+    (players,) = casts
+    root = players.server.state().get("secret_root")
+    assert (root is not None) == (name == "pbpfl")
+    roots = [root] if isinstance(root, bytes) else []
+    seeds: list[bytes] = []
+    for client in players.clients.values():
+        contributor = client._contributor  # type: ignore[attr-defined]
+        if getattr(contributor, "_agreed", None):
+            seeds += contributor._agreed[0].seeds.values()
+    assert bool(seeds) == (name != "centralised")
+    output = "".join(capfd.readouterr())
+    shown = [output, *(repr(role) for role in (players, players.server, *players.clients.values(), run))]
+    shown += [repr(value) for role in (players.server, *players.clients.values()) for value in vars(role).values()]
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            kept = "checkpoint" in path.parts and path.name == "server.safetensors"
+            for secret in [*seeds, *([] if kept else roots)]:
+                assert secret not in data
+                assert secret.hex().encode() not in data
+            if kept and roots:
+                assert roots[0].hex().encode() in data  # the one place, of mode 0600
+    for secret in [*seeds, *roots]:
+        assert all(secret.hex() not in text and repr(secret) not in text for text in shown)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_record_says_what_was_exchanged(name: str) -> None:
+    result = federation_of(name, test=(silos()[0].x, silos()[0].y)).train(3)
+    up, down = result.bytes["up_per_silo_per_round"], result.bytes["down_per_silo_per_round"]
+    parameters = 4 * (4 * 6 + 6 + 6 * 3 + 3)
+    if name == "local":
+        assert 0 < up < 400
+        assert 0 < down < 400
+    else:
+        assert up > parameters
+        assert parameters < down < parameters + 4000
+    assert (result.bytes["secure_aggregation"] > 0) == (name != "centralised")
+    assert result.bytes["set_up"] > 0
+    assert result.record["protocol"] == name
+    assert result.record["silo_names"] == list(ROWS)
+    assert set(result.test) >= {"loss", "accuracy", "metrics", "per_silo"}
+    assert set(result.test["per_silo"]) == set(ROWS)
+    assert result.record["secure_aggregation"] == (
+        {"scheme": "none", "ring_bits": None} if name == "centralised" else {"scheme": "pairwise", "ring_bits": 64}
+    )
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_the_order_of_the_silos_does_not_matter(name: str) -> None:
+    one = federation_of(name).train(3)
+    turned = Federation(
+        network(), silos()[::-1], CASES[name], insecure_secret_seed=5, batch_size=8, standardise=True
+    ).train(3)
+    assert weights(one) == weights(turned)
+
+
+def test_fedavg_runs_with_the_clear_sum() -> None:
+    result = federation_of("fedavg", aggregation=SecureAggregation(scheme="none")).train(2)
+    assert result.record["facts"] == {}
