@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,22 +62,11 @@ class Input:
         return torch.randn(ROWS, *self.shape, generator=generator, dtype=torch.float64)
 
 
-class Packed(nn.Module):
-    """A model of several inputs, or of tokens, as one of a single flat row of numbers."""
-
-    def __init__(self, model: nn.Module, inputs: Sequence[Input]) -> None:
-        super().__init__()
-        self.model = model
-        self._inputs = inputs
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Unpack and run. rows: [B, all entries of all inputs]."""
-        parts = torch.split(rows, [math.prod(one.shape) for one in self._inputs], dim=1)
-        shaped = [part.reshape(len(rows), *one.shape) for part, one in zip(parts, self._inputs, strict=True)]
-        outputs: Tensor = self.model(
-            *(part.long() if one.vocabulary else part for part, one in zip(shaped, self._inputs, strict=True))
-        )
-        return outputs
+def unpack(module: nn.Module, arguments: tuple[Tensor, ...], inputs: Sequence[Input]) -> tuple[Tensor, ...]:
+    """Return a model's inputs from one flat row of numbers, [B, all entries]: a hook before its forward."""
+    parts = torch.split(arguments[0], [math.prod(one.shape) for one in inputs], dim=1)
+    shaped = [part.reshape(len(part), *one.shape) for part, one in zip(parts, inputs, strict=True)]
+    return tuple(part.long() if one.vocabulary else part for part, one in zip(shaped, inputs, strict=True))
 
 
 def check(model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBPFL) -> dict[str, Any]:
@@ -87,23 +77,21 @@ def check(model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBP
     Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
     """
     generator = torch.Generator().manual_seed(0)
-    rows = torch.cat([one.draw(generator).flatten(1) for one in inputs], dim=1)
-    plain = len(inputs) == 1 and not inputs[0].vocabulary
-    if plain:
-        rows = rows.reshape(ROWS, *inputs[0].shape)
-    else:
-        model = Packed(model, inputs)
-    classes = torch.randint(max(outputs, 2), (ROWS,), generator=generator).numpy()
+    drawn = [one.draw(generator) for one in inputs]
+    examples = [part[:2].long() if one.vocabulary else part[:2] for part, one in zip(drawn, inputs, strict=True)]
     double = copy.deepcopy(model).double()
-    plan = ScalePlan.of(double, (rows[:2],))
+    plan = ScalePlan.of(double, examples)
     if plan.head.outputs != outputs:
         raise ParameterError(f"expected a model with {outputs} outputs, got {plan.head.outputs}")
+    rows = drawn[0]
+    if len(inputs) > 1 or inputs[0].vocabulary:  # silos hold one array of numbers
+        rows = torch.cat([part.flatten(1) for part in drawn], dim=1)
+        double.register_forward_pre_hook(partial(unpack, inputs=inputs))
+    classes = torch.randint(max(outputs, 2), (ROWS,), generator=generator).numpy()
     error64, buffers = _errors(double, plan, rows, classes, protocol)
-    error32, _ = _errors(copy.deepcopy(model).float(), plan, rows.float(), classes, protocol)
+    error32, _ = _errors(copy.deepcopy(double).float(), plan, rows.float(), classes, protocol)
     found = {"relative_error_float64": error64, "relative_error_float32": error32, "buffers_error_float64": buffers}
-    forced = [
-        {"tensor": one.tensor.removeprefix("" if plain else "model."), "because": one.because} for one in plan.forced
-    ]
+    forced = [{"tensor": one.tensor, "because": one.because} for one in plan.forced]
     passes = all(found[name] <= bar for name, bar in BARS.items())
     return {**found, "free_scales": plan.free, "forced_to_one": forced, "passes": passes}
 
