@@ -28,8 +28,7 @@ lint: .venv/dev.stamp
 
 # The API pages, from the docstrings, into site/.
 api: .venv/dev.stamp
-	$(BIN)/pdoc --docformat markdown --math -o site moretta '!moretta.__main__' >/dev/null
-	@test -s site/moretta/federation.html && echo "API pages: site/index.html"
+	$(BIN)/python docs/build_api.py site
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 KEY_TAGS = frozenset(kind.TAG for kind in agreement.MESSAGES)
 SET_UP_TAGS = frozenset(kind.TAG for kind in (*statistics.MESSAGES, *enrolment.MESSAGES))
+SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about so many times a run is the model tested on the way
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
@@ -72,6 +73,15 @@ class Session:
 
     def play(self) -> Result:
         """Play all rounds that are left, and conclude."""
+        threads = torch.get_num_threads()
+        if sum(parameter.numel() for parameter in self._scratch.parameters()) < SMALL:
+            torch.set_num_threads(1)
+        try:
+            return self._play()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _play(self) -> Result:
         if self._folder is not None:
             self._history = self._folder.history(up_to=self._place.round)
             if self._place.session == 0:
