@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError, ParameterError
-from moretta.evaluation import largest_relative_difference
 from moretta.keystream import SecretRoot
 from moretta.protocol import Stamp
 from moretta.protocols import enrolment, modules
@@ -72,8 +71,8 @@ def unpack(module: nn.Module, arguments: tuple[Tensor, ...], inputs: Sequence[In
 def check(model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBPFL) -> dict[str, Any]:
     """Perturb a model, run one batch of 8 random rows through client and server, and compare with the true gradient.
 
-    Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, the largest relative
-    error of the buffers, how many scales are free, and what is forced to scale 1.
+    Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, that of the
+    concatenated running statistics, how many scales are free, and what is forced to scale 1.
     Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
     """
     generator = torch.Generator().manual_seed(0)
@@ -99,7 +98,7 @@ def check(model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBP
 def _errors(
     model: nn.Module, plan: ScalePlan, inputs: Tensor, classes: NDArray[np.int64], protocol: PBPFL
 ) -> tuple[float, float]:
-    """Return the relative error of the gradient that the server recovers, and the largest of the buffers."""
+    """Return the relative error of the gradient that the server recovers, and of the running statistics."""
     model.train()
     loss, root = protocol.loss_function, SecretRoot.fresh()
     targets = enrolment.targets(classes, plan.head.outputs, loss.name, "check", inputs.dtype)
@@ -127,10 +126,9 @@ def _errors(
     density = float(upload.tensors.get("density", np.ones(())))
     means = {name: np.asarray(value, dtype=np.float64) for name, value in upload.tensors.items()}
     recovered = perturbation.recover(means, key)
-    gaps = [recovered[name].ravel() / density - value.double().numpy().ravel() for name, value in wanted.items()]
-    norm = math.sqrt(sum(float(value.double().square().sum()) for value in wanted.values()))
-    error = float(np.linalg.norm(np.concatenate(gaps))) / (norm or 1.0)
-    return error, _buffers_error(true, perturbation.recover_buffers(means, key))
+    recovered = {name: value / density for name, value in recovered.items()}
+    buffers = perturbation.recover_buffers(means, key)
+    return _relative_error(recovered, wanted), _relative_error(buffers, modules.running_buffers(true))
 
 
 def _offset_size(model: nn.Module, plan: ScalePlan, inputs: Tensor, targets: Tensor, loss: str) -> float:
@@ -141,6 +139,11 @@ def _offset_size(model: nn.Module, plan: ScalePlan, inputs: Tensor, targets: Ten
     return (float(sized.square().mean().sqrt()) or 1.0) / alpha
 
 
-def _buffers_error(true: nn.Module, found: Mapping[str, NDArray[np.float64]]) -> float:
-    wanted = {name: buffer.double().numpy() for name, buffer in modules.running_buffers(true).items()}
-    return largest_relative_difference(found, wanted)
+def _relative_error(found: Mapping[str, NDArray[np.float64]], wanted: Mapping[str, Tensor]) -> float:
+    """Return the error of all tensors together, concatenated, relative to their norm."""
+    if not wanted:
+        return 0.0
+    true = {name: value.detach().double().cpu().numpy() for name, value in wanted.items()}
+    gaps = np.concatenate([(found[name] - value).ravel() for name, value in true.items()])
+    norm = float(np.linalg.norm(np.concatenate([value.ravel() for value in true.values()])))
+    return float(np.linalg.norm(gaps)) / (norm or 1.0)

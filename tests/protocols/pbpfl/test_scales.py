@@ -294,6 +294,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "convolutions": (lambda: conv_net(lambda _: nn.Identity()), X),
     "batch norm": (lambda: conv_net(nn.BatchNorm2d), X),
     "batch norm without affine": (lambda: conv_net(lambda c: nn.BatchNorm2d(c, affine=False)), X),
+    "means of zero": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 8, 1, bias=False), nn.BatchNorm2d(8),
+            nn.ReLU(), *classify(8),
+        ),
+        X,
+    ),
     "group norm": (lambda: conv_net(lambda c: nn.GroupNorm(2, c)), X),
     "instance norm": (lambda: conv_net(lambda c: nn.InstanceNorm2d(c, affine=True)), X),
     "residual A": (lambda: residual("A"), X),

@@ -4,6 +4,8 @@ The model is run once on example inputs while every function of torch that it ca
 arguments, its result and the layer it was called from. Containers of torch.nn (TransformerEncoder,
 MultiheadAttention) and branches on shapes are therefore entered like anything else. A branch on *data* is refused,
 by the line that asks: its other side would never be seen.
+
+Symbolic tracing (torch.fx) stops at the layers of torch.nn and at every branch on a shape, therefore it is not used.
 """
 
 from __future__ import annotations
