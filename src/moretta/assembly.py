@@ -5,11 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import torch
-
 from moretta import config, data, models
 from moretta.config import RunFile
-from moretta.errors import ParameterError
 from moretta.federation import Federation
 from moretta.protocols.training import Training
 from moretta.roles import Silo
@@ -21,7 +18,6 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
     """
     run, wanted, protocol = run_file.run, run_file.data, run_file.protocol
-    _check_device(run.device)
     dataset = data.load(
         wanted.source,
         path=wanted.path,
@@ -78,12 +74,3 @@ def _warmed(protocol: Training, run_file: RunFile) -> Training:
     if protocol.warm_start is None:
         return protocol
     return protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
-
-
-def _check_device(device: str) -> None:
-    kind, _, number = device.partition(":")
-    if kind != "cuda":
-        return
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(number or 0) >= there:
-        raise ParameterError(f'[run] device = "{device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')

@@ -119,6 +119,7 @@ def compare(
             variants = comparison.variants(run_file, [name.strip() for name in protocols.split(",")])
             folders = [home / name for name in variants]
             comparison.refuse_existing(folders)
+            comparison.rehearse(list(variants.values()))
             for variant, folder in zip(variants.values(), folders, strict=True):
                 _train(variant, folder, resume=False)
         elif protocols or overrides:
@@ -168,6 +169,23 @@ def predict(
 
 
 @app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors state_dict, or an .onnx graph.")],
+    true_model: Annotated[
+        bool, typer.Option("--true-model", help="Export the server's true model, not the released one.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the released model of a run as a state_dict or as ONNX."""
+    with _needs_torch():
+        from moretta.export import export as export_model
+
+        export_model(folder, out, true_model=true_model)
+    _say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
+
+
+@app.command()
 def check(
     model: Annotated[str, typer.Option(help='A built-in name or "module:function" that returns a module.')],
     inputs: Annotated[
@@ -198,6 +216,45 @@ def check(
     _say(found, as_json, lambda: _print_check(found))
     if not found["passes"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="An experiment; left out, they are listed.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The quick form, minutes on two cores.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets.", envvar="MORETTA_DATA")] = None,
+    out: Annotated[Path, typer.Option(help="Where results are kept, and gone on from.")] = Path("runs/reproduce"),
+    epochs: Annotated[int | None, typer.Option(help="Train so long instead.")] = None,
+    experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment of the papers, and show our figures beside theirs."""
+    with _needs_torch():
+        from moretta import reproduction
+
+        if name is None:
+            found = reproduction.listing(experiments)
+            _say({"experiments": found}, as_json, lambda: _print_experiments(found))
+            return
+        chosen = reproduction.choose(name, experiments, data, quick, epochs, overrides)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=screen, transient=True) as bar:
+            task = bar.add_task(name, total=None)
+
+            def watch(cell: str, number: int, rounds: int) -> None:
+                bar.update(task, description=cell, completed=number, total=rounds)
+
+            def say(line: str) -> None:
+                bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+            try:
+                results = chosen.run(out, say, watch)
+            except KeyboardInterrupt:
+                raise RunFailed("interrupted; the same command goes on with the cells that are left") from None
+    _say(results, as_json, lambda: _print_reproduction(results, chosen.path(out)))
 
 
 def _out_of(run_file: config.RunFile) -> Path:
@@ -275,6 +332,23 @@ def _print_comparison(
             print(f"report: {page}")
 
     _say(told, as_json, plainly)
+
+
+def _print_experiments(found: Sequence[Mapping[str, Any]]) -> None:
+    width = max(len(one["name"]) for one in found)
+    for one in found:
+        print(f"{one['name']:{width}}  {one['title']} ({one['paper']})")
+    print("moretta reproduce NAME --data DIR runs one, with --quick in minutes")
+
+
+def _print_reproduction(results: Mapping[str, Any], kept: Path) -> None:
+    from moretta.reproduction import table
+
+    Console().print(table(results))
+    print("why they differ:")
+    for note in results["why_they_differ"]:
+        print(f"  - {note}")
+    print(f"results: {kept}")
 
 
 def _print_check(found: Mapping[str, Any]) -> None:

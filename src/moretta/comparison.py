@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from moretta.assembly import federation_of
 from moretta.config import PROTOCOLS, RunFile
 from moretta.errors import ParameterError
 from moretta.evaluation import largest_relative_difference
@@ -34,6 +35,12 @@ def variants(run_file: RunFile, protocols: Sequence[str]) -> dict[str, RunFile]:
         own = run_file.protocol if name == run_file.protocol.name else PROTOCOLS[name](**shared)
         found[name] = run_file.model_copy(update={"protocol": own})
     return found
+
+
+def rehearse(run_files: Sequence[RunFile]) -> None:
+    """Raise what any of the runs would raise before its first round, while none has begun."""
+    for run_file in run_files:
+        federation_of(run_file, None).rehearse(run_file.run.rounds, run_file.run.seed)
 
 
 def refuse_existing(folders: Sequence[Path]) -> None:

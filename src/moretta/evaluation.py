@@ -66,8 +66,8 @@ def _auc(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) ->
     from sklearn.metrics import roc_auc_score
 
     count = max(outputs.shape[1], 2)
-    if len(np.unique(classes)) < count:
-        return None  # a class without a row has no curve
+    if len(np.unique(classes)) < count or not np.isfinite(outputs).all():
+        return None  # a class without a row has no curve, and neither has a model that diverged
     if outputs.shape[1] <= 2:
         return float(roc_auc_score(classes, outputs[:, -1] - outputs[:, 0] * (outputs.shape[1] == 2)))
     # One class against the rest needs an order of rows for each class, so under cross-entropy probabilities.

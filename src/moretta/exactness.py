@@ -100,7 +100,7 @@ def _errors(
 ) -> tuple[float, float]:
     """Return the relative error of the gradient that the server recovers, and of the running statistics."""
     model.train()
-    loss, root = protocol.loss_function, SecretRoot.fresh()
+    loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # nothing to hide: the same every time
     targets = enrolment.targets(classes, plan.head.outputs, loss.name, "check", inputs.dtype)
     rows = SiloRows(inputs.numpy(), targets, Batches(ROWS, 0, 0, "check"), inputs.dtype)
     true = copy.deepcopy(model)

@@ -132,6 +132,10 @@ class Federation:
         with folder.logging() if folder else nullcontext():
             return Session(self, players, place, folder, rounds, seed, progress).play()
 
+    def rehearse(self, rounds: int, seed: int = 0) -> None:
+        """Cast all roles and write nothing: raises what `train` would raise before its first round."""
+        cast(self.protocol, self._setting(seed, rounds, session=0))
+
     def _check_silos(self) -> None:
         names = [silo.name for silo in self.silos]
         if not names:
@@ -164,6 +168,13 @@ class Federation:
             raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
         if not 0 < self.participation <= 1:
             raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
+        weights = len(self.protocol.class_weights)
+        if weights and weights != self.outputs:
+            raise ParameterError(f"class-weights: expected {self.outputs}, one an output of the model, got {weights}")
+        kind, _, number = self.device.partition(":")
+        there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+        if kind == "cuda" and int(number or 0) >= there:
+            raise ParameterError(f'device = "{self.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
         if self.augment and self.silos[0].x.ndim != 4:
             raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
         if self.protocol.warm_start is not None:

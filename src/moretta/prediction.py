@@ -7,10 +7,9 @@ import io
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from moretta import config, models
+from moretta import config, finished
 from moretta.data import as_features, fill_missing
 from moretta.data.images import SETS, read_npz, scaled
 from moretta.data.table import ABSENT, ABSENT_CATEGORY
@@ -18,9 +17,7 @@ from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.evaluation import outputs_of
 from moretta.protocol import Array
-from moretta.protocols import modules
 from moretta.protocols.enrolment import standardised
-from moretta.run_folder import read_json, read_model
 
 
 def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) -> tuple[int, int]:
@@ -35,24 +32,11 @@ def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) ->
         raise ParameterError(f"{out}: expected an output file that ends in .csv or .npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    inputs, tensors = read_json(folder / "inputs.json"), _tensors(folder, true_model)
-    if not (folder / "run.toml").exists():
-        raise ParameterError(f"{folder}: expected a run of `moretta train`; one made from Python predicts there")
-    run_file = config.load(folder / "run.toml")
-    shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
-    x = _rows(rows, list(inputs["columns"]), shape, run_file.data)
-    model = models.build(
-        run_file.model.source,
-        inputs=shape,
-        outputs=int(inputs["outputs"]),
-        base=run_file.base,
-        seed=run_file.run.seed,
-        **run_file.model.arguments,
-    ).to(dtype)
-    modules.load(model, tensors)
-    prepared = standardised(x, np.array(inputs["mean"]), np.array(inputs["deviation"]), dtype)
+    model = finished.load(folder, true_model=true_model)
+    x = _rows(rows, list(model.columns), model.shape, model.run_file.data)
+    prepared = standardised(x, model.mean, model.deviation, model.dtype)
     try:
-        outputs = outputs_of(model, prepared).numpy()
+        outputs = outputs_of(model.module, prepared).numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ParameterError(
             f"{rows}: the model cannot take these rows of {x.dtype} ({error}); save numbers as floats, and tokens as "
@@ -60,13 +44,6 @@ def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) ->
         ) from error
     _write(out, outputs)
     return outputs.shape[0], outputs.shape[1]
-
-
-def _tensors(folder: Path, true_model: bool) -> dict[str, Array]:
-    name = "model.safetensors" if true_model else "released.safetensors"
-    if not (folder / name).exists() and (folder / "models").is_dir():
-        raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, in models/")
-    return read_model(folder / name)
 
 
 def _rows(path: Path, columns: list[str], shape: tuple[int, ...], wanted: config.Data) -> Array:

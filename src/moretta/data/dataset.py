@@ -54,7 +54,8 @@ class Dataset:
     from, for the by-domain partition. With `missing` other than "error", x may hold NaN for an absent value, until
     each owner fills its own (`fill_missing`); `missing_columns` are the columns where any row of the whole table lacks
     one. `standardise` is what the source advises: true for tables.
-    Raises ParameterError, naming the part and the column, if anything does not fit.
+    Raises ParameterError, naming the part and the column, if anything does not fit. That training rows are finite is
+    checked by `SiloData`, which can name the silo.
     """
 
     name: str
@@ -88,7 +89,8 @@ class Dataset:
                     f"{self.x_train.shape[1:]} and {self.x_train.dtype}; make them the same"
                 )
             self._check_task(y, where)
-            check_finite(x, self.feature_names, where, allow_missing=self.missing != "error")
+            if part != "training":  # whose rows are checked when they have owners, who are then named
+                check_finite(x, self.feature_names, where, allow_missing=self.missing != "error")
         if self.feature_names and (self.x_train.ndim != 2 or len(self.feature_names) != self.x_train.shape[1]):
             raise ParameterError(
                 f"{self.name}: expected a name per column of x {self.x_train.shape}, got {len(self.feature_names)}"

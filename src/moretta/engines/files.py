@@ -11,8 +11,12 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a crash, with permissions of its own
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -7,7 +7,6 @@ name, its silos, its settings) passes through `_text`, which escapes it.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
+from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.report import plots
 from moretta.report.folder import RunRecord, read_run
@@ -33,13 +33,10 @@ def write_report(folders: Sequence[Path], out: Path, differences: Mapping[str, f
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
     written = page([read_run(folder) for folder in folders], differences)
-    beside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(written.encode("utf-8", "replace"))  # a folder's name need not be UTF-8
-        beside.replace(out)
+        write_atomically(out, written.encode("utf-8", "replace"))  # a folder's name need not be UTF-8
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise ParameterError(f"The report cannot be written to {out}: {error.strerror}.") from error
     return out
 

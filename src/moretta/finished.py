@@ -1,0 +1,66 @@
+"""A finished run's model, ready to use: its architecture from the run file, its weights, what its inputs mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta import config, models
+from moretta.config import RunFile
+from moretta.errors import ParameterError
+from moretta.protocol import Array
+from moretta.protocols import modules
+from moretta.run_folder import read_json, read_model
+
+
+@dataclass(frozen=True)
+class FinishedModel:
+    """A model in eval mode, and how inputs are prepared for it.
+
+    shape: of one row of inputs; columns: their names, for tables; mean, deviation: of the standardisation.
+    """
+
+    module: nn.Module
+    run_file: RunFile
+    shape: tuple[int, ...]
+    columns: Sequence[str]
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+    dtype: torch.dtype
+
+
+def load(folder: Path, *, true_model: bool = False) -> FinishedModel:
+    """Load the released model of a run, or the server's true one.
+
+    Raises `moretta.errors.ParameterError` for a folder without such a model, or one of a run made from Python.
+    """
+    inputs, tensors = read_json(folder / "inputs.json"), read_tensors(folder, true_model)
+    if not (folder / "run.toml").exists():
+        raise ParameterError(f"{folder}: expected a run of `moretta train`; one made from Python has its model there")
+    run_file = config.load(folder / "run.toml")
+    shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
+    module = models.build(
+        run_file.model.source,
+        inputs=shape,
+        outputs=int(inputs["outputs"]),
+        base=run_file.base,
+        seed=run_file.run.seed,
+        **run_file.model.arguments,
+    ).to(dtype)
+    modules.load(module, tensors)
+    mean, deviation = np.array(inputs["mean"]), np.array(inputs["deviation"])
+    return FinishedModel(module.eval(), run_file, shape, list(inputs["columns"]), mean, deviation, dtype)
+
+
+def read_tensors(folder: Path, true_model: bool) -> dict[str, Array]:
+    """Return the weights of the released or the true model of a run."""
+    name = "model.safetensors" if true_model else "released.safetensors"
+    if not (folder / name).exists() and (folder / "models").is_dir():
+        raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, in models/")
+    return read_model(folder / name)

@@ -1,0 +1,394 @@
+"""Bad input: one clear sentence, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_cli import Called, call, prepare
+
+from moretta import Federation, FedSGD, Silo
+from moretta.engines.checkpoint import last_checkpoint
+from moretta.errors import ParameterError
+
+MODELS = """
+import numpy as np
+from torch import nn
+
+def squashed(): return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1), nn.Sigmoid())
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.head(x) if x.sum() > 0 else self.head(-x)
+
+def branching(): return Branch()
+def narrow(): return nn.Linear(4, 1)
+def twins(): return nn.Linear(3, 2)
+def fails(): raise RuntimeError("no weights here")
+def no_module(): return 3
+
+def table(bad):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 4)).astype("float32")
+    x[3, 1] = bad
+    return x, random.integers(0, 2, 60), x[10:20], random.integers(0, 2, 10)
+
+def with_nan(): return table(np.nan)
+def with_infinity(): return table(np.inf)
+def negative():
+    x, y, x_test, y_test = table(0)
+    return x, -y, x_test, y_test
+def fractions():
+    x, y, x_test, y_test = table(0)
+    return x, y + 0.5, x_test, y_test + 0.5
+def pairs():
+    x, y, x_test, y_test = table(0)
+    return x, np.stack([y, y], 1) + 0.5, x_test, np.stack([y_test, y_test], 1) + 0.5
+"""
+
+
+def model(function: str) -> tuple[str, ...]:
+    """A run of [model] source and nothing else: the built-in's own keys leave with it."""
+    return ("-model.hidden", f"model.source=bad_input_models:{function}")
+
+
+# What `--set` changes of a run file that trains ("-key" takes a key out of it), and what the sentence says.
+TABLE: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "a misspelt key": (("run.roundz=3",), r"run\.toml: \[run\] roundz is not known; did you mean rounds\?"),
+    "a misspelt key of the protocol": (("protocol.partitons=1",), r"partitons is not known; did you mean partitions\?"),
+    "a misspelt section": (("protocoll.rho=1",), r"\[protocoll\] is not known; did you mean \[protocol\]\?"),
+    "another protocol's key": (("protocol.local-epochs=2",), r"local-epochs is a key of fedavg.*not of pbpfl; remove"),
+    "a misspelt protocol": (("protocol.name=pbfl",), r'\[protocol\] name: expected .*"pbfl"; did you mean "pbpfl"\?'),
+    "a misspelt argument": (("model.hiden=[3]",), r'no argument "hiden"; did you mean "hidden"\?'),
+    "a misspelt model": (("model.source=mpl",), r'"mpl" is neither .*; did you mean "mlp"\?'),
+    "a misspelt source": (("data.source=wdcb",), r'"wdcb" is neither .*; did you mean "wdbc"\?'),
+    "a misspelt function": (model("squashd"), r'no function "squashd"; did you mean "squashed"\?'),
+    "text for a number": (("run.rounds=abc",), r'\[run\] rounds: expected a whole number, got "abc"'),
+    "a number for text": (("data.source=3",), r"\[data\] source: expected a string in quotes, got 3"),
+    "true for a number": (("run.rounds=true",), r"\[run\] rounds: expected a whole number, got true"),
+    "no rounds": (("run.rounds=0",), r"\[run\] rounds: expected 1 or more, got 0"),
+    "a list for a number": (
+        ("protocol.learning-rate=[1]",),
+        r"learning-rate: expected a number, got \[1\]",
+    ),
+    "--set without a value": (("run.rounds",), r'--set: expected section\.key=value, got "run\.rounds"'),
+    "--set without a section": (("rounds=3",), r'--set: expected section\.key=value, got "rounds=3"'),
+    "--set into a value": (("run.rounds.x=3",), r"--set run\.rounds\.x: rounds is a value and not a section"),
+    "more partitions than outputs": (("protocol.partitions=2",), r"partitions = 2: expected 1 to 1, the outputs"),
+    "one silo with masks": (("data.silos=1",), r'needs two silos or more, and \[data\] silos is 1; .* scheme = "none"'),
+    "more silos than rows": (("data.silos=100",), r"48 rows cannot be dealt to 100 silos; use at most 48"),
+    "a silo with no rows": (
+        ("data.silos=10", "data.partition=dirichlet", "data.alpha=0.01"),
+        r"silo-\d+, .* would have no rows \(dirichlet, 48 rows\); use fewer silos, an alpha above 0\.01",
+    ),
+    "NaN": (
+        ("data.source=bad_input_models:with_nan",),
+        r"silo-\d: column 'x1' has 1 row that are NaN or infinite .*; expected finite",
+    ),
+    "an infinity in one silo": (
+        ("data.source=bad_input_models:with_infinity", "data.missing=median"),
+        r"silo-\d: column 'x1' has 1 row that are NaN or infinite",
+    ),
+    "an absent value": (
+        ("data.source=gaps.csv",),
+        r"gaps\.csv lacks values: column 'age' in 2 of 60 rows; fill",
+    ),
+    "a silo without any value of a column": (
+        ("data.source=sparse.csv", "data.missing=median", "data.silos=20"),
+        r"silo-\d+ has no value at all in column 'age', so there is no median",
+    ),
+    "an absent target": (("data.source=untold.csv", "data.missing=median"), r"column 'ill' in 1 of 60 rows; remove"),
+    "an unknown target": (
+        ("data.target=il",),
+        r'patients\.csv has no column "il" .*; did you mean "ill"\?',
+    ),
+    "negative labels": (("data.source=bad_input_models:negative",), r"classes are numbered from 0.*smallest is -1"),
+    "numbers under cross-entropy": (
+        ("data.source=bad_input_models:fractions", "protocol.loss=cross-entropy"),
+        r'loss = "cross-entropy" needs classes',
+    ),
+    "a target too many": (
+        ("data.source=bad_input_models:pairs", *model("narrow")),
+        r"expected 1 targets a row, the model's outputs, got 2",
+    ),
+    "classes beyond the outputs": (
+        ("data.target=ward", *model("twins")),
+        r"expected classes 0 to 1 .* 2 outputs, got 0 to 2",
+    ),
+    "a file that is not there": (("data.source=none.csv",), r"there is no file .*none\.csv; a relative path"),
+    "a text as numbers": (
+        ("data.task=regression", "data.target=ward"),
+        r"needs numbers, but the target 'ward'",
+    ),
+    "a head that is not linear": (model("squashed"), r"sigmoid in 3 \(Sigmoid\).*end the model with an nn\.Linear"),
+    "a model that branches": (model("branching"), r"bad_input_models\.py:\d+ .*cannot be followed; use torch\.where"),
+    "a model of other rows": (model("narrow"), r"the model cannot take rows of shape \[5\]"),
+    "a function that fails": (model("fails"), r"failed with RuntimeError: no weights here; mend the function"),
+    "a function of no model": (model("no_module"), r"must return a torch\.nn\.Module, got int"),
+    "a key that the function does not take": (
+        ("model.source=bad_input_models:twins",),
+        r"called with \(hidden=\[4\]\) failed with TypeError.*; mend the function or the \[model\] section",
+    ),
+    "a module that is not there": (("-model.hidden", "model.source=absent_module:f"), r'importing "absent_module"'),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    prepare(tmp_path)
+    header, *rows = (tmp_path / "patients.csv").read_text().splitlines()
+    without = ["," + row.split(",", 1)[1] for row in rows]
+    gaps = {"gaps": [without[0], without[1], *rows[2:]], "sparse": [*without[:-3], *rows[-3:]]}
+    gaps["untold"] = [rows[0][:-1], *rows[1:]]
+    for name, lines in gaps.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join([header, *lines, ""]))
+    (tmp_path / "bad_input_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(here: Path, *arguments: str) -> str:
+    """Call, and return the sentence; exit code 2, and every file and folder is as it was."""
+    before, folders = content(here), sorted(path for path in here.rglob("*") if path.is_dir())
+    done = call(*arguments)
+    assert done.code == 2, done.err
+    sentence = done.sentence
+    assert content(here) == before
+    assert sorted(path for path in here.rglob("*") if path.is_dir()) == folders
+    return sentence
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_run_that_cannot_work_is_refused_before_anything_is_written(name: str, here: Path) -> None:
+    changes, sentence = TABLE[name]
+    out = [change[1:].rpartition(".")[2] for change in changes if change.startswith("-")]
+    lines = (here / "run.toml").read_text().splitlines()
+    (here / "run.toml").write_text("\n".join(line for line in lines if line.partition(" ")[0] not in out))
+    sets = [word for change in changes if not change.startswith("-") for word in ("--set", change)]
+    assert re.search(sentence, refused(here, "train", "run.toml", *sets, "--out", "mine"))
+
+
+def test_from_python_a_bad_number_is_named_with_its_silo() -> None:
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+    bad = x.copy()
+    bad[2, 1] = np.nan
+    with pytest.raises(ParameterError, match=r"silo `south`: expected finite inputs, got NaN or infinity in column 1"):
+        Federation(torch.nn.Linear(2, 1), [Silo("north", x, y), Silo("south", bad, y)], FedSGD())
+
+
+def test_a_run_file_that_is_not_there(here: Path) -> None:
+    assert refused(here, "train", "no.toml") == "the run file no.toml does not exist; give the path of a TOML file"
+    assert "not TOML" in refused(here, "train", "patients.csv")
+
+
+@pytest.mark.parametrize(("device", "there"), [("cuda", 0), ("cuda:2", 2)])
+def test_a_device_that_is_not_there(here: Path, device: str, there: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    sentence = refused(here, "train", "run.toml", "--set", f"run.device={device}")
+    assert sentence == f'device = "{device}" is not there: this PyTorch finds {there} GPUs; use "cpu"'
+
+
+def test_values_beyond_the_ring_name_the_tensor_and_the_range(here: Path) -> None:
+    done = call("train", "run.toml", "--out", "mine", "--set", "secure-aggregation.limit=1e-6", "--json")
+    assert done.code == 2
+    assert re.search(
+        r"round 1: silo-1: `\w[\w.]*`: a value of magnitude [\d.e+-]+ is outside the range of the secure sum, "
+        r"\+-[\d.e+-]+; nothing was sent \(a higher `limit` widens the range",
+        done.sentence,
+    )
+    # The run had begun: what is left is a whole checkpoint of its beginning, and no result.
+    found = last_checkpoint(here / "mine" / "checkpoint")
+    assert found is not None
+    assert found[0].round == 0
+    assert {"server", "silo-silo-1", "silo-silo-2", "silo-silo-3"} == set(found[1])
+    assert not (here / "mine" / "result.json").exists()
+    assert not list((here / "mine").rglob("*.partial"))
+    assert (here / "mine" / "history.jsonl").read_bytes() == b""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of three rounds: `fedsgd`, and `local` without a model of all."""
+    home = tmp_path_factory.mktemp("finished")
+    prepare(home)
+    for name in ("fedsgd", "local"):
+        done = call("train", home / "run.toml", "--out", home / name, "--set", f"protocol.name={name}", "--json")
+        assert done.code == 0, done.err
+    return home
+
+
+@pytest.fixture
+def mine(here: Path, finished: Path) -> Path:
+    """A copy of a finished run."""
+    return Path(shutil.copytree(finished / "fedsgd", here / "mine"))
+
+
+FEDSGD = ("--set", "protocol.name=fedsgd", "--out", "mine")
+
+
+def test_a_folder_with_a_run_is_not_touched(here: Path, mine: Path) -> None:
+    sentence = refused(here, "train", "run.toml", *FEDSGD)
+    assert sentence == "mine exists and is not empty; go on with that run by --resume, or name another folder by --out"
+    shutil.copytree(mine, here / "both" / "pbpfl")
+    assert "name another folder by --out" in refused(
+        here, "compare", "run.toml", "--protocols", "fedsgd,pbpfl", "--out", "both"
+    )
+
+
+def test_a_run_is_not_resumed_where_it_cannot_be(here: Path, mine: Path) -> None:
+    resume = ("train", "run.toml", *FEDSGD, "--resume")
+    assert "mine stands at round 3, past the 2 asked for" in refused(here, *resume, "--set", "run.rounds=2")
+    for change in ("run.seed=8", "protocol.learning-rate=0.3", "data.batch-size=8", "model.hidden=[5]"):
+        sentence = refused(here, *resume, "--set", change)
+        assert "mine was begun with another run file" in sentence
+        assert "mine/run.toml" in sentence
+    assert "begun with another run file" in refused(here, "train", "run.toml", "--out", "mine", "--resume")
+    for folder in ("new", "empty"):
+        (here / "empty").mkdir(exist_ok=True)
+        sentence = refused(here, "train", "run.toml", "--out", folder, "--resume")
+        assert f"{folder} holds no checkpoint to resume from; start" in sentence
+
+
+def test_a_damaged_checkpoint_is_named(here: Path, mine: Path) -> None:
+    last = mine / "checkpoint" / "round-000003"
+    (last / "server.safetensors").write_bytes(b"cut")
+    sentence = refused(here, "train", "run.toml", *FEDSGD, "--resume")
+    assert "mine/checkpoint/round-000003: the checkpoint is damaged" in sentence
+    assert "delete it to go on from the one before" in sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run.toml", "--protocols", "fedsgd,pbfl"), r"--protocols pbfl: expected some of fedsgd, .*, pbpfl"),
+        (("run.toml", "--protocols", "fedsgd,,pbpfl"), r"--protocols : expected some of fedsgd, .*, pbpfl"),
+        (("run.toml", "--protocols", "fedsgd,pbpfl,fedsgd"), r"--protocols names fedsgd twice"),
+        (("run.toml",), r"needs --protocols, for example --protocols fedsgd,pbpfl"),
+        (("run.toml", "run.toml"), r"run\.toml is not a run folder"),
+        (("mine", "--protocols", "fedsgd"), r"--protocols and --set go with one run file, not with run folders"),
+        (("mine", "--set", "run.rounds=3"), r"--protocols and --set go with one run file, not with run folders"),
+        (("mine", "nowhere"), r"nowhere is not a run folder"),
+    ],
+)
+def test_a_comparison_that_cannot_be(here: Path, mine: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    assert re.search(sentence, refused(here, "compare", *arguments, "--out", "both"))
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize(
+    ("file", "written", "sentence"),
+    [
+        ("result.json", None, "mine has no result.json: the run has not finished; go on with `moretta train --resume`"),
+        ("result.json", "{", "mine/result.json is not JSON"),
+        ("result.json", '{"format": 9}', "mine/result.json is of format 9, and this version"),
+        ("result.json", '{"format": 1}', "mine/result.json lacks the key"),
+        ("history.jsonl", None, "mine has no history.jsonl: the folder is not whole"),
+        ("history.jsonl", '{"round": "x"}', "mine/history.jsonl, line 1, is broken at round"),
+        ("model.safetensors", "x", "mine/model.safetensors: expected a model of a finished run"),
+    ],
+)
+def test_a_broken_folder(
+    here: Path, mine: Path, finished: Path, command: str, file: str, written: str | None, sentence: str
+) -> None:
+    if written is None:
+        (mine / file).unlink()
+    else:
+        (mine / file).write_text(written)
+    assert sentence in refused(here, command, "mine", str(finished / "fedsgd"))
+
+
+@pytest.mark.parametrize("command", [("report", "mine"), ("compare", "mine", "mine")])
+def test_a_page_that_cannot_be_written(here: Path, mine: Path, command: tuple[str, ...]) -> None:
+    assert "patients.csv" in refused(here, *command, "--out", "patients.csv/page.html")
+
+
+def predict(data: str, out: str = "outputs.csv", *more: str) -> tuple[str, ...]:
+    return ("predict", "mine", "--data", data, "--out", out, *more)
+
+
+def test_rows_that_cannot_be_predicted(here: Path, mine: Path) -> None:
+    files = {
+        "narrow.csv": "age,ward\n1,east\n",
+        "words.csv": "age,ward,pressure\nold,east,1\n",
+        "south.csv": "age,ward,pressure\n1,south,1\n",
+        "ragged.csv": "age,ward,pressure\n1,east\n",
+        "empty.csv": "",
+        "header.csv": "age,ward,pressure\n",
+        "infinite.csv": "age,ward,pressure\ninf,east,1\n",
+        "silent.csv": "age,ward,pressure\n1,,1\n",
+        "latin.csv": "âge,ward,pressure\n",
+        "rows.txt": "age,ward,pressure\n1,east,1\n",
+        "text.npz": "no archive",
+    }
+    for name, text in files.items():
+        (here / name).write_text(text, encoding="latin-1")
+    np.savez(here / "wide.npz", x=np.zeros((2, 6), np.float32))
+    np.savez(here / "named.npz", rows=np.zeros((2, 5), np.float32))
+    np.savez(here / "none.npz", x=np.zeros((0, 5), np.float32))
+    np.savez(here / "whole.npz", x=np.ones((2, 5), np.int64))
+    np.savez(here / "objects.npz", x=np.array([{}], dtype=object))
+    np.save(here / "single.npy", np.zeros((2, 5), np.float32))
+    (here / "single.npy").rename(here / "single.npz")
+    sentences = {
+        "narrow.csv": r"expected a column `pressure`, as the training data has; got age, ward",
+        "words.csv": r"column `age`: expected numbers, as in training, got `old`",
+        "south.csv": r"column `ward`: expected east or north or west, as in training, got `south`",
+        "silent.csv": r"column `ward`: expected east or north or west, as in training, got an empty cell",
+        "ragged.csv": r"row 1 has 2 cells, but the header has 3",
+        "empty.csv": r"expected a header and at least one row",
+        "header.csv": r"expected a header and at least one row",
+        "infinite.csv": r"expected finite inputs, got NaN or infinity in column `age`",
+        "gaps.csv": r"expected finite inputs, got NaN or infinity in column `age`",
+        "latin.csv": r"the rows to predict cannot be read; 'utf-8'",
+        "absent.csv": r"the rows to predict cannot be read; .*No such file",
+        "rows.txt": r"expected rows to predict in a \.csv or \.npz file",
+        "text.npz": r"is not an \.npz file",
+        "objects.npz": r"is not an \.npz file of plain arrays",
+        "single.npz": r"holds a single array without a name",
+        "wide.npz": r"expected rows of shape \[5\], got 2 of \[6\]",
+        "none.npz": r"expected rows of shape \[5\], got 0 of \[5\]",
+        "named.npz": r"expected an array `x`, got \['rows'\]",
+        "whole.npz": r"the model cannot take these rows of int64 .*; save numbers as floats",
+    }
+    for name, sentence in sentences.items():
+        assert re.search(re.escape(name) + ".*" + sentence, refused(here, *predict(name))), name
+
+
+def test_predictions_that_have_nowhere_to_go(here: Path, mine: Path, finished: Path) -> None:
+    assert "expected an output file that ends in .csv or .npy" in refused(here, *predict("patients.csv", "out.txt"))
+    assert "in a folder that is there; make nowhere" in refused(here, *predict("patients.csv", "nowhere/out.csv"))
+    (mine / "released.safetensors").unlink()
+    assert "mine/released.safetensors: expected a model of a finished" in refused(here, *predict("patients.csv"))
+    (mine / "inputs.json").unlink()
+    assert "mine/inputs.json: expected a file of a finished run" in refused(here, *predict("patients.csv"))
+    for more in ([], ["--true-model"]):
+        lone = ("predict", str(finished / "local"), "--data", "patients.csv", "--out", "outputs.csv", *more)
+        assert "expected a run with one model; here each silo has its own, in models/" in refused(here, *lone)
+
+
+def test_a_run_from_python_is_not_predicted_from_a_shell(here: Path) -> None:
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+    silos = [Silo("north", x, y), Silo("south", x, y)]
+    Federation(torch.nn.Linear(2, 1), silos, FedSGD(), out=here / "mine").train(rounds=1)
+    assert "expected a run of `moretta train`" in refused(here, *predict("patients.csv"))
+
+
+def test_the_helper_sees_more_than_one_line() -> None:
+    with pytest.raises(AssertionError):
+        _ = Called(2, "", "moretta: one\nTraceback\n").sentence

@@ -1,0 +1,327 @@
+"""Each command as a shell user calls it: what goes to stdout, what to stderr, and the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from moretta import __version__, cli, config
+from moretta.engines.checkpoint import last_checkpoint
+from moretta.engines.in_process import InProcess
+from moretta.protocol import Missing, Reason
+from moretta.run_folder import read_json, read_model
+
+RUN = """
+[run]
+rounds = 3
+seed = 7
+
+[data]
+source = "patients.csv"
+batch-size = 16
+
+[model]
+source = "mlp"
+hidden = [4]
+
+[protocol]
+name = "pbpfl"
+learning-rate = 0.2
+"""
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        assert self.code in (0, 1), self.err
+        told = json.loads(self.out)
+        assert isinstance(told, dict)
+        return told
+
+    @property
+    def sentence(self) -> str:
+        """The failure: all of stderr, in one line."""
+        assert self.out == ""
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("moretta: ")
+        return lines[0].removeprefix("moretta: ")
+
+
+def call(*arguments: object) -> Called:
+    """Call `moretta` in this process, as its console script does."""
+    out, err = io.StringIO(), io.StringIO()
+    words = ["moretta", *map(str, arguments)]
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+    assert isinstance(code, int)
+    return Called(code, out.getvalue(), err.getvalue())
+
+
+def patients(rows: int = 60, seed: int = 0) -> str:
+    """A table with two columns of numbers, one of text, and classes; half of the classes each."""
+    random = np.random.default_rng(seed)
+    lines = ["age,ward,pressure,ill"]
+    for number in range(rows):
+        age, pressure = random.normal(size=2)
+        ward = ("east", "north", "west")[number % 3]
+        lines.append(f"{age:.3f},{ward},{pressure:.3f},{number % 2}")
+    return "\n".join(lines) + "\n"
+
+
+def prepare(folder: Path) -> Path:
+    """Write the table and its run file; return the run file."""
+    (folder / "patients.csv").write_text(patients())
+    (folder / "run.toml").write_text(RUN)
+    return folder / "run.toml"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs `fedsgd` and `pbpfl`."""
+    home = tmp_path_factory.mktemp("runs")
+    run = prepare(home)
+    for name in ("fedsgd", "pbpfl"):
+        done = call("train", run, "--set", f"protocol.name={name}", "--out", home / name, "--json")
+        assert done.code == 0, done.err
+    return home
+
+
+def test_train_prints_the_result_and_shows_progress_on_stderr(here: Path) -> None:
+    done = call("train", "run.toml", "--out", "mine", "--json")
+    assert done.code == 0
+    assert done.out.count("\n") == 1
+    assert done.told == json.loads((here / "mine" / "result.json").read_text())
+    assert "pbpfl" in done.err
+    assert "3/3" in done.err
+
+
+def test_train_without_json_prints_a_table_and_the_folder(here: Path) -> None:
+    done = call("train", "run.toml")
+    assert done.code == 0
+    assert "PBPFL" in done.out
+    assert "Accuracy" in done.out
+    assert "runs/run" in done.out  # runs/NAME, and the name is the file's
+    assert (here / "runs" / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_the_folder_is_the_flag_else_the_run_files(here: Path, flag: bool) -> None:
+    extra = ["--out", "flag"] if flag else []
+    assert call("train", "run.toml", "--set", "run.out=said", *extra, "--json").code == 0
+    assert (here / "flag" / "result.json").exists() == flag
+    assert (here / "said" / "result.json").exists() != flag
+
+
+def test_resume_goes_on_to_more_rounds(here: Path) -> None:
+    assert call("train", "run.toml", "--out", "mine", "--json").code == 0
+    done = call("train", "run.toml", "--out", "mine", "--resume", "--set", "run.rounds=5", "--json")
+    assert done.told["rounds"] == 5
+    assert done.told["sessions"] == 2
+    lines = (here / "mine" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def test_compare_folders(runs: Path) -> None:
+    told = call("compare", runs / "fedsgd", runs / "pbpfl", "--json").told
+    assert set(told) == {"runs", "weight_difference_from_fedsgd", "report"}
+    assert told["runs"] == [json.loads((runs / name / "result.json").read_text()) for name in ("fedsgd", "pbpfl")]
+    assert told["weight_difference_from_fedsgd"].keys() == {"pbpfl"}
+    assert told["weight_difference_from_fedsgd"]["pbpfl"] < 1e-5
+    assert told["report"] is None
+
+
+def test_compare_folders_in_a_table_and_a_page(runs: Path, tmp_path: Path) -> None:
+    done = call("compare", runs / "fedsgd", runs / "pbpfl", "--out", tmp_path / "both")
+    assert done.code == 0
+    assert done.err == ""
+    for words in ("FedSGD", "PBPFL", "Largest relative difference from FedSGD", str(tmp_path / "both")):
+        assert words in done.out
+    assert (tmp_path / "both" / "report.html").read_text().startswith("<!")
+
+
+def test_runs_of_one_protocol_are_told_apart(runs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    further = ("--set", "run.rounds=4", "--out", other, "--json")
+    assert call("train", runs / "run.toml", *further).code == 0
+    folders = [runs / "fedsgd", runs / "pbpfl", other]
+    told = call("compare", *folders, "--json").told["weight_difference_from_fedsgd"]
+    assert told.keys() == {str(runs / "pbpfl"), str(other)}
+    assert told[str(runs / "pbpfl")] < 1e-5 < told[str(other)]
+
+
+def test_compare_runs_each_protocol_with_its_own_settings_and_the_shared_ones(here: Path) -> None:
+    wanted = ("--protocols", "centralised,local,fedsgd,pbpfl", "--set", "protocol.rho=2")
+    told = call("compare", "run.toml", *wanted, "--out", "all", "--json").told
+    assert [run["protocol"] for run in told["runs"]] == ["centralised", "local", "fedsgd", "pbpfl"]
+    assert told["weight_difference_from_fedsgd"].keys() == {"centralised", "pbpfl"}
+    assert Path(told["report"]) == Path("all/report.html")
+    assert (here / "all" / "report.html").exists()
+    settings = {run["protocol"]: run["settings"] for run in told["runs"]}
+    assert {run["run"]["seed"] for run in settings.values()} == {7}
+    assert {run["protocol"]["learning-rate"] for run in settings.values()} == {0.2}
+    assert settings["pbpfl"]["protocol"]["rho"] == 2
+    assert "rho" not in settings["fedsgd"]["protocol"]
+    assert config.load(here / "all" / "fedsgd" / "run.toml").protocol.name == "fedsgd"
+
+
+def test_compare_a_run_file_without_json(here: Path) -> None:
+    done = call("compare", "run.toml", "--protocols", "fedsgd, pbpfl")
+    assert done.code == 0
+    assert "Largest relative difference from FedSGD" in done.out
+    assert "report: runs/run/report.html" in done.out
+    assert done.err.count("3/3") == 2
+    assert sorted(path.name for path in (here / "runs" / "run").iterdir()) == ["fedsgd", "pbpfl", "report.html"]
+
+
+def test_report_goes_into_the_first_folder_or_where_it_is_told(runs: Path, tmp_path: Path) -> None:
+    plain = call("report", runs / "pbpfl")
+    assert (plain.code, plain.err) == (0, "")
+    assert plain.out.strip() == str(runs / "pbpfl" / "report.html")
+    page = tmp_path / "new" / "page.html"
+    told = call("report", runs / "pbpfl", runs / "fedsgd", "--out", page, "--json").told
+    assert told == {"report": str(page)}
+    assert "Largest relative difference from FedSGD" in page.read_text()
+
+
+def test_predict_says_how_many_rows(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "outputs.csv"
+    plain = call("predict", runs / "pbpfl", "--data", runs / "patients.csv", "--out", out)
+    assert (plain.code, plain.err) == (0, "")
+    assert plain.out.strip() == f"60 rows, 1 outputs each: {out}"
+    told = call("predict", runs / "pbpfl", "--data", runs / "patients.csv", "--out", out, "--json").told
+    assert told == {"rows": 60, "outputs": 1, "out": str(out)}
+
+
+def test_version_and_help() -> None:
+    assert call("--version") == Called(0, f"{__version__}\n", "")
+    for arguments in (("--help",), ("train", "--help")):
+        shown = call(*arguments)
+        assert (shown.code, shown.err) == (0, "")
+    assert all(name in call("--help").out for name in ("train", "compare", "report", "predict", "check"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trian"],
+        ["train"],
+        ["train", "run.toml", "--bogus"],
+        ["train", "run.toml", "extra"],
+        ["compare"],
+        ["report"],
+        ["predict", "folder"],
+        ["check", "--model", "mlp", "--classes", "2"],
+        ["check", "--model", "mlp", "--input", "4", "--classes", "none"],
+        ["check", "--model", "mlp", "--input", "4", "--classes", "0"],
+    ],
+)
+def test_bad_usage_is_exit_code_2(arguments: list[str], here: Path) -> None:
+    done = call(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert "Error" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_run_that_fails_is_exit_code_1_and_leaves_a_whole_checkpoint(here: Path) -> None:
+    done = call("train", "run.toml", "--out", "mine", "--set", "engine.deadline=1e-9", "--json")
+    assert done.code == 1
+    assert "go on with --resume" in done.sentence
+    assert "silo-1" in done.sentence
+    assert last_checkpoint(here / "mine" / "checkpoint") is not None
+    assert not (here / "mine" / "result.json").exists()
+    assert call("train", "run.toml", "--out", "mine", "--resume", "--json").told["rounds"] == 3
+
+
+def test_a_silo_that_misses_a_round_is_named_on_stderr(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = InProcess._answer
+
+    def late(self: InProcess, silo: str, message: Any) -> Any:
+        if silo == "silo-2" and message.stamp.round == 2:
+            return Missing(Reason.LATE, "[bold]no answer")
+        return answer(self, silo, message)
+
+    monkeypatch.setattr(InProcess, "_answer", late)
+    done = call("train", "run.toml", "--out", "mine", "--json")
+    assert done.told["dropped"] == [{"round": 2, "silo": "silo-2", "reason": "late: [bold]no answer"}]
+    assert "round 2: silo-2 late: [bold]no answer" in done.err
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("there", ["patients.csv/mine", "run.toml"])
+def test_a_folder_that_cannot_be_made_is_bad_input(here: Path, there: str, command: str) -> None:
+    extra = ["--protocols", "fedsgd"] if command == "compare" else []
+    done = call(command, "run.toml", *extra, "--out", there)
+    assert done.code == 2
+    assert there in done.sentence
+
+
+def test_a_full_disk_is_a_failure_and_not_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "mine/result.json")
+
+    monkeypatch.setattr(config, "load", full)
+    done = call("train", "run.toml")
+    assert (done.code, done.sentence) == (1, "mine/result.json: No space left on device")
+
+
+def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = InProcess._answer
+
+    def interrupted(self: InProcess, silo: str, message: Any) -> Any:
+        if message.stamp.round == 2:
+            raise KeyboardInterrupt
+        return answer(self, silo, message)
+
+    monkeypatch.setattr(InProcess, "_answer", interrupted)
+    done = call("train", "run.toml", "--out", "mine", "--set", "run.checkpoint-every=1")
+    assert done.code == 1
+    assert (
+        done.err.strip().splitlines()[-1] == "moretta: interrupted; mine goes on from its last checkpoint by --resume"
+    )
+    monkeypatch.setattr(InProcess, "_answer", answer)
+    assert call("train", "run.toml", "--out", "mine", "--resume", "--set", "run.checkpoint-every=1").code == 0
+
+
+def test_the_console_script(here: Path) -> None:
+    def script(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-c", "from moretta.cli import main; main()", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = script("train", "run.toml", "--json", "--set", "run.rounds=1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == read_json(here / "runs" / "run" / "result.json")
+    assert read_model(here / "runs" / "run" / "model.safetensors")
+    again = script("train", "run.toml", "--json", "--set", "run.rounds=none")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == 'moretta: run.toml: [run] rounds: expected a whole number, got "none"\n'

@@ -1,0 +1,191 @@
+"""`moretta check`: the numbers it prints, the models it passes, and the ones it refuses by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_cli import call
+
+from moretta import exactness
+
+MODELS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Convolutions(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu(x + self.second(x))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 6)
+        self.hidden = nn.Linear(30, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, tokens):
+        assert not tokens.is_floating_point()
+        return self.head(F.relu(self.hidden(self.embedding(tokens).flatten(1))))
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.row, self.head = nn.Linear(12, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, image, row):
+        return self.head(F.relu(self.image(image.flatten(1)) + self.row(row)))
+
+class Sines(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(torch.sin(self.body(x)))
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x) if x.sum() > 0 else self.head(-x)
+
+def convolutions(): return Convolutions()
+def dropout(): return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 3))
+def words(): return Words()
+def both(): return Both()
+def sines(): return Sines()
+def branch(): return Branch()
+def squashed(): return nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
+def linear(): return nn.Linear(4, 3)
+"""
+KEYS = {
+    "relative_error_float64",
+    "relative_error_float32",
+    "buffers_error_float64",
+    "free_scales",
+    "forced_to_one",
+    "passes",
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "exactness_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(model: str, *inputs: str, classes: int = 3) -> list[str]:
+    words = ["check", "--model", model if model == "mlp" else f"exactness_models:{model}", "--classes", str(classes)]
+    return words + [word for shape in inputs for word in ("--input", shape)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("--loss", "mse"),
+        ("--loss", "mse", "--partitions", "3"),
+        ("--loss", "cross-entropy"),
+        ("--loss", "cross-entropy", "--variant", "paper", "--partitions", "2"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        ("mlp", ["4"]),
+        ("convolutions", ["2,5,5"]),
+        ("dropout", ["4"]),
+        ("words", ["5:int20"]),
+        ("both", ["3,2,2", "4"]),
+        ("linear", ["4"]),
+    ],
+)
+def test_models_that_are_trained_exactly(model: str, inputs: list[str], settings: tuple[str, ...]) -> None:
+    done = call(*command(model, *inputs), *settings, "--json")
+    assert done.code == 0, done
+    assert done.err == ""
+    assert done.told.keys() == KEYS
+    assert done.told["passes"] is True
+    assert done.told["relative_error_float64"] <= 1e-10
+    assert done.told["relative_error_float32"] <= 1e-4
+    assert done.told["buffers_error_float64"] <= 1e-6
+    assert (done.told["free_scales"] > 0) == (model != "linear")
+
+
+def test_what_stays_unperturbed_is_listed_with_its_reason() -> None:
+    found = call(*command("sines", "4"), "--json").told
+    assert found["passes"] is True
+    assert all(entry.keys() == {"tensor", "because"} for entry in found["forced_to_one"])
+    assert {entry["tensor"] for entry in found["forced_to_one"]} >= {"body.weight"}
+    assert "sin" in found["forced_to_one"][0]["because"]
+    plain = call(*command("sines", "4"))
+    assert plain.code == 0
+    assert "passes: PBPFL trains this model exactly" in plain.out
+    assert "unperturbed: body.weight" in plain.out
+
+
+def test_the_randomness_is_fixed() -> None:
+    assert call(*command("mlp", "4"), "--json").told == call(*command("mlp", "4"), "--json").told
+
+
+def test_packing_inputs_does_not_rename_tensors() -> None:
+    found = call(*command("both", "3,2,2", "4"), "--json").told
+    assert not [entry for entry in found["forced_to_one"] if entry["tensor"].startswith("model.")]
+
+
+def test_without_json_the_numbers_are_lines() -> None:
+    done = call(*command("convolutions", "2,5,5"))
+    assert (done.code, done.err) == (0, "")
+    assert re.match(r"passes: PBPFL trains this model exactly \(\d+ free scales\)\n", done.out)
+    for name in ("relative error float64", "relative error float32", "buffers error float64"):
+        assert re.search(rf"{name}: \d\.\de[+-]\d\d", done.out)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_model_that_does_not_pass_is_exit_code_1(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exactness.BARS, "relative_error_float32", 0.0)  # no rounding is that good
+    done = call(*command("mlp", "4"), *["--json"] * as_json)
+    assert (done.code, done.err) == (1, "")
+    if as_json:
+        assert done.told["passes"] is False
+    else:
+        assert done.out.startswith("does not pass (")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (command("squashed", "4"), r"sigmoid in 1 \(Sigmoid\).*end the model with an nn\.Linear"),
+        (command("branch", "4"), r"exactness_models\.py:\d+ .*cannot be followed"),
+        (command("linear", "4", classes=2), r"expected a model with 2 outputs, got 3"),
+        ([*command("linear", "4"), "--partitions", "4"], r"partitions = 4: expected 1 to 3, the outputs"),
+        ([*command("linear", "4"), "--loss", "hinge"], r"--loss hinge: expected mse or cross-entropy"),
+        ([*command("linear", "4"), "--variant", "mine"], r"--variant mine: expected probabilities or paper"),
+        (command("linear", "four"), r"--input four: expected the shape of a row"),
+        (command("linear", "0"), r"--input 0: expected the shape of a row"),
+        (command("words", "5:int0"), r"--input 5:int0: expected the shape of a row"),
+        (command("lineer", "4"), r'no function "lineer"; did you mean "linear"\?'),
+        (["check", "--model", "mpl", "--input", "4", "--classes", "2"], r'"mpl" is neither .*; did you mean "mlp"\?'),
+        (command("linear", "5"), r"does not run on the example inputs: RuntimeError: .* shapes cannot be multiplied"),
+        (command("words", "5"), r"does not run on the example inputs: AssertionError at exactness_models\.py:\d+"),
+        (command("linear", "4", "4"), r"does not run on the example inputs: TypeError.* takes 2 positional"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    done = call(*arguments, "--json")
+    assert done.code == 2, done
+    assert re.search(sentence, done.sentence)

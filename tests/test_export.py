@@ -1,0 +1,86 @@
+"""A finished run's model elsewhere: the same predictions from ONNX, the same bytes as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from moretta import config
+from moretta.assembly import federation_of
+from moretta.errors import MissingExtra, ParameterError
+from moretta.export import export
+from moretta.prediction import predict
+
+RUN = """
+[run]
+rounds = 3
+[data]
+source = "wdbc"
+[model]
+source = "mlp"
+hidden = [4]
+[protocol]
+name = "{protocol}"
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for protocol in ("pbpfl", "local"):
+        (folder / f"{protocol}.toml").write_text(RUN.format(protocol=protocol))
+        run_file = config.load(folder / f"{protocol}.toml")
+        federation_of(run_file, folder / protocol).train(run_file.run.rounds, run_file.run.seed)
+    return folder
+
+
+@pytest.mark.parametrize("true_model", [False, True])
+def test_onnx_predicts_raw_rows_as_predict_does(runs: Path, tmp_path: Path, true_model: bool) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from sklearn.datasets import load_breast_cancer
+
+    rows = load_breast_cancer().data[:40].astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows)
+    predict(runs / "pbpfl", tmp_path / "rows.npz", tmp_path / "outputs.npy", true_model=true_model)
+    export(runs / "pbpfl", tmp_path / "model.onnx", true_model=true_model)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    for part in (rows, rows[:1]):  # any number of rows
+        (outputs,) = session.run(["outputs"], {"x": part})
+        np.testing.assert_allclose(outputs, np.load(tmp_path / "outputs.npy")[: len(part)], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("true_model", "name"), [(False, "released"), (True, "model")])
+def test_safetensors_is_the_state_dict(runs: Path, tmp_path: Path, true_model: bool, name: str) -> None:
+    export(runs / "pbpfl", tmp_path / "out.safetensors", true_model=true_model)
+    ours, kept = load_file(tmp_path / "out.safetensors"), load_file(runs / "pbpfl" / f"{name}.safetensors")
+    assert set(ours) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert all(np.array_equal(ours[key], kept[key]) for key in kept)
+
+
+def test_the_released_model_is_not_the_true_one(runs: Path) -> None:
+    released, true = (load_file(runs / "pbpfl" / f"{name}.safetensors") for name in ("released", "model"))
+    assert not np.allclose(released["0.weight"], true["0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("run", "out", "sentence"),
+    [
+        ("pbpfl", "model.pt", r"expected a file that ends in \.safetensors or \.onnx"),
+        ("pbpfl", "nowhere/model.onnx", r"in a folder that is there"),
+        ("local", "model.onnx", r"here each silo has its own"),
+        ("nothing", "model.onnx", r"expected a file of a finished run"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(runs: Path, tmp_path: Path, run: str, out: str, sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence):
+        export(runs / run, tmp_path / out)
+    assert not (tmp_path / out).exists()
+
+
+def test_a_missing_extra_is_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'moretta\[onnx\]'"):
+        export(runs / "pbpfl", tmp_path / "model.onnx")

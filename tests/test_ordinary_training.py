@@ -1,0 +1,231 @@
+"""What ordinary training needs, for every protocol: schedules, clipping, early stopping, participation, and so on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from moretta import PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
+from moretta.errors import ParameterError
+from moretta.protocols.augmentation import PADDING, crop_and_flip
+from moretta.protocols.training import Training
+
+FEDERATED = [FedSGD, FedAvg, PBPFL, Centralised, Local]
+PLAIN = SecureAggregation(scheme="none")
+random = np.random.default_rng(0)
+TRUTH = random.normal(size=(5, 1))
+
+
+def rows_of(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(count, 5))
+    return x, (x @ TRUTH + 0.3 * generator.normal(size=(count, 1)) > 0).astype(np.int64)[:, 0]
+
+
+SILOS = [Silo(name, *rows_of(40 + 7 * number, number)) for number, name in enumerate("abcd")]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def run(protocol: Training, rounds: int = 6, **settings: object) -> Result:
+    given = {"aggregation": PLAIN, "dtype": "float64", "batch_size": 16} | settings
+    return Federation(model(), SILOS, protocol, test=rows_of(50, 9), **given).train(rounds, seed=5)  # type: ignore[arg-type]
+
+
+def weights(result: Result) -> np.ndarray:
+    modules = [result.model] if result.model is not None else list(result.models.values())
+    return np.concatenate([value.detach().numpy().ravel() for m in modules for value in m.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.2] * 8),
+        ("step", [0.2] * 4 + [0.02] * 2 + [0.002] * 2),
+        ("cosine", [0.1 * (1 + np.cos(np.pi * k / 8)) for k in range(8)]),
+    ],
+)
+def test_rates_follow_their_schedule(schedule: str, rates: list[float]) -> None:
+    training = Training(learning_rate=0.2, lr_schedule=schedule)  # type: ignore[arg-type]
+    assert [training.rate(number, 8) for number in range(1, 9)] == pytest.approx(rates)
+
+
+def test_fedsgd_with_a_schedule_equals_pytorchs_own() -> None:
+    """One silo, in the clear: torch's CosineAnnealingLR over the same batches, bit for bit."""
+    silo, rounds = SILOS[:1], 10
+    federation = Federation(
+        model(), silo, FedSGD(learning_rate=0.3, lr_schedule="cosine"), aggregation=PLAIN, dtype="float64", batch_size=0
+    )
+    found = federation.train(rounds, seed=5)
+    ours = model().double()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
+    from moretta.protocols.batches import Batches
+
+    batches = Batches(len(silo[0].x), 0, 5, silo[0].name)
+    for number in range(1, rounds + 1):
+        index = batches.of_round(number)
+        optimizer.zero_grad()
+        outputs = ours(torch.from_numpy(silo[0].x[index]))
+        ((outputs - torch.from_numpy(silo[0].y[index])[:, None]).square().sum(1).mean() / 2).backward()
+        optimizer.step()
+        schedule.step()
+    for one, other in zip(found.model.parameters(), ours.parameters(), strict=True):
+        # torch's schedule multiplies from step to step, ours is the closed form: equal to a few roundings of the rate.
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("protocol", FEDERATED)
+def test_a_tiny_clip_norm_bounds_every_step(protocol: type[Training]) -> None:
+    """SGD moves by at most rate times norm a step; without clipping these runs move a hundred times as far."""
+    rounds, rate, clip = 6, 0.1, 1e-3
+    steps = rounds * (5 if protocol is FedAvg else 1)  # the largest silo has 61 rows, 4 batches
+    moved = np.abs(weights(run(protocol(learning_rate=rate, clip_norm=clip), rounds)) - start(protocol)).max()
+    assert 0 < moved <= steps * rate * clip * (1 + 1e-9)
+    free = np.abs(weights(run(protocol(learning_rate=rate), rounds)) - start(protocol)).max()
+    assert free > 10 * moved
+
+
+def start(protocol: type[Training]) -> np.ndarray:
+    one = np.concatenate([value.detach().numpy().ravel() for value in model().double().parameters()])
+    return np.tile(one, len(SILOS)) if protocol is Local else one
+
+
+@pytest.mark.parametrize("protocol", FEDERATED)
+def test_early_stopping_returns_to_the_best_round(protocol: type[Training]) -> None:
+    """With a rate that climbs out of its minimum, the run stops and its weights are those of the best round."""
+    settings: dict[str, object] = {"validation": rows_of(60, 8), "early_stopping": 5}
+    fierce = protocol(learning_rate=0.9)
+    result = run(fierce, 60, **settings)
+    best, last = int(result.record["facts"]["best_round"]), result.record["rounds"]
+    losses = {line["round"]: line["validation_loss"] for line in result.history if "validation_loss" in line}
+    assert losses[best] == min(losses.values())
+    if last < 60:
+        assert last - best >= 5
+    again = run(fierce, best)
+    # PBPFL draws another key each time, so its roundings differ; all others repeat bit for bit.
+    np.testing.assert_allclose(weights(result), weights(again), rtol=0, atol=1e-9 if protocol is PBPFL else 0)
+
+
+def test_early_stopping_survives_a_restart(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"validation": rows_of(60, 8), "early_stopping": 5, "checkpoint_every": 3}
+    whole = run(FedSGD(learning_rate=0.9), 60, **settings)
+    stop = int(whole.record["facts"]["best_round"]) + 2
+
+    class Stop(Exception):
+        pass
+
+    def progress(number: int, rounds: int, line: object) -> None:
+        if number == stop:
+            raise Stop
+
+    federation = Federation(
+        model(), SILOS, FedSGD(learning_rate=0.9), test=rows_of(50, 9), aggregation=PLAIN, dtype="float64",
+        batch_size=16, out=tmp_path / "run", **settings,  # type: ignore[arg-type]
+    )  # fmt: skip
+    with pytest.raises(Stop):
+        federation.train(60, seed=5, progress=progress)
+    resumed = federation.train(60, seed=5, resume=True)
+    assert resumed.record["facts"]["best_round"] == whole.record["facts"]["best_round"]
+    assert np.array_equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("protocol", [FedSGD, PBPFL])
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+def test_part_of_the_silos_takes_part(protocol: type[Training], scheme: str) -> None:
+    settings = {"participation": 0.5, "aggregation": SecureAggregation(scheme=scheme), "batch_size": 8}
+    result = run(protocol(learning_rate=0.1), 12, **settings)
+    assert all(line["rows"] <= 2 * 8 for line in result.history)
+    assert not result.record["dropped"], "who was not chosen was not dropped"
+    assert (
+        np.array_equal(weights(result), weights(run(protocol(learning_rate=0.1), 12, **settings))) or protocol is PBPFL
+    )
+
+
+def test_all_silos_have_their_turn() -> None:
+    seen: set[str] = set()
+    result = run(FedSGD(learning_rate=0.1), 30, participation=0.25)
+    for line in result.history:
+        seen.add(str(line["rows"]))
+    assert all(line["rows"] <= 16 for line in result.history)
+    assert result.record["test"]["accuracy"] > 0.6
+
+
+def test_a_crop_moves_an_image_by_at_most_four_pixels_and_may_mirror_it() -> None:
+    images = torch.arange(2 * 3 * 9 * 9, dtype=torch.float32).reshape(2, 3, 9, 9) + 1
+    torch.manual_seed(0)
+    padded = nn.functional.pad(images, [PADDING] * 4)
+    mirrored = 0
+    for _ in range(40):
+        varied = crop_and_flip(images)
+        assert varied.shape == images.shape
+        for image, whole in zip(varied, padded, strict=True):
+            crops = [
+                (whole[:, i : i + 9, j : j + 9], flip)
+                for i in range(2 * PADDING + 1)
+                for j in range(2 * PADDING + 1)
+                for flip in (False, True)
+            ]
+            match = [flip for crop, flip in crops if torch.equal(image, crop.flip(2) if flip else crop)]
+            assert match
+            mirrored += match[0]
+    assert 20 < mirrored < 60  # of 80, each with chance 1/2: seven deviations are 31
+
+
+def test_images_are_varied_alike_in_every_protocol() -> None:
+    """PBPFL on varied images is still FedSGD on varied images: both draw from seed, silo and round."""
+    generator = np.random.default_rng(2)
+    silos = [Silo(name, generator.normal(size=(12, 1, 6, 6)), generator.integers(0, 3, 12)) for name in "ab"]
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+
+    def trained(protocol: Training, augment: bool) -> np.ndarray:
+        federation = Federation(net, silos, protocol, aggregation=PLAIN, dtype="float64", batch_size=4, augment=augment)
+        return weights(federation.train(8, seed=5))
+
+    plain, varied = trained(FedSGD(), False), trained(FedSGD(), True)
+    assert np.abs(plain - varied).max() > 1e-3
+    np.testing.assert_allclose(trained(PBPFL(), True), varied, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_warm_start_begins_with_a_state_dict(tmp_path: Path, suffix: str) -> None:
+    first = run(FedSGD(learning_rate=0.1), 4)
+    path = tmp_path / f"start{suffix}"
+    if suffix == ".pt":
+        torch.save(first.model.state_dict(), path)
+    else:
+        save_file(first.model.state_dict(), path)
+    federation = Federation(model(), SILOS, FedSGD(warm_start=path), dtype="float64")
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(federation.model.state_dict()[name], value)
+
+
+def test_a_warm_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    with pytest.raises(ParameterError, match=r"junk\.pt: expected a state_dict"):
+        Federation(model(), SILOS, FedSGD(warm_start=tmp_path / "junk.pt"))
+    save_file({"0.weight": torch.zeros(8, 5)}, tmp_path / "part.safetensors")
+    with pytest.raises(ParameterError, match=r"2\.weight"):
+        Federation(model(), SILOS, FedSGD(warm_start=tmp_path / "part.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"early_stopping": 3}, r"early_stopping needs rows to judge by"),
+        ({"participation": 0.0}, r"participation = 0\.0: expected more than 0"),
+        ({"augment": True}, r"augment is for images"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence):
+        Federation(model(), SILOS, FedSGD(), **settings)  # type: ignore[arg-type]

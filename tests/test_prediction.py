@@ -1,0 +1,277 @@
+"""`moretta predict`: the outputs that the model has, for rows however they come; and data from end to end."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from test_cli import RUN, call, patients
+
+from moretta import data
+from moretta.errors import ParameterError
+from moretta.prediction import predict
+from moretta.run_folder import read_json, read_model
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """train("section.key=value", ...): a run file beside the test's data, run; the run's folder."""
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "patients.csv").write_text(patients())
+    monkeypatch.chdir(tmp_path)
+
+    def trained(*changes: str, folder: str = "mine") -> Path:
+        sets = [word for change in changes for word in ("--set", change)]
+        done = call("train", "run.toml", *sets, "--out", folder, "--json")
+        assert done.code == 0, done.err
+        return tmp_path / folder
+
+    return trained
+
+
+def outputs(run: Path, rows: str, **options: Any) -> np.ndarray:
+    shape = predict(run, Path(rows), Path("outputs.npy"), **options)
+    found: np.ndarray = np.load("outputs.npy")
+    assert found.shape == shape
+    return found
+
+
+def by_hand(run: Path, x: np.ndarray, model: str = "model.safetensors") -> np.ndarray:
+    """The outputs of the two-layer network in a run folder, with nothing but torch."""
+    inputs, tensors = read_json(run / "inputs.json"), read_model(run / model)
+    x = (x.astype(np.float64) - inputs["mean"]) / inputs["deviation"]
+    weights = {name: torch.tensor(array, dtype=torch.float64) for name, array in tensors.items()}
+    h = torch.relu(torch.tensor(x) @ weights["0.weight"].T + weights["0.bias"])
+    return (h @ weights["2.weight"].T + weights["2.bias"]).numpy()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_the_released_model_predicts_what_the_true_one_does(
+    train: Train, dtype: str, tolerance: float, loss: str
+) -> None:
+    run = train("data.target=ward", f"protocol.loss={loss}", f"run.dtype={dtype}")
+    true, released = outputs(run, "patients.csv", true_model=True), outputs(run, "patients.csv")
+    assert true.shape == (60, 3)
+    assert true.dtype == dtype
+    assert np.abs(true - released).max() <= tolerance * np.abs(true).max()
+    tensors = [read_model(run / f"{name}.safetensors") for name in ("model", "released")]
+    assert np.abs(tensors[0]["0.weight"] - tensors[1]["0.weight"]).max() > 0.01  # and the numbers are others
+
+
+def test_a_table_is_read_by_its_columns_in_any_order(train: Train) -> None:
+    run = train()
+    assert read_json(run / "inputs.json")["columns"] == ["age", "ward=east", "ward=north", "ward=west", "pressure"]
+    found = outputs(run, "patients.csv", true_model=True)
+    rows = list(csv.DictReader(patients().splitlines()))
+    x = [
+        [float(r["age"]), *(float(r["ward"] == w) for w in ("east", "north", "west")), float(r["pressure"])]
+        for r in rows
+    ]
+    assert found == pytest.approx(by_hand(run, np.array(x)), abs=1e-6)
+    # no target, another order, spaces, another delimiter, a byte order mark
+    lines = ["pressure; ward ;further;age", *(f"{r['pressure']}; {r['ward']};?;{r['age']}" for r in rows)]
+    Path("other.csv").write_text("\r\n".join([*lines, ""]), encoding="utf-8-sig")
+    assert np.array_equal(outputs(run, "other.csv", true_model=True), found)
+    # one row at a time, with a single category in it
+    Path("one.csv").write_text("\n".join(lines[:2]) + "\n")
+    assert outputs(run, "one.csv", true_model=True) == pytest.approx(found[:1], abs=1e-6)
+
+
+def test_names_with_an_equals_sign_are_no_categories(train: Train) -> None:
+    text = patients().replace("age,ward", "age=years,ward=1").replace("north", "a=b")
+    Path("patients.csv").write_text(text)
+    run = train()
+    assert read_json(run / "inputs.json")["columns"][:2] == ["age=years", "ward=1=a=b"]
+    assert outputs(run, "patients.csv").shape == (60, 1)
+
+
+def test_outputs_as_a_table_hold_every_digit(train: Train) -> None:
+    run = train("data.target=ward")
+    predict(run, Path("patients.csv"), Path("outputs.csv"))
+    header, *lines = Path("outputs.csv").read_text().splitlines()
+    assert header == "output_0,output_1,output_2"
+    table = np.array([[np.float32(cell) for cell in line.split(",")] for line in lines])
+    assert np.array_equal(table, outputs(run, "patients.csv"))
+
+
+def with_gaps(every: int = 5) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(patients().splitlines()))
+    for number, row in enumerate(rows):
+        if number % every == 0:
+            row["age"] = ("", "NA", "?")[number % 3]
+        if number % 11 == 0:
+            row["ward"] = ""
+    write("gaps.csv", rows)
+    return rows
+
+
+def write(name: str, rows: list[dict[str, str]]) -> None:
+    with Path(name).open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize("missing", ["median", "indicator"])
+def test_absent_values_from_end_to_end(train: Train, missing: str) -> None:
+    rows = with_gaps()
+    run = train("data.source=gaps.csv", f"data.missing={missing}")
+    columns = ["age", "ward=east", "ward=missing", "ward=north", "ward=west", "pressure"]
+    assert read_json(run / "inputs.json")["columns"] == columns + ["age=missing"] * (missing == "indicator")
+    assert np.isfinite(read_json(run / "result.json")["test"]["loss"])
+    absent = np.array([row["age"] in ("", "NA", "?") for row in rows])
+    ages = np.array([np.nan if gone else float(row["age"]) for row, gone in zip(rows, absent, strict=True)])
+    ages[absent] = np.median(ages[~absent])  # the file's own
+    wards = [[float((row["ward"] or "missing") == w) for w in ("east", "missing", "north", "west")] for row in rows]
+    x = np.column_stack([ages, wards, [float(row["pressure"]) for row in rows]])
+    if missing == "indicator":
+        x = np.column_stack([x, absent])
+    assert outputs(run, "gaps.csv", true_model=True) == pytest.approx(by_hand(run, x), abs=1e-6)
+    whole = [row | {"age": row["age"] or "1"} for row in rows if row["age"] not in ("NA", "?")]
+    write("whole.csv", [row for row in whole if row["ward"]])
+    assert np.isfinite(outputs(run, "whole.csv")).all()  # a file without gaps has the same columns
+
+
+@pytest.mark.parametrize("missing", ["median", "indicator"])
+def test_absent_values_in_arrays(train: Train, missing: str) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 4)).astype(np.float32)
+    x[::7, 2] = np.nan
+    np.savez("rows.npz", x=x, y=random.integers(0, 2, 60))
+    run = train("data.source=rows.npz", f"data.missing={missing}")
+    absent = np.isnan(x[:, 2])
+    filled = x.copy()
+    filled[absent, 2] = np.median(x[~absent, 2])
+    if missing == "indicator":
+        filled = np.column_stack([filled, absent])
+    assert outputs(run, "rows.npz", true_model=True) == pytest.approx(by_hand(run, filled), abs=1e-6)
+
+
+def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> None:
+    run = train("run.rounds=20")
+    test = read_json(run / "result.json")["test"]
+    dataset = data.load("patients.csv", base=Path(), seed=7)
+    found = by_hand(run, dataset.x_test)[:, 0]
+    assert test["rows"] == len(dataset.x_test) == 12
+    assert test["accuracy"] == pytest.approx(((found > 0.5) == dataset.y_test).mean())
+    assert test["metrics"]["auc"] == pytest.approx(roc_auc_score(dataset.y_test, found))
+    assert test["metrics"]["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(dataset.y_test, found > 0.5))
+    assert test["mse"] == pytest.approx(np.square(found - dataset.y_test).mean(), rel=1e-5)
+    assert test["loss"] == pytest.approx(test["mse"] / 2)
+    assert test["per_silo"].keys() == {"silo-1", "silo-2", "silo-3"}
+    for scores in test["per_silo"].values():
+        assert scores["rows"] == 16
+        assert {"loss", "accuracy", "metrics"} <= scores.keys()
+        assert {"auc", "balanced_accuracy"} == scores["metrics"].keys()
+
+
+def test_regression_from_a_table(train: Train) -> None:
+    run = train("data.target=pressure")
+    record = read_json(run / "result.json")
+    dataset = data.load("patients.csv", target="pressure", base=Path(), seed=7)
+    found = by_hand(run, dataset.x_test)[:, 0]
+    assert record["task"] == "regression"
+    assert record["test"]["mse"] == pytest.approx(np.square(found - dataset.y_test).mean(), rel=1e-5)
+    assert "accuracy" not in record["test"]
+    assert record["test"]["metrics"] == {}
+    assert outputs(run, "patients.csv").shape == (60, 1)
+
+
+def arrays(outputs: int = 3, rows: int = 60) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(rows, 4)).astype(np.float32), random.integers(0, outputs, rows)
+    return {"x_train": x[20:], "y_train": y[20:], "x_test": x[:20], "y_test": y[:20]}
+
+
+def test_arrays_with_a_test_part_are_scored_on_it(train: Train) -> None:
+    given = arrays()
+    np.savez("four.npz", **given)
+    run = train("data.source=four.npz")
+    np.savez("test.npz", x=given["x_test"])
+    found = outputs(run, "test.npz")
+    assert found == pytest.approx(by_hand(run, given["x_test"]), abs=1e-6)
+    accuracy = (found.argmax(1) == given["y_test"]).mean()
+    assert read_json(run / "result.json")["test"]["accuracy"] == pytest.approx(accuracy)
+
+
+MODULE = """
+import numpy as np
+from torch import nn
+
+def rows():
+    given = np.load("four.npz")
+    return [given[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+
+def network(width=3):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+def words():
+    return nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(8, 3))
+"""
+
+
+def test_data_and_model_of_a_module_beside_the_run_file(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = arrays()
+    np.savez("four.npz", **given)
+    Path("prediction_mine.py").write_text(MODULE)
+    Path("run.toml").write_text(RUN.replace("hidden = [4]\n", ""))
+    run = train("data.source=prediction_mine:rows", "model.source=prediction_mine:network", "model.width=6")
+    assert read_model(run / "model.safetensors")["0.weight"].shape == (6, 4)
+    assert read_json(run / "inputs.json")["mean"] == [0]  # what a function prepared is not standardised
+    np.savez("test.npz", x=given["x_test"])
+    expected = by_hand(run, given["x_test"])
+    assert outputs(run, "test.npz") == pytest.approx(expected, abs=1e-6)
+    elsewhere = Path("elsewhere").absolute()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)  # the run remembers where its module is
+    assert outputs(run, "../test.npz") == pytest.approx(expected, abs=1e-6)
+
+
+def test_tokens_stay_whole_numbers(train: Train) -> None:
+    random = np.random.default_rng(0)
+    words, classes = random.integers(0, 9, (60, 4)), random.integers(0, 3, 60)
+    np.savez("words.npz", x=words, y=classes)
+    Path("prediction_words.py").write_text(MODULE)
+    Path("run.toml").write_text(RUN.replace("hidden = [4]\n", ""))
+    run = train("data.source=words.npz", "model.source=prediction_words:words", "protocol.name=fedsgd")
+    tensors = {name: torch.tensor(array) for name, array in read_model(run / "model.safetensors").items()}
+    expected = tensors["0.weight"][words].flatten(1) @ tensors["2.weight"].T + tensors["2.bias"]
+    assert outputs(run, "words.npz") == pytest.approx(expected.numpy(), abs=1e-6)
+    np.savez("floats.npz", x=words.astype(np.float32))
+    with pytest.raises(ParameterError, match="save numbers as floats, and tokens as the integers"):
+        outputs(run, "floats.npz")
+
+
+def test_pixels_are_scaled_as_in_training(train: Train) -> None:
+    random = np.random.default_rng(0)
+    Path("mnist").mkdir()
+    for part, rows in (("train", 40), ("t10k", 20)):
+        pixels, labels = random.integers(0, 256, (rows, 28, 28), np.uint8), np.arange(rows, dtype=np.uint8) % 10
+        for what, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+            Path(f"mnist/{part}-{what}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    run = train("data.source=mnist", "data.path=mnist")
+    np.savez("bytes.npz", x=pixels[:, None])
+    np.savez("floats.npz", x=pixels[:, None].astype(np.float32) / 255)
+    assert np.array_equal(outputs(run, "bytes.npz"), outputs(run, "floats.npz"))
+    accuracy = (outputs(run, "bytes.npz").argmax(1) == labels).mean()
+    assert read_json(run / "result.json")["test"]["accuracy"] == pytest.approx(accuracy)
+
+
+def test_the_model_is_in_eval_mode(train: Train) -> None:
+    Path("prediction_noisy.py").write_text(
+        "from torch import nn\ndef network(): return nn.Sequential(nn.Linear(5, 4), nn.Dropout(), nn.Linear(4, 1))\n"
+    )
+    Path("run.toml").write_text(RUN.replace("hidden = [4]\n", ""))
+    run = train("model.source=prediction_noisy:network")
+    assert np.array_equal(outputs(run, "patients.csv"), outputs(run, "patients.csv"))

@@ -1,0 +1,102 @@
+"""The README does what it says: its Python runs, its commands and links are there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import typer.main
+from test_cli import call
+
+from moretta import cli, config
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest) -> Path:
+    return request.config.rootpath
+
+
+@pytest.fixture
+def readme(root: Path) -> str:
+    return (root / "README.md").read_text()
+
+
+def commands(text: str) -> list[list[str]]:
+    """The lines of a text that call `moretta`, as words."""
+    lines = [line.strip(" #") for line in text.splitlines()]
+    found = [re.sub(r"^(Run|Compare) it: +", "", line) for line in lines]
+    return [shlex.split(line, comments=True) for line in found if line.startswith("moretta ")]
+
+
+def assert_known(words: list[str]) -> None:
+    """A command of `moretta`, with as many arguments as it needs and flags that it has."""
+    name, *rest = words[1:]
+    group = typer.main.get_command(cli.app)
+    command = group.commands[name]  # type: ignore[attr-defined]
+    context = command.make_context(name, list(rest), resilient_parsing=False)
+    assert context.params
+
+
+def test_the_python_of_the_readme_runs(readme: str) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    assert len(block.splitlines()) <= 20  # as its heading says
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the README leaves the first weights to chance
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})  # noqa: S102  # our own file
+    said = re.fullmatch(r"accuracy (\d\.\d\d), (\d+) bytes up a round\n", out.getvalue())
+    assert said
+    assert float(said[1]) > 0.7  # of 200 rows, six deviations above a coin's
+    assert int(said[2]) > 0
+
+
+def test_the_commands_of_the_readme_are_there(readme: str) -> None:
+    found = commands(readme)
+    assert {words[1] for words in found} >= {"train", "compare", "report", "predict", "check"}
+    for words in found:
+        assert_known(words)
+    with pytest.raises(Exception, match="bogus"):
+        assert_known(["moretta", "report", "runs/mine", "--bogus"])
+
+
+def test_every_command_takes_json() -> None:
+    group = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert any("--json" in parameter.opts for parameter in command.params), name
+
+
+def test_the_example_is_the_readmes_and_its_own_commands_are_there(readme: str, root: Path) -> None:
+    for path in set(re.findall(r"examples/\S+\.toml", readme)):
+        assert config.load(root / path).protocol.name == "pbpfl"
+        own = commands((root / path).read_text())
+        assert len(own) == 2
+        for words in own:
+            assert_known(words)
+
+
+def test_the_check_of_the_readme_runs(readme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (check,) = [words for words in commands(readme) if words[1] == "check"]
+    module, _, function = check[check.index("--model") + 1].partition(":")
+    network = "nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 10))"
+    (tmp_path / f"{module}.py").write_text(f"from torch import nn\n\ndef {function}():\n    return {network}\n")
+    monkeypatch.chdir(tmp_path)
+    done = call(*check[1:], "--json")
+    assert done.told["passes"] is True
+
+
+def test_make_targets_and_links_are_there(readme: str, root: Path) -> None:
+    makefile = (root / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z-]+)", readme)) - {"make"}:
+        if re.search(rf"^    make {target}\b|`make {target}`", readme, flags=re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    links = re.findall(r"\]\(([^)#]+)\)", readme)
+    assert links
+    for link in links:
+        assert link.startswith("https://") or (root / link).exists(), link
+    assert "runs/demo/report.html" in readme
+    assert re.search(r"^DEMO := runs/demo$", makefile, flags=re.MULTILINE)
