@@ -284,6 +284,14 @@ class Session:
         warnings = []
         if self._of.insecure_secret_seed is not None:
             warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
+        lowered = [
+            line["rho"] for line in self._history if line.get("rho", np.inf) < getattr(self._of.protocol, "rho", 0)
+        ]
+        if lowered:
+            warnings.append(
+                f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
+                f'accuracy in {self._of.dtype}; with dtype = "float64" it stays as set'
+            )
         if self._of.test is None:
             warnings.append("no test rows were given, so nothing says how good the model is")
         return warnings
