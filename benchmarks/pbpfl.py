@@ -51,17 +51,17 @@ class Case:
         rows = SiloRows(x, targets, Batches(BATCH, 0, 0, "silo"), torch.float32)
         if len(shape) == 3:
             rows.x = rows.x.to(memory_format=torch.channels_last)
-        self.protocol, self.model = protocol, model
+        self.protocol, self.tensors = protocol, model.state_dict(keep_vars=True)
         self.plan = ScalePlan.of(model, (torch.zeros(2, *shape),))
         self.perturbation = Perturbation(self.plan, protocol.partitions, protocol.form)
         self.stream = SecretRoot.fresh().stream("benchmark")
         self.key = self.perturbation.draw_key(self.stream, 0.1)
-        self.plain = FedSGDClient(FedSGD(loss=protocol.loss), model, rows, contributor("none", "silo"))
+        self.plain = FedSGDClient(FedSGD(loss=protocol.loss), model, rows, contributor("none", "silo"), 1)
         self.perturbed = PBPFLClient(protocol.loss_function, model, self.plan.head, rows, contributor("none", "silo"))
         self.plain_ask = PlainTrainOn(stamp=NOW, parameters=modules.arrays(model), encoding={})
         self.ask = TrainOn(
             stamp=NOW,
-            parameters=self.perturbation.perturb(model.state_dict(), self.key),
+            parameters=self.perturbation.perturb(self.tensors, self.key),
             parts=self.key.parts,
             direction=self.key.direction,
             encoding={},
@@ -82,7 +82,7 @@ class Case:
     def server(self) -> object:
         """Draw a key, perturb, and recover from one silo's upload."""
         key = self.perturbation.draw_key(self.stream, 0.1)
-        self.perturbation.perturb(self.model.state_dict(), key)
+        self.perturbation.perturb(self.tensors, key)
         return self.perturbation.recover(self.means, key)
 
     def prepare_server(self) -> None:

@@ -284,9 +284,8 @@ class Session:
         warnings = []
         if self._of.insecure_secret_seed is not None:
             warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
-        lowered = [
-            line["rho"] for line in self._history if line.get("rho", np.inf) < getattr(self._of.protocol, "rho", 0)
-        ]
+        asked = getattr(self._of.protocol, "rho", 0.0)
+        lowered = [line["rho"] for line in self._history if line.get("rho", asked) < asked]
         if lowered:
             warnings.append(
                 f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "

@@ -143,3 +143,34 @@ def test_keys_do_not_show_their_secrets() -> None:
     key = Perturbation(plan, 1, "squared-error").draw_key(ROOT.stream("repr"), 1.0)
     assert "redacted" in repr(key)
     assert str(key.gamma[0])[:6] not in repr(key)
+
+
+def test_the_head_too_is_rounded_once() -> None:
+    model = mlp([4, 16, 5], True, torch.float32)
+    plan = ScalePlan.of(model, (torch.zeros(2, 4),))
+    perturbation = Perturbation(plan, 2, "squared-error")
+    key = perturbation.draw_key(ROOT.stream("rounded once"), offset_size=3.0)
+    doubled = {name: value.double() for name, value in model.state_dict().items()}
+    exact, noisy = perturbation.perturb(doubled, key), perturbation.perturb(model.state_dict(), key)
+    for name, value in noisy.items():
+        assert value.dtype == np.float32
+        assert np.array_equal(value, exact[name].astype(np.float32)), name
+
+
+@pytest.mark.parametrize("offset_size", [0.0, 1.0])
+def test_what_is_sent_is_a_copy_and_what_is_received_is_not_written_to(offset_size) -> None:
+    """The server's optimizer steps in place, and may do so while a message is still held."""
+    model = mlp([3, 6, 2], True, torch.float64)
+    plan = ScalePlan.of(model, (torch.zeros(2, 3, dtype=torch.float64),))
+    perturbation = Perturbation(plan, 1, "squared-error")
+    key = perturbation.draw_key(ROOT.stream("copies"), offset_size)
+    noisy = perturbation.perturb(model.state_dict(), key)
+    means = means_of(model, plan, key, noisy, silo_rows(3, 2, 4, torch.float64))
+    sent = {name: value.copy() for name, value in noisy.items()}
+    for value in means.values():
+        value.flags.writeable = False
+    perturbation.recover(means, key)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert all(np.array_equal(noisy[name], value) for name, value in sent.items())

@@ -507,3 +507,60 @@ def test_gradients_come_back_in_random_graphs(steps: list[tuple[str, int]], seed
     _, gradients, _ = step(model, true, inputs)
     _, noisy, _ = step(model, plan.perturb(true, key), inputs)
     assert (flat(plan.recover(noisy, key)) - flat(gradients)).norm() <= 1e-9 * flat(gradients).norm()
+
+
+@pytest.mark.parametrize("name", ["batch norm", "own attention", "tied"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_perturbed_tensor_is_the_exact_product_rounded_once(name, dtype) -> None:
+    plan = plan_of(name)
+    key = plan.draw(Numbers(0))
+    true = {name: torch.randn(one.shape, dtype=torch.float64).to(dtype) for name, one in plan.parameters.items()}
+    exact = {name: torch.from_numpy(plan.multiplier(name, key)) * tensor.double() for name, tensor in true.items()}
+    wanted = plan.perturb({name: tensor.to(dtype) for name, tensor in exact.items()}, plan_without_scales(plan, key))
+    noisy = plan.perturb(true, key)
+    assert all(tensor.dtype == dtype and torch.equal(tensor, wanted[name]) for name, tensor in noisy.items())
+    if dtype != torch.bfloat16:
+        arrays = plan.perturb({name: tensor.numpy() for name, tensor in true.items()}, key)
+        assert all(np.array_equal(array, noisy[name].numpy()) for name, array in arrays.items())
+
+
+def test_channels_last_changes_no_bit() -> None:
+    plan = plan_of("batch norm")
+    key = plan.draw(Numbers(0))
+    state = conv_net(nn.BatchNorm2d).state_dict()
+    last = conv_net(nn.BatchNorm2d).to(memory_format=torch.channels_last)
+    last.load_state_dict(state)
+    for call in (plan.perturb, plan.recover, plan.recover_buffers):
+        found = call(last.state_dict(), key)
+        assert all(torch.equal(found[name], tensor) for name, tensor in call(state, key).items())
+
+
+@pytest.mark.parametrize("name", ["batch norm", "own attention"])
+def test_the_way_back_undoes_the_order(name) -> None:
+    plan = plan_of(name)
+    key = plan_without_scales(plan, plan.draw(Numbers(0)))
+    true = {name: torch.randn(one.shape) for name, one in {**plan.parameters, **plan.buffers}.items()}
+    moved = plan.perturb(true, key)
+    assert any(not torch.equal(moved[name], tensor) for name, tensor in true.items())
+    for found in (plan.recover_buffers(moved, key), plan.recover(moved, key)):
+        assert all(torch.equal(found[name].float(), tensor) for name, tensor in true.items())
+
+
+def test_perturbed_tensors_are_copies_and_inputs_are_left_as_they_are() -> None:
+    plan = plan_of("batch norm")
+    state = conv_net(nn.BatchNorm2d).double().state_dict()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    for key in (plan.draw(Numbers(0)), plan.identity()):
+        for tensor in plan.perturb(state, key).values():
+            tensor.zero_()
+        plan.recover(state, key)
+        assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+
+
+def test_tensors_with_the_same_channels_share_their_positions() -> None:
+    """So that a key's orders are computed once for the weights, biases and statistics around one set of channels."""
+    plan = plan_of("batch norm")
+    patterns = {**plan.parameters, **plan.buffers}
+    first = {name: pattern.shuffles[0].positions for name, pattern in patterns.items() if pattern.shuffles}
+    assert first["0.weight"] is first["1.weight"] is first["1.running_mean"]
+    assert len(set(first.values())) < len(first) / 2

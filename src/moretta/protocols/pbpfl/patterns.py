@@ -2,106 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moretta.protocol import Array
 from moretta.protocols.pbpfl.solver import ANY, Channels, Ids, SignedUnion, Stored, compress, names_in
 
 Indices = NDArray[np.int64]
+Factors = NDArray[np.float64]
+
+
+def factors(scales: NDArray[np.float64]) -> Factors:
+    """Return what tensors are multiplied by: the scales, their inverses and a 1, float64[2 free + 1]."""
+    return np.concatenate([scales, 1.0 / scales, [1.0]])
 
 
 @dataclass(frozen=True, eq=False)
-class Follow:
-    """One factor of R: scale[index] ** sign, both broadcastable to the tensor; index -1 is scale 1.
+class Positions:
+    """The channels along an axis: channel[i] is the one at position i, -1 for one that stays.
 
-    For the weight of a linear layer one factor has the shape [out, 1], the other [1, in].
+    A channel may stand in several positions (a flattened map, the rows of queries and keys); rank counts them.
+    place holds the positions by channel and rank; first[c] says where those of channel c begin in it, first[-1] is 0.
     """
 
-    index: Indices
-    sign: NDArray[np.int8]
+    channel: Indices
+    rank: Indices
+    place: Indices
+    first: Indices
+
+    @classmethod
+    def of(cls, channel: Indices, rank: Indices) -> Positions:
+        """Sort the positions."""
+        place = np.lexsort((rank, channel))
+        first = np.searchsorted(channel[place], np.arange(channel.max() + 1))
+        return cls(channel, rank, place, np.append(first, 0))
+
+    def order(self, moved: Indices) -> Indices:
+        """Return for each position the position whose content comes there, when channel c is replaced by moved[c].
+
+        moved[-1] is -1, so that what stays finds itself.
+        """
+        order: Indices = self.place[self.first[moved[self.channel]] + self.rank]
+        return order
+
+
+Orders = Callable[[Positions], Indices]
+
+
+def orders(moved: Indices) -> Orders:
+    """Return the orders that `moved` gives, each computed once: many tensors have the same channels along an axis."""
+    return cache(partial(Positions.order, moved=np.append(moved, -1)))
 
 
 @dataclass(frozen=True, eq=False)
 class Shuffle:
-    """An axis whose channels move: channel[i] is the channel at position i, -1 for one that stays.
-
-    A channel may stand in several positions (a flattened map, the rows of queries and keys); rank counts them.
-    """
+    """An axis whose channels move."""
 
     axis: int
-    channel: Indices
-    rank: Indices
-
-    def order(self, moved: Indices) -> Indices:
-        """Return for each position the position whose content comes there, when channel c is replaced by moved[c]."""
-        positions = np.lexsort((self.rank, self.channel))
-        channels = self.channel[positions]
-        moving = self.channel >= 0
-        order = np.arange(len(self.channel))
-        starts = np.searchsorted(channels, moved[self.channel[moving]])
-        order[moving] = positions[starts + self.rank[moving]]
-        return order
+    positions: Positions
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """R of one tensor as a product of `follows`, and the axes that are permuted after scaling."""
+    """R of one tensor, and the axes that are permuted after scaling.
+
+    follows: R as a product; each is the places of its elements among the `factors`, broadcastable to the tensor. For
+    the weight of a linear layer one has the shape [out, 1], the other [1, in].
+    """
 
     shape: tuple[int, ...]
-    follows: tuple[Follow, ...] = ()
+    follows: tuple[Indices, ...] = ()
     shuffles: tuple[Shuffle, ...] = ()
 
-    def multiplier(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    def multiplier(self, factors: Factors) -> NDArray[np.float64]:
         """Return R, broadcastable to the tensor, float64."""
-        padded = np.append(scales, 1.0)  # index -1 finds the 1
-        product = np.ones((1,) * len(self.shape))
-        for follow in self.follows:
-            factor = padded[follow.index]
-            product = product * np.where(follow.sign < 0, 1.0 / factor, factor)
+        if not self.follows:
+            return np.ones((1,) * len(self.shape))
+        product, *others = (factors[places] for places in self.follows)
+        for other in others:
+            product = product * other
         return product
 
-    def perturb(self, tensor: Tensor, scales: NDArray[np.float64], moved: Indices) -> Tensor:
-        """Return R o W with its channels permuted, in the dtype of W and rounded once."""
-        noisy = self._scaled(tensor.detach(), scales).to(tensor.dtype)
+    def perturb(self, array: Array, factors: Factors, orders: Orders) -> Array:
+        """Return a copy: R o W with its channels permuted, in the dtype of W and rounded once; whole numbers stay."""
+        noisy = np.array(array, order="C")
+        if array.dtype.kind != "f":
+            return noisy
+        if self.follows:
+            np.multiply(noisy, self.multiplier(factors), out=noisy, casting="same_kind")  # computed in float64
+        return self.permute(noisy, orders)
+
+    def recover(self, array: Array, factors: Factors, orders: Orders) -> Array:
+        """Return R o G of a gradient G of the noisy tensor, un-permuted, in float64; `orders` are those back."""
+        return np.asarray(self.permute(array, orders) * self.multiplier(factors))
+
+    def permute(self, array: Array, orders: Orders) -> Array:
+        """Return the array with its channels in another order."""
         for shuffle in self.shuffles:
-            noisy = noisy.index_select(shuffle.axis, _on(shuffle.order(moved), tensor))
-        return noisy
-
-    def recover(self, tensor: Tensor, scales: NDArray[np.float64], moved: Indices) -> Tensor:
-        """Return R o G of a gradient G of the noisy tensor, un-permuted, in float64."""
-        return self._scaled(self.put_back(tensor, moved), scales)
-
-    def put_back(self, tensor: Tensor, moved: Indices) -> Tensor:
-        """Return the tensor with its channels in the original order."""
-        for shuffle in self.shuffles:
-            tensor = tensor.index_select(shuffle.axis, _on(np.argsort(shuffle.order(moved)), tensor))
-        return tensor
-
-    def _scaled(self, tensor: Tensor, scales: NDArray[np.float64]) -> Tensor:
-        double = tensor.to(torch.float64)
-        return double * torch.from_numpy(self.multiplier(scales)).to(double.device) if self.follows else double
+            array = array.take(orders(shuffle.positions), axis=shuffle.axis)
+        return array
 
 
-def _on(order: Indices, tensor: Tensor) -> Tensor:
-    return torch.from_numpy(order).to(tensor.device)
-
-
-def follows(stored: Stored, scales: SignedUnion, number: dict[int, int]) -> tuple[Follow, ...]:
+def follows(stored: Stored, scales: SignedUnion, number: dict[int, int]) -> tuple[Indices, ...]:
     """Return the factors of R of a tensor; `number` gives each free root its place in the key."""
-    factors = []
+    found = []
     for ids in (stored.out, stored.into):
         roots = None if ids is None else compress(scales.values(ids.scale)).numpy()
         if roots is None or not np.any((roots != 0) & (np.abs(roots) != ANY)):
             continue
-        places = [number.get(abs(root), -1) for root in roots.reshape(-1).tolist()]
-        index = np.array(places, dtype=np.int64).reshape(roots.shape)
-        factors.append(Follow(index, np.sign(roots).astype(np.int8)))
-    return tuple(factors)
+        places = [_place(root, number) for root in roots.reshape(-1).tolist()]
+        found.append(np.array(places, dtype=np.int64).reshape(roots.shape))
+    return tuple(found)
+
+
+def _place(root: int, number: dict[int, int]) -> int:
+    """Return where among the `factors` a root's scale is, or its inverse; -1, the 1 at their end, for any other."""
+    if abs(root) not in number:
+        return -1
+    return number[abs(root)] + (len(number) if root < 0 else 0)
 
 
 def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
@@ -121,15 +145,22 @@ def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
             channels.tag(found, counts)
 
 
-def shuffles(stored: Stored, channels: Channels, number: dict[int, int]) -> tuple[Shuffle, ...]:
-    """Return the axes of a tensor that move; `number` gives each moving root its place in the permutation."""
+def shuffles(
+    stored: Stored, channels: Channels, number: dict[int, int], known: dict[tuple[bytes, bytes], Positions]
+) -> tuple[Shuffle, ...]:
+    """Return the axes of a tensor that move; `number` gives each moving root its place in the permutation.
+
+    known: the positions of other tensors, which this one shares and adds to.
+    """
     found = []
     for axis, labels in sorted(_labels(stored, channels).items()):
         places = [number.get(root, -1) for root in channels.values(labels).tolist()]
         if max(places) >= 0:
             marks = [channels.marks(label) for label in labels.tolist()]
             channel = np.array(places, dtype=np.int64)
-            found.append(Shuffle(axis, channel, _ranks(channel, marks)))
+            rank = _ranks(channel, marks)
+            positions = known.setdefault((channel.tobytes(), rank.tobytes()), Positions.of(channel, rank))
+            found.append(Shuffle(axis, positions))
     return tuple(found)
 
 

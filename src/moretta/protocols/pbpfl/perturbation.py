@@ -82,17 +82,16 @@ class Perturbation:
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
         """
-        exact = {
-            name: value.detach().cpu().to(torch.float64 if value.is_floating_point() else value.dtype)
-            for name, value in parameters.items()
-        }
-        noisy = self.plan.perturb(exact, key.scales)
-        head, offset = self.plan.head, torch.from_numpy(key.offset)
-        if key.offset.any():
-            noisy[head.weight] = noisy[head.weight] + offset[:, None]
-            if head.bias is not None:
-                noisy[head.bias] = noisy[head.bias] + offset
-        return {name: value.to(parameters[name].dtype).numpy() for name, value in noisy.items()}
+        true = {name: value.numpy(force=True) for name, value in parameters.items()}
+        if not key.offset.any():
+            return self.plan.perturb(true, key.scales)
+        head = {name: true[name] for name in (self.plan.head.weight, self.plan.head.bias) if name is not None}
+        # In float64 until the offset is added, so that this too is rounded once.
+        noisy = self.plan.perturb(true | {name: value.astype(np.float64) for name, value in head.items()}, key.scales)
+        for name, value in head.items():
+            offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
+            noisy[name] = (noisy[name] + offset).astype(value.dtype)
+        return noisy
 
     def coefficients(self, key: Key) -> dict[str, float]:
         """Return by what each uploaded gradient is multiplied to give the true one, by its prefix."""
@@ -108,15 +107,11 @@ class Perturbation:
     def recover(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
         """Return the gradient of the true loss from the silos' means, float64 by name."""
         coefficients = self.coefficients(key)
-        corrected: dict[str, torch.Tensor] = {}
-        for name in self.trained(means):
-            if self._is_head(name):
-                gradient = self._recover_head(name, means, key)
-            else:
-                parts = [factor * means[f"{prefix}/{name}"] for prefix, factor in coefficients.items()]
-                gradient = np.sum(parts, axis=0)
-            corrected[name] = torch.from_numpy(np.asarray(gradient, dtype=np.float64))
-        return {name: value.numpy() for name, value in self.plan.recover(corrected, key.scales).items()}
+        corrected = {
+            name: self._recover_head(name, means, key) if self._is_head(name) else _combine(name, means, coefficients)
+            for name in self.trained(means)
+        }
+        return self.plan.recover(corrected, key.scales)
 
     def _recover_head(self, name: str, means: Tensors, key: Key) -> Array:
         head, noisy = self.plan.head, means[f"noisy/{name}"]
@@ -135,11 +130,11 @@ class Perturbation:
     def recover_buffers(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
         """Return the running statistics of the true model from the silos' means, float64 by name."""
         noisy = {
-            name.removeprefix("buffer/"): torch.from_numpy(np.asarray(mean, dtype=np.float64))
+            name.removeprefix("buffer/"): np.asarray(mean, dtype=np.float64)
             for name, mean in means.items()
             if name.startswith("buffer/")
         }
-        return {name: value.numpy() for name, value in self.plan.recover_buffers(noisy, key.scales).items()}
+        return self.plan.recover_buffers(noisy, key.scales)
 
     def true_loss(self, means: Tensors, key: Key, log_normaliser: float = 0.0) -> float:
         """Return the loss of the true model from the silos' scalars.
@@ -177,6 +172,15 @@ class Perturbation:
     def trained(uploads: Mapping[str, object]) -> list[str]:
         """Return the names of the trained parameters among the names of uploads."""
         return [name.removeprefix("noisy/") for name in uploads if name.startswith("noisy/")]
+
+
+def _combine(name: str, means: Tensors, coefficients: Mapping[str, float]) -> Array:
+    """Return the sum of one parameter's uploads times their coefficients, float64; that of the noisy one is 1."""
+    total = np.array(means[f"noisy/{name}"], dtype=np.float64)
+    for prefix, factor in coefficients.items():
+        if prefix != "noisy":
+            total += factor * means[f"{prefix}/{name}"]
+    return total
 
 
 def _signs(stream: Keystream, count: int) -> NDArray[np.float64]:

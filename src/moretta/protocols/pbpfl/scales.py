@@ -29,14 +29,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from moretta.errors import ParameterError, UnsupportedModel
+from moretta.protocol import Array
 from moretta.protocols.pbpfl import patterns, selfcheck
 from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_structures
 from moretta.protocols.pbpfl.layers import LAYERS
-from moretta.protocols.pbpfl.patterns import Indices, Pattern
+from moretta.protocols.pbpfl.patterns import Indices, Pattern, Positions
 from moretta.protocols.pbpfl.rules import opaque
 from moretta.protocols.pbpfl.solver import OUTPUT, Ids, Solver, Stored, View, constant, names_in
 
-Values = TypeVar("Values", Tensor, NDArray[np.float64])
+Values = TypeVar("Values", Tensor, Array)
 
 
 class Stream(Protocol):
@@ -148,32 +149,30 @@ class ScalePlan:
         """Return the key that changes nothing."""
         return ScaleKey(np.ones(self.free), tuple(np.arange(size) for size in self.blocks))
 
-    def perturb(self, tensors: Mapping[str, Tensor], key: ScaleKey) -> dict[str, Tensor]:
-        """Return R o W, then permuted, of parameters and buffers by name; each keeps its dtype."""
-        moved = self._moved(key)
+    def perturb(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
+        """Return R o W, then permuted, of parameters and buffers by name; copies, each in its dtype."""
+        orders, factors = patterns.orders(self._moved(key)), patterns.factors(key.scales)
         return {
-            name: self._pattern(name).perturb(tensor, key.scales, moved) if tensor.is_floating_point() else tensor
-            for name, tensor in tensors.items()
+            name: _like(value, self._pattern(name).perturb(_array(value), factors, orders), keep_dtype=True)
+            for name, value in tensors.items()
         }
 
     def recover(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
         """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64."""
-        moved = self._moved(key)
+        back, factors = patterns.orders(np.argsort(self._moved(key))), patterns.factors(key.scales)
         return {
-            name: _like(value, self._pattern(name).recover(_tensor(value), key.scales, moved))
+            name: _like(value, self._pattern(name).recover(_array(value), factors, back))
             for name, value in tensors.items()
         }
 
     def recover_buffers(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
         """Return running statistics in their original order; their scale is 1."""
-        moved = self._moved(key)
-        return {
-            name: _like(value, self._pattern(name).put_back(_tensor(value), moved)) for name, value in tensors.items()
-        }
+        back = patterns.orders(np.argsort(self._moved(key)))
+        return {name: _like(value, self._pattern(name).permute(_array(value), back)) for name, value in tensors.items()}
 
     def multiplier(self, name: str, key: ScaleKey) -> NDArray[np.float64]:
         """Return R of one tensor, broadcastable to it, in the original order of its channels."""
-        return self._pattern(name).multiplier(key.scales)
+        return self._pattern(name).multiplier(patterns.factors(key.scales))
 
     def _pattern(self, name: str) -> Pattern:
         canonical = self.aliases.get(name, name)
@@ -191,12 +190,18 @@ class ScalePlan:
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
-def _tensor(value: Tensor | NDArray[np.float64]) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.from_numpy(value)
+def _array(value: Tensor | Array) -> Array:
+    if not isinstance(value, Tensor):
+        return value
+    tensor = value.detach().cpu()
+    return (tensor.double() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
 
-def _like(value: Values, result: Tensor) -> Values:
-    return result if isinstance(value, Tensor) else result.cpu().numpy()
+def _like(value: Values, result: Array, keep_dtype: bool = False) -> Values:
+    """Return the result as an array or, as `value` is, a tensor on its device."""
+    if not isinstance(value, Tensor):
+        return result
+    return torch.from_numpy(result).to(value.device, value.dtype if keep_dtype else None)
 
 
 def _find_head(model: nn.Module, trace: Trace) -> Head:
@@ -270,11 +275,12 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
     blocks = solver.channels.blocks()
     moving = {root: place for place, root in enumerate(root for block in blocks for root in block)}
     free = _free_roots(solver)
+    known: dict[tuple[bytes, bytes], Positions] = {}
     found = {
         name: Pattern(
             tuple(one.shape),
             patterns.follows(one, solver.scales, free),
-            patterns.shuffles(one, solver.channels, moving),
+            patterns.shuffles(one, solver.channels, moving, known),
         )
         for name, one in stored.items()
     }
@@ -334,4 +340,4 @@ class _Prediction:
         """Return the factor of every element, broadcastable to the tensor; 1 where any would do."""
         one = Stored(ids.scale.shape, ids)
         pattern = Pattern(tuple(one.shape), patterns.follows(one, self._scales, self._number))
-        return torch.from_numpy(pattern.multiplier(key.scales))
+        return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))

@@ -1,0 +1,124 @@
+"""What PBPFL makes of the built-in models and of torchvision's: `moretta check` on each, in numbers.
+
+Of every model: free scales, how many tensors have a scale fixed to 1 and for which reasons, the error of the recovered
+gradient in float64 and float32, the seconds of both checks together; or the refusal. `own_rounding` is how far the
+model's own gradient in float32 lies from that in float64, on the same rows, without PBPFL and without dropout: no
+protocol that rounds otherwise can be closer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import main
+from torch import nn
+
+from moretta import models
+from moretta.errors import ParameterError
+from moretta.exactness import Input, check
+from moretta.protocols.pbpfl.params import PBPFL
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "protocols" / "pbpfl"))
+from torchvision_stub import OUTPUTS, REASON, ZOO, build, own_rounding, torchvision
+
+IMAGE = (3, 16, 16)
+BUILT_IN: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    **{f"mlp, {n} layers": ("mlp", (20,), {"layers": n, "width": 64}) for n in (3, 5, 7)},
+    **{
+        f"resnet-{depth}, {shortcut}, {norm}": (
+            "resnet",
+            IMAGE,
+            {"depth": depth, "shortcut": shortcut, "norm": norm},
+        )
+        for depth, shortcut, norm in [
+            *((20, shortcut, norm) for shortcut in ("A", "B", "concat") for norm in ("batch", "group", "none")),
+            (32, "A", "batch"),
+            (56, "A", "batch"),
+        ]
+    },
+    **{f"densenet-40, {norm}": ("densenet", IMAGE, {"norm": norm}) for norm in ("batch", "group")},
+}
+
+
+class Words(nn.Module):
+    """An embedding, a position, two layers of nn.TransformerEncoder, the mean over words, a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(50, 32), nn.Parameter(0.1 * torch.randn(12, 32))
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, OUTPUTS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.head(self.encoder(self.embedding(tokens) + self.position).mean(1))
+        return mean
+
+
+def cases(names: Sequence[str]) -> Iterator[tuple[str, nn.Module, Input]]:
+    """Yield each model with its input, those named or all that there are."""
+    zoo = torchvision()
+    if zoo is None:
+        print(REASON, file=sys.stderr)
+    for name, (source, shape, arguments) in BUILT_IN.items():
+        if not names or name in names:
+            yield name, models.build(source, inputs=shape, outputs=OUTPUTS, **arguments), Input(shape)
+    if not names or "transformer encoder" in names:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield "transformer encoder", Words(), Input((12,), 50)
+    for name, (size, _) in ZOO.items() if zoo is not None else ():
+        if not names or name in names:
+            yield name, build(zoo, name), Input((3, size, size))
+
+
+def reasons(forced: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """Count the tensors by why their scale is 1: the operation, without the layer's path."""
+    kinds = [re.sub(r" in \S+ \((\w+)\)| in the model \(\w+\)", r" in \1", entry["because"]) for entry in forced]
+    return dict(Counter(kinds).most_common())
+
+
+def measured(model: nn.Module, given: Input, partitions: int) -> dict[str, Any]:
+    """Check one model under both losses."""
+    report: dict[str, Any] = {"parameters": sum(one.numel() for one in model.parameters()), "input": list(given.shape)}
+    began = time.perf_counter()
+    for loss in ("cross-entropy", "mse"):
+        try:
+            found = check(model, [given], OUTPUTS, PBPFL(loss=loss, partitions=partitions))
+        except ParameterError as error:
+            return report | {"refused": str(error)}
+        forced = found.pop("forced_to_one")
+        report |= {"free_scales": found.pop("free_scales"), "fixed_tensors": len(forced), "reasons": reasons(forced)}
+        report[loss] = found
+    report["seconds"] = time.perf_counter() - began
+    report["tensors"] = sum(1 for _ in model.parameters())
+    report["own_rounding"] = max(own_rounding(model, given, loss) for loss in ("cross-entropy", "mse"))
+    return report
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the models named, or all."""
+    found = {}
+    for name, model, given in cases(arguments.model or ()):
+        print(name, file=sys.stderr, flush=True)
+        found[name] = measured(model, given, arguments.partitions)
+    zoo = sys.modules.get("torchvision")
+    versions = {"numpy": np.__version__, "torchvision": str(zoo.__version__) if zoo else "none"}
+    return {"models": found, "partitions": arguments.partitions, "versions": versions}
+
+
+if __name__ == "__main__":
+    main(
+        __doc__ or "",
+        run,
+        ("--model", {"action": "append", "help": "only this one; may repeat"}),
+        ("--partitions", {"type": int, "default": 1}),
+    )
