@@ -30,7 +30,7 @@ def overhead(scheme: str, strict: bool, repeats: int) -> float:
         Silo(f"silo-{k}", random.normal(size=(320, 17)).astype("f4"), random.integers(0, 2, 320)) for k in range(SILOS)
     ]
     secure = SecureAggregation(scheme=scheme)
-    setting = Setting(model, 1, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0)
+    setting = Setting(model, 1, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0, rounds=ROUNDS)
     found = []
     for _ in range(repeats):
         players = cast(FedSGD(loss="mse"), setting)

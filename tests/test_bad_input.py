@@ -212,14 +212,15 @@ def test_values_beyond_the_ring_name_the_tensor_and_the_range(here: Path) -> Non
         r"\+-[\d.e+-]+; nothing was sent \(a higher `limit` widens the range",
         done.sentence,
     )
-    # The run had begun: what is left is a whole checkpoint of its beginning, and no result.
-    found = last_checkpoint(here / "mine" / "checkpoint")
-    assert found is not None
-    assert found[0].round == 0
-    assert {"server", "silo-silo-1", "silo-silo-2", "silo-silo-3"} == set(found[1])
+    assert not (here / "mine").exists(), "nothing half-written: the mended run may take the same folder"
+
+
+def test_a_run_that_diverges_fails_by_its_round_with_its_checkpoint_whole(here: Path) -> None:
+    done = call("train", "run.toml", "--out", "mine", "--set", "protocol.learning-rate=1e9", "--set", "run.rounds=30")
+    assert done.code == 1
+    assert re.search(r"round \d+: silo-1: .*probably diverged: a lower learning rate helps", done.err)
+    assert last_checkpoint(here / "mine" / "checkpoint") is not None
     assert not (here / "mine" / "result.json").exists()
-    assert not list((here / "mine").rglob("*.partial"))
-    assert (here / "mine" / "history.jsonl").read_bytes() == b""
 
 
 @pytest.fixture(scope="module")

@@ -150,6 +150,35 @@ def test_part_of_the_silos_takes_part(protocol: type[Training], scheme: str) -> 
     )
 
 
+def test_part_of_the_silos_costs_each_of_them_what_all_would() -> None:
+    whole, part = (run(FedSGD(), 8, participation=share, batch_size=8) for share in (1.0, 0.5))
+    assert part.bytes["up_per_silo_per_round"] == pytest.approx(whole.bytes["up_per_silo_per_round"], rel=0.02)
+
+
+def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
+    silos = [Silo(silo.name, silo.x + 10 * number, silo.y) for number, silo in enumerate(SILOS)]
+    for share in (1.0, 0.5):
+        federation = Federation(
+            model(), silos, FedSGD(), aggregation=PLAIN, dtype="float64", standardise=True, participation=share
+        )
+        result = federation.train(1, seed=5)
+        assert result.model is not None
+    from moretta.roles import cast  # what the enrolment agreed on, from the roles themselves
+
+    players = cast(FedSGD(), federation._setting(5, 1, 0))
+    from moretta.codec import Codec
+    from moretta.engines.driver import Driver
+    from moretta.engines.in_process import InProcess
+
+    engine = InProcess(players.clients, Codec(players.messages))
+    driver = Driver(
+        players.server, list(players.clients), "run", engine.deliver, 1, engine.clock.phase, lambda number: ["a"]
+    )
+    list(driver.rounds(1, 1))
+    pooled = np.concatenate([silo.x for silo in silos])
+    np.testing.assert_allclose(players.enrolment.mean, pooled.mean(0), rtol=1e-12)
+
+
 def test_all_silos_have_their_turn() -> None:
     seen: set[str] = set()
     result = run(FedSGD(learning_rate=0.1), 30, participation=0.25)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError, ParameterError
-from moretta.keystream import SecretRoot
+from moretta.keystream import Keystream, SecretRoot
 from moretta.protocol import Stamp
 from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches
@@ -27,6 +27,7 @@ from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.server import Sizes, largest_rho
 from moretta.protocols.pbpfl.trunk import Trunk
 from moretta.secure_aggregation import contributor
 from moretta.secure_aggregation.plain import PlainUpload
@@ -107,8 +108,9 @@ def _errors(
     with rows.randomness(1):  # dropout draws the same in the true and in the noisy model
         wanted = ideal.gradient(true, *rows.batch(1), loss)
     perturbation = Perturbation(plan, protocol.partitions, protocol.form)
-    size = _offset_size(model, plan, inputs, targets, loss.name)
-    key = perturbation.draw_key(root.stream("key"), protocol.rho * size)
+    with rows.randomness(1):
+        size = _offset_size(model, perturbation, root.stream("size"), inputs, targets, protocol)
+    key = perturbation.draw_key(root.stream("key"), size)
     client = Client(loss, model, plan.head, rows, contributor("none", "check"))
     ask = TrainOn(
         stamp=Stamp("check", 1, 0),
@@ -131,12 +133,25 @@ def _errors(
     return _relative_error(recovered, wanted), _relative_error(buffers, modules.running_buffers(true))
 
 
-def _offset_size(model: nn.Module, plan: ScalePlan, inputs: Tensor, targets: Tensor, loss: str) -> float:
-    """Return what |gamma r_a| has to be for rho = 1: the size of the outputs over rms alpha, of the true model."""
-    h, outputs = Trunk(copy.deepcopy(model), plan.head).forward(inputs)
+def _offset_size(
+    model: nn.Module, perturbation: Perturbation, stream: Keystream, inputs: Tensor, targets: Tensor, protocol: PBPFL
+) -> float:
+    """Return what |gamma r_a| has to be: rho, as much as the server would dare, times |y| / alpha under some key."""
+    plan, scaled = perturbation.plan, copy.deepcopy(model)
+    modules.load(scaled, perturbation.perturb(model.state_dict(), perturbation.draw_key(stream, offset_size=0.0)))
+    h, outputs = Trunk(scaled, plan.head).forward(inputs)
     alpha = float((h.double().sum(dim=1) + float(plan.head.bias is not None)).square().mean().sqrt()) or 1.0
-    sized = targets.double() if loss == "mse" else outputs.double() - outputs.double().mean(dim=1, keepdim=True)
-    return (float(sized.square().mean().sqrt()) or 1.0) / alpha
+    centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
+    size = _rms(targets) if protocol.loss == "mse" else _rms(centred)
+    rho, sizes = protocol.rho, Sizes(alpha, size)
+    if inputs.dtype != torch.float64:
+        error = _rms(outputs - targets) if protocol.loss == "mse" else 0.0
+        rho = min(rho, largest_rho(model, plan, protocol.loss, sizes, error))
+    return rho * size / alpha
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) or 1.0
 
 
 def _relative_error(found: Mapping[str, NDArray[np.float64]], wanted: Mapping[str, Tensor]) -> float:

@@ -129,8 +129,14 @@ class Federation:
                 client.restore(checkpoint[1][f"silo-{name}"])
         elif folder is not None:
             folder.begin(self.run_file[0] if self.run_file else None)
-        with folder.logging() if folder else nullcontext():
-            return Session(self, players, place, folder, rounds, seed, progress).play()
+        session = Session(self, players, place, folder, rounds, seed, progress)
+        try:
+            with folder.logging() if folder else nullcontext():
+                return session.play()
+        except ParameterError:
+            if folder is not None and checkpoint is None and not session.has_begun:
+                folder.discard()  # nothing half-written: the mended run may take the same folder
+            raise
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Cast all roles and write nothing: raises what `train` would raise before its first round."""

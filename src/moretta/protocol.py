@@ -284,12 +284,14 @@ class Outcome:
     released: the model that silos may be given, where the protocol makes one.
     models: each silo's own model, for protocols without a common one.
     facts: what the protocol states about the run, for ``result.json``.
+    unperturbed: for protocols that hide the model from silos, the tensors of which something stays as it is, and why.
     """
 
     parameters: Tensors
     released: Tensors | None = None
     models: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+    unperturbed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 R = TypeVar("R")

@@ -71,6 +71,14 @@ class Setting:
         """Return a copy of the model on the silos' device."""
         return copy.deepcopy(self.model).to(self.device)
 
+    def blank_model(self) -> nn.Module:
+        """Return the same with all weights 0: a silo that is sent a perturbed model is not to hold the true one."""
+        model = self.silo_model()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        return model
+
     def root(self, role: str) -> SecretRoot:
         """Return the role's secret root."""
         return SecretRoot.fresh() if self.insecure is None else SecretRoot.insecure(self.insecure, role)
@@ -121,7 +129,7 @@ def _local(protocol: Training, setting: Setting) -> Cast:
         name: LoneClient(protocol, setting.silo_model(), own, _contributor(setting, scheme, name), setting.rounds)
         for name, own in _rows(protocol, setting).items()
     }
-    return Cast(LoneServer(agreed), clients, agreed, _schema(FEDSGD_MESSAGES), _least(scheme))
+    return Cast(LoneServer(agreed, setting.model), clients, agreed, _schema(FEDSGD_MESSAGES), _least(scheme))
 
 
 def _pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
@@ -145,7 +153,7 @@ def _pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
     )
     clients = {
         name: PBPFLClient(
-            protocol.loss_function, setting.silo_model(), plan.head, own, _contributor(setting, secure.scheme, name)
+            protocol.loss_function, setting.blank_model(), plan.head, own, _contributor(setting, secure.scheme, name)
         )
         for name, own in _rows(protocol, setting).items()
     }

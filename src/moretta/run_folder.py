@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ class RunFolder:
         if run_file is not None:
             write_atomically(self.path / "run.toml", run_file.encode())
 
+    def discard(self) -> None:
+        """Remove a folder that `begin` made, of a run that turned out to be impossible before its first round."""
+        shutil.rmtree(self.path)
+
     @contextmanager
     def logging(self) -> Iterator[None]:
         """Send Moretta's warnings to ``log.txt`` for as long as the run lasts."""
@@ -78,12 +83,12 @@ class RunFolder:
         text = json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
-    def write_model(self, name: str, tensors: Tensors) -> None:
-        """Write one model as safetensors."""
+    def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
+        """Write one model as safetensors. mode: only what may be given away is for others to read."""
         path = self.path / name
         path.parent.mkdir(exist_ok=True)
         arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
-        write_atomically(path, save(arrays, {"format": str(FORMAT)}))
+        write_atomically(path, save(arrays, {"format": str(FORMAT)}), mode)
 
 
 def _finite(value: Any) -> Any:
@@ -119,8 +124,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")
     return content
-
-
-def models_of(path: Path) -> Sequence[str]:
-    """Return the names of the models in a run folder."""
-    return sorted(str(file.relative_to(path)) for file in path.rglob("*.safetensors") if "checkpoint" not in file.parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,11 @@ class Session:
         self._history: list[dict[str, Any]] = []
         self._best: tuple[int, dict[str, State]] | None = None  # the round of the lowest validation loss, its states
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a round has been finished."""
+        return bool(self._history)
+
     def play(self) -> Result:
         """Play all rounds that are left, and conclude."""
         threads = torch.get_num_threads()
@@ -100,8 +105,7 @@ class Session:
         )
         try:
             for line in self._lines(driver):
-                self._keep(line)
-                if self._has_stopped_improving(line):
+                if self._keep(line):
                     break
             if self._best is not None:
                 self._restore(self._best[1])
@@ -111,8 +115,10 @@ class Session:
                 self._recorder.flush()
         return self._conclude(outcome, dropped)
 
-    def _keep(self, line: dict[str, Any]) -> None:
+    def _keep(self, line: dict[str, Any]) -> bool:
+        """Keep a round's line and what belongs to it; return whether the run stops here."""
         self._history.append(line)
+        stops = self._has_stopped_improving(line)
         if self._folder is not None:
             if self._recorder is not None:  # first, so that no round is in the history without its views
                 self._recorder.flush()
@@ -121,6 +127,7 @@ class Session:
                 self._save(line["round"])
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)
+        return stops
 
     def _lines(self, driver: Driver) -> Iterator[dict[str, Any]]:
         every = max(1, self._rounds // EVALUATIONS)
@@ -134,7 +141,6 @@ class Session:
 
     def _line(self, end: RoundEnd) -> dict[str, Any]:
         traffic = self._engine.take_traffic()
-        silos = len(self._players.clients) - len({gone.silo for gone in end.dropped})
         sums: dict[str, float] = {"up": 0.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}
         for (way, tag), size in traffic.items():
             if tag in KEY_TAGS:
@@ -142,7 +148,7 @@ class Session:
             elif tag in SET_UP_TAGS:
                 sums["set_up"] += size
             else:
-                sums[way] += size / silos
+                sums[way] += size / len(end.cohort)
         return {
             "round": end.number,
             "attempt": end.attempt,
@@ -167,9 +173,6 @@ class Session:
         best = min(losses, key=lambda number: (losses[number], number))
         if best == line["round"]:
             self._best = best, self._states()
-            if self._folder is not None:
-                place = Place(self._place.run, best, self._place.session, self._place.digest)
-                save_checkpoint(self._folder.path / "best", place, self._best[1])
         return bool(line["round"] - best >= self._of.early_stopping)
 
     def _find_best(self, folder: RunFolder) -> None:
@@ -227,6 +230,8 @@ class Session:
         if self._folder is None:
             return
         place = Place(self._place.run, number, self._place.session, self._place.digest)
+        if self._best is not None:  # first, and two are kept: each checkpoint has a best that is not younger
+            save_checkpoint(self._folder.path / "best", replace(place, round=self._best[0]), self._best[1])
         save_checkpoint(self._folder.path / "checkpoint", place, self._states())
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
@@ -269,7 +274,8 @@ class Session:
                 "ring_bits": None if scheme == "none" else of.aggregation.ring_bits,
             },
             "facts": self._facts(outcome),
-            "warnings": self._warnings(),
+            "forced_to_one": [{"tensor": name, "because": why} for name, why in outcome.unperturbed.items()],
+            "warnings": self._warnings(outcome),
             "settings": dict(of.settings or {}),
             "insecure_secret_seed": of.insecure_secret_seed is not None,
             "versions": result.versions(),
@@ -280,8 +286,13 @@ class Session:
         best = {} if self._best is None else {"best_round": float(self._best[0])}
         return {**outcome.facts, **ring, **best}
 
-    def _warnings(self) -> list[str]:
+    def _warnings(self, outcome: Outcome) -> list[str]:
         warnings = []
+        if outcome.facts.get("free_scales") == 0.0:
+            warnings.append(
+                "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
+                "moretta check says why"
+            )
         if self._of.insecure_secret_seed is not None:
             warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
         asked = getattr(self._of.protocol, "rho", 0.0)
@@ -302,7 +313,7 @@ class Session:
         if outcome.parameters:
             folder.write_model("model.safetensors", outcome.parameters)
         if outcome.released is not None:
-            folder.write_model("released.safetensors", outcome.released)
+            folder.write_model("released.safetensors", outcome.released, mode=0o644)
         for name, tensors in outcome.models.items():
             folder.write_model(f"models/{name}.safetensors", tensors)
         inputs = {

@@ -118,10 +118,17 @@ def test_too_few_silos_end_the_run_and_all_who_are_missing_are_named(clients: Cl
 def test_input_that_no_silo_can_use_is_the_users_fault(clients: Clients) -> None:
     for client in clients.values():
         client.faults["toy/hello", 1] = ParameterError("other columns")
-    with pytest.raises(ParameterError, match="round 1: a: other columns; b: other columns"):
+    with pytest.raises(ParameterError, match=r"^round 1: a: other columns \(and likewise b, c\)$"):
         play(ToyServer(), clients)
     clients["a"].faults["toy/hello", 1] = PeerError("no")
     with pytest.raises(RunFailed, match="a: no; b: other columns"):
+        play(ToyServer(), clients)
+
+
+def test_input_that_was_good_in_earlier_rounds_is_a_run_that_diverged(clients: Clients) -> None:
+    for client in clients.values():
+        client.faults["toy/say", 2] = ParameterError("NaN in `w`")
+    with pytest.raises(RunFailed, match=r"round 2: a: NaN in `w` \(and likewise b, c\); .* probably diverged"):
         play(ToyServer(), clients)
 
 
@@ -135,13 +142,13 @@ def test_a_protocol_that_aborts_and_names_nobody_is_a_bug(clients: Clients) -> N
         play(Careless(), clients)
 
 
-def test_an_error_of_the_server_passes_through(clients: Clients) -> None:
+def test_a_fault_that_nobody_can_be_named_for_ends_the_run_by_its_round(clients: Clients) -> None:
     class Broken(ToyServer):
         def round(self, now: Stamp) -> Exchange[Report | Aborted]:
             yield from ()
             raise PeerError("weights that cannot be")
 
-    with pytest.raises(PeerError, match="weights that cannot be"):
+    with pytest.raises(RunFailed, match=r"round 1, attempt 0: weights that cannot be; the last checkpoint is whole"):
         play(Broken(), clients)
 
 

@@ -38,7 +38,7 @@ class Place:
 
 def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State]) -> None:
     """Write the roles' states of a round's end into the run's ``checkpoint`` folder, and drop all but the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     final, partial = folder / f"round-{place.round:06d}", folder / f".round-{place.round:06d}.partial"
     for left in folder.glob(".round-*.partial"):  # by a crash
         shutil.rmtree(left)

@@ -7,14 +7,25 @@ so no mask is used twice. It is asked again in the next round.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moretta.errors import MisuseError, ParameterError, RunFailed
-from moretta.protocol import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Replies, Report, Server, Stamp
-from moretta.protocol import no_phase as no_phase
+from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
+from moretta.protocol import (
+    Aborted,
+    Ask,
+    Exchange,
+    Missing,
+    Outcome,
+    Phase,
+    Reason,
+    Replies,
+    Report,
+    Server,
+    Stamp,
+    no_phase,
+)
 
 R = TypeVar("R")
 Deliver = Callable[[Ask], Replies]
@@ -31,10 +42,11 @@ class Dropped:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A finished round: which attempt succeeded, what it came to, who missed it."""
+    """A finished round: which attempt succeeded, with which silos, what it came to, who missed it."""
 
     number: int
     attempt: int
+    cohort: Sequence[str]
     report: Report
     dropped: Sequence[Dropped]
 
@@ -62,10 +74,12 @@ class Driver:
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
+        if self._chosen is not None:  # statistics are of all silos, whoever is chosen first
+            self._repeat(first - 1, self._silos, _nothing)
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
             report, attempt, dropped = self._repeat(number, present, self._server.round)
-            yield RoundEnd(number, attempt, report, dropped)
+            yield RoundEnd(number, attempt, self._cohort or (), report, dropped)
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[Dropped]]:
         """Let the server release, with round number `number`, one past the last."""
@@ -76,7 +90,8 @@ class Driver:
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
     ) -> tuple[R, int, Sequence[Dropped]]:
         gone = dict[str, Missing]()
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             ended = self._attempt(Stamp(self._run, number, attempt), present, begin)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
@@ -89,17 +104,19 @@ class Driver:
                 )
             if len(rest) < self._least:
                 raise _too_few(number, gone, len(rest), self._least)
-            present = rest
-        raise AssertionError("unreachable: the attempts are counted without end")
+            present, attempt = rest, attempt + 1
 
     def _attempt(self, now: Stamp, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]) -> R | Aborted:
-        if present != self._cohort:
-            self._cohort = None
-            aborted = self._play(self._server.setup(now, present))
-            if aborted is not None:
-                return aborted
-            self._cohort = present
-        return self._play(begin(now))
+        try:
+            if present != self._cohort:
+                self._cohort = None
+                aborted = self._play(self._server.setup(now, present))
+                if aborted is not None:
+                    return aborted
+                self._cohort = present
+            return self._play(begin(now))
+        except PeerError as error:  # masks hide whose fault it is, so there is nobody to go on without
+            raise RunFailed(f"{now}: {error}; the last checkpoint is whole, so go on with --resume") from error
 
     def _play(self, exchange: Exchange[R]) -> R:
         """Drive one generator to its end; what the server computes outside its own phases is aggregation."""
@@ -114,10 +131,22 @@ class Driver:
 
 
 def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int) -> ParameterError | RunFailed:
-    reasons = "; ".join(f"{silo}: {why.detail}" for silo, why in missing.items())
     if all(why.reason is Reason.BAD_INPUT for why in missing.values()):
-        return ParameterError(f"round {number}: {reasons}")
+        (silo, why), *others = missing.items()
+        like = f" (and likewise {', '.join(name for name, _ in others)})" if others else ""
+        if number <= 1:
+            return ParameterError(f"round {number}: {silo}: {why.detail}{like}")
+        return RunFailed(
+            f"round {number}: {silo}: {why.detail}{like}; earlier rounds went well, so the run has probably diverged: "
+            "a lower learning rate helps, and the last checkpoint is whole"
+        )
+    reasons = "; ".join(f"{silo}: {why.detail}" for silo, why in missing.items())
     return RunFailed(
         f"round {number} cannot be completed by {left} of {left + len(missing)} silos, at least {least} are needed "
         f"({reasons}); the last checkpoint is whole, so mend the silos and go on with --resume"
     )
+
+
+def _nothing(now: Stamp) -> Exchange[None]:
+    """Ask nothing: what is wanted is the set-up before it."""
+    yield from ()

@@ -54,8 +54,8 @@ class Recorder:
         """Write what was noted, at the end of a round."""
         for (role, number), records in self._pending.items():
             path = self._folder / role / f"round-{number:06d}.{self._session}.bin"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, MAGIC + b"".join(records))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, MAGIC + b"".join(records), mode=0o600)  # uploads in the clear may be among them
         self._pending.clear()
 
 

@@ -143,6 +143,8 @@ class SiloRows:
             return np.zeros((len(self._raw), 0))
         if what == "targets":
             return self.y.to(torch.float64).cpu().numpy().reshape(-1, 1)
+        if what not in ("inputs", "input columns"):
+            raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
         inputs = self._raw if self._raw.dtype.kind == "f" else np.zeros((len(self._raw), 1))  # tokens have no scale
         columns = inputs.shape[-1] if what == "input columns" else 1
         return inputs.astype(np.float64).reshape(-1, columns)

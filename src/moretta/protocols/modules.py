@@ -49,6 +49,11 @@ def read_state_dict(path: Path) -> dict[str, Array]:
         raise ParameterError(f"{path}: expected a state_dict in .safetensors or .pt; {error}".split("\n")[0]) from error
 
 
+def shapes(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of each array, by name."""
+    return {name: (array.shape, array.dtype.name) for name, array in tensors.items()}
+
+
 def schema(module: nn.Module) -> str:
     """Return a digest of the names, shapes and dtypes of a model, on which its server and silos must agree."""
     digest = hashlib.sha256()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from moretta.errors import PeerError
 from moretta.protocol import Message, Tensors, message
 
 
@@ -24,6 +25,11 @@ class Stepped(Message):
 
     loss: float
     rows: int
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where no rows were used."""
+        if self.rows < 1:
+            raise PeerError(f"local/stepped: expected at least one row, got {self.rows}")
 
 
 @message("local/show")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from moretta.errors import PeerError
 from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.enrolment import Enrolment
@@ -55,7 +56,9 @@ class Server:
             self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained}, now.round)
             modules.take_buffers(self._model, {name: total.means[f"buffer/{name}"] for name in buffers})
         step = max(total.steps.values())
-        return Report({"loss": float(total.means["loss"]) / density, "rows": float(total.weight), "ring_step": step})
+        return Report(
+            {"loss": float(total.means["loss"]) / density, "rows": float(total.weight), "ring_step": step / density}
+        )
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
@@ -78,9 +81,9 @@ class Server:
 class LoneServer:
     """Tells each silo to step alone; learns losses, and the models at the end, for the comparison only."""
 
-    def __init__(self, enrolment: Enrolment) -> None:
+    def __init__(self, enrolment: Enrolment, model: nn.Module) -> None:
         self.phase: Phase = no_phase
-        self._enrolment = enrolment
+        self._enrolment, self._expected = enrolment, modules.arrays(model)
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree on the same standardisation as the other protocols."""
@@ -97,7 +100,12 @@ class LoneServer:
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Collect the models."""
-        replies = yield Ask.all(self._enrolment.cohort, Show(stamp=now), Shown)
+
+        def check(shown: Shown) -> None:
+            if modules.shapes(shown.parameters) != modules.shapes(self._expected):
+                raise PeerError("expected the tensors of the model, with their shapes and dtypes")
+
+        replies = yield Ask.all(self._enrolment.cohort, Show(stamp=now), Shown, check)
         if replies.missing:
             return Aborted(replies.missing)
         models = {silo: reply.parameters for silo, reply in replies.answers.items()}

@@ -9,6 +9,8 @@ import numpy as np
 from moretta.errors import PeerError
 from moretta.protocol import Array, Message, Tensors, message
 
+LARGEST = 1e30  # of what one silo may tell of its predictions: squares of it still fit float64
+
 
 @message("pbpfl/train-on")
 class TrainOn(Message):
@@ -27,8 +29,10 @@ class TrainOn(Message):
         """Raise `moretta.errors.PeerError` where parts and direction do not fit each other."""
         if self.direction.ndim != 1 or self.direction.dtype != np.float64 or self.direction.size < 1:
             raise PeerError("pbpfl/train-on: expected a direction of one float64 an output")
-        m = int(self.parts.max(initial=0)) + 1
-        if self.parts.shape != self.direction.shape or set(self.parts.tolist()) != set(range(m)):
+        if self.parts.shape != self.direction.shape or self.parts.dtype != np.int64:
+            raise PeerError("pbpfl/train-on: expected a part of each output, int64")
+        found = np.unique(self.parts)  # sorted; nothing is made as large as the peer's numbers say
+        if found[0] != 0 or found[-1] != found.size - 1:
             raise PeerError("pbpfl/train-on: expected parts that number the outputs 0 to m - 1 without a gap")
 
 
@@ -47,8 +51,12 @@ class Predictions(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where z and alpha are not of the same rows."""
-        if self.z.ndim != 2 or self.alpha.shape != self.z.shape[:1] or self.z.size == 0 or self.z.dtype.kind != "f":
+        if self.z.ndim != 2 or self.alpha.shape != self.z.shape[:1] or self.z.size == 0:
             raise PeerError("pbpfl/predictions: expected one alpha for each row of outputs")
+        if self.z.dtype.kind != "f" or self.alpha.dtype.kind != "f" or self.z.max() > 0:
+            raise PeerError("pbpfl/predictions: expected outputs less their row's largest, and alpha, in floats")
+        if max(-float(self.z.min()), float(np.abs(self.alpha).max())) > LARGEST:
+            raise PeerError(f"pbpfl/predictions: expected outputs and alpha up to {LARGEST:.0e}; did the silo diverge?")
 
 
 @message("pbpfl/softmax")

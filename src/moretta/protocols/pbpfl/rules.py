@@ -124,9 +124,11 @@ def multiply(solver: Solver, call: Call) -> Known:
     tensors = [factor for factor in factors if isinstance(factor, Tensor)]
     if len(tensors) == 1 or factors[0] is factors[1]:
         return passes(solver, call) if len(tensors) == 1 else elementwise(solver, call)
-    views = [tensor for tensor in tensors if isinstance(solver.value(tensor), View)]
+    known = [(solver.value(tensor), tensor) for tensor in tensors]
+    views = [(value, tensor) for value, tensor in known if isinstance(value, View)]
     if len(views) == 1:
-        return _scaled_by_parameter(solver, call, views[0], next(t for t in tensors if t is not views[0]))
+        view, parameter = views[0]
+        return _scaled_by_parameter(solver, call, view, parameter, next(t for t in tensors if t is not parameter))
     carrier, gate = (solver.ids(tensor) for tensor in tensors)
     sizes = [compress(ids.scale).numel() if solver.scaled(ids) else 0 for ids in (carrier, gate)]
     if sizes[1] > sizes[0]:
@@ -136,11 +138,9 @@ def multiply(solver: Solver, call: Call) -> Known:
     return Ids(carrier.scale.expand(shape), solver.together(carrier, gate, shape))
 
 
-def _scaled_by_parameter(solver: Solver, call: Call, parameter: Tensor, tensor: Tensor) -> Known:
+def _scaled_by_parameter(solver: Solver, call: Call, view: View, parameter: Tensor, tensor: Tensor) -> Known:
     """x * p with a learnt p (layer scale, a hand-written normalisation's gain): R = s_out / s_in."""
-    view, x = solver.value(parameter), solver.ids(tensor)
-    shape = call.result.shape
-    assert isinstance(view, View)
+    x, shape = solver.ids(tensor), call.result.shape
     lead = len(shape) - len(view.shape)
     kept = [axis for axis in range(len(shape)) if axis >= lead and view.shape[axis - lead] > 1]
     if shape != tensor.shape or not kept or any(axis not in kept for axis in _varying(x)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,25 @@ class Exchanged:
     sizes: Sizes
 
 
+def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, error: float) -> float:
+    """Return the largest |alpha r| / |y| from which float32 recovers the gradient to about 1e-4.
+
+    sizes.outputs: |y|. error: |e|, the rms of y - t, which the squared error needs. Rounding is amplified twice.
+    At the head by the noisy error against the true one: rho^2 |y| / |e| under the squared error, rho under
+    cross-entropy. Below it, where the corrections' cotangents are alike in all H inputs of the head, by their norm
+    against that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass.
+    The constants are from the models in `docs/models.md`.
+    """
+    head, weight = plan.head, model.get_parameter(plan.head.weight)
+    layers = sum(parameter.dim() > 1 for parameter in model.parameters()) - 1 or 1
+    norm = max(float(weight.detach().norm()), 0.3 * math.sqrt(head.outputs))  # of a head that begins at 0 as well
+    if loss == "cross-entropy":
+        below = 8000.0 / layers * sizes.alpha * norm / (sizes.outputs * math.sqrt(head.inputs * head.outputs))
+        return min(10.0, below)
+    below = 800.0 / layers * sizes.alpha * norm / (sizes.outputs**2 * head.outputs * math.sqrt(head.inputs))
+    return math.sqrt(error * min(144.0 / sizes.outputs, below))
+
+
 class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
@@ -77,7 +97,8 @@ class Server:
         """Algorithm of `practical.md`, section III: perturb, sum, recover, step."""
         aggregation = self._enrolment.aggregation
         with self.phase("perturbation"):
-            sizes, rho = self._sizes or self._synthetic_sizes(now), self._rho()
+            sizes = self._sizes or self._synthetic_sizes(now)
+            rho = self._rho(sizes)
             stream = self._root.stream("perturbation", now.run, now.round)
             key = self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
             noisy = self._perturbation.perturb(self._model.state_dict(), key)
@@ -90,7 +111,7 @@ class Server:
             total = yield from aggregation.sum(ask, wanted)
         else:
             ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
-            ended = yield from self._exchange(ask, key, stream, wanted.fraction_bits)
+            ended = yield from self._exchange(ask, key, wanted.fraction_bits)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
@@ -103,15 +124,23 @@ class Server:
             self._optimizer.step({name: value / density for name, value in gradient.items()}, now.round)
             modules.take_buffers(self._model, self._perturbation.recover_buffers(total.means, key))
         self._sizes = exchanged.sizes if exchanged else self._sizes_from(total.means)
+        figures = {"rows": float(total.weight), "rho": rho}
+        figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
+        if self._params.class_weights and self._params.variant == "paper":
+            # Its loss is -u . y + U log sum exp(y) by row, and U, the class weight of the row, would tell its label.
+            return Report(figures)
         log_normaliser = exchanged.log_normaliser if exchanged else 0.0
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
-        figures = {"loss": self._loss, "rows": float(total.weight), "rho": rho}
-        return Report(figures | {"ring_step": self._perturbation.largest_step(total.steps, key) / density})
+        return Report({"loss": self._loss, **figures})
 
-    def _exchange(
-        self, ask: TrainOn, key: Key, stream: Keystream, encoding: Mapping[str, int]
-    ) -> Exchange[Exchanged | Aborted]:
+    def _deltas(self, now: Stamp, silo: str) -> Keystream:
+        """Return what a silo's deltas are drawn from: two answers about one row never share them."""
+        return self._root.stream("delta", now.run, now.round, now.attempt, silo)
+
+    def _exchange(self, ask: TrainOn, key: Key, encoding: Mapping[str, int]) -> Exchange[Exchanged | Aborted]:
         """Collect noisy predictions; form the softmax of the true ones, which a silo cannot."""
+
+        variant = self._params.variant
 
         def check(found: Predictions) -> None:
             if found.z.shape[1] != len(key.parts):
@@ -123,7 +152,7 @@ class Server:
         with self.phase("perturbation"):
             true = {silo: softmax.true_softmax(found, key.offset) for silo, found in replies.answers.items()}
             answers = {
-                silo: softmax.answer(batch, key, self._params.variant, stream, ask.stamp, encoding)
+                silo: softmax.answer(batch, key, variant, self._deltas(ask.stamp, silo), ask.stamp, encoding)
                 for silo, batch in true.items()
             }
             alpha, outputs = softmax.scales(true.values())
@@ -135,33 +164,41 @@ class Server:
         return Sizes(alpha or 1.0, self._enrolment.target_scale)
 
     def _synthetic_sizes(self, now: Stamp) -> Sizes:
-        """Return the sizes of the true model on inputs drawn with the silos' common mean and deviation."""
+        """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
         stream = self._root.stream("synthetic inputs", now.run, now.round)
-        mean, deviation = self._enrolment.input_scale
-        draws = mean + deviation * stream.normal(SYNTHETIC_ROWS * int(np.prod(self._sample_shape)))
-        inputs = torch.from_numpy(draws.reshape(SYNTHETIC_ROWS, *self._sample_shape))
-        model = copy.deepcopy(self._model)  # a copy: a forward in train mode moves running statistics
-        head = self._perturbation.plan.head
-        h, outputs = Trunk(model, head).forward(inputs.to(next(model.parameters()).dtype))
+        inputs = self._synthetic_inputs(stream)
+        # A copy: a forward in train mode moves running statistics. Under a key like a round's: the outputs of a
+        # normalisation may sum to 0 until they are scaled.
+        model, head = copy.deepcopy(self._model), self._perturbation.plan.head
+        key = self._perturbation.draw_key(stream, offset_size=0.0)
+        modules.load(model, self._perturbation.perturb(model.state_dict(), key))
+        with torch.random.fork_rng(devices=[]):  # for dropout
+            torch.default_generator.manual_seed(0)
+            h, outputs = Trunk(model, head).forward(inputs)
         alpha = (h.double().sum(dim=1) + float(head.bias is not None)).square().mean().sqrt()
         if self._params.loss == "mse":
             return Sizes(float(alpha) or 1.0, self._enrolment.target_scale)
         centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
         return Sizes(float(alpha) or 1.0, float(centred.square().mean().sqrt()) or 1.0)
 
-    def _rho(self) -> float:
-        """Return this round's |alpha r| / |y|.
+    def _synthetic_inputs(self, stream: Keystream) -> torch.Tensor:
+        mean, deviation = self._enrolment.input_scale
+        shape = (SYNTHETIC_ROWS, *self._sample_shape)
+        tables = [
+            one.num_embeddings for one in self._model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)
+        ]
+        if tables and deviation == 0:  # tokens: they have no scale
+            return torch.from_numpy((stream.uniform(math.prod(shape)) * min(tables)).astype(np.int64).reshape(shape))
+        inputs = torch.from_numpy((mean + deviation * stream.normal(math.prod(shape))).reshape(shape))
+        return inputs.to(next(self._model.parameters()).dtype)
 
-        In float32 the recovered gradient's error grows as rho^2 |y| / |e| under the squared error and as rho under
-        cross-entropy; rho <= 12 sqrt(|e| / |y|) and rho <= 10 keep it below 1e-4. |e| comes from the last loss.
-        """
-        exact = next(self._model.parameters()).dtype == torch.float64
-        if exact or not np.isfinite(self._loss):
+    def _rho(self, sizes: Sizes) -> float:
+        """Return this round's |alpha r| / |y|: what was asked for, or less where float32 could not recover from it."""
+        if next(self._model.parameters()).dtype == torch.float64:
             return self._params.rho
-        if self._params.loss == "cross-entropy":
-            return min(self._params.rho, 10.0)
-        error = np.sqrt(2.0 * max(self._loss, 0.0) / len(self._perturbation.parts))
-        return float(min(self._params.rho, 12.0 * np.sqrt(error / self._enrolment.target_scale)))
+        loss = self._loss if np.isfinite(self._loss) else 0.0
+        error = float(np.sqrt(2.0 * max(loss, 0.0) / len(self._perturbation.parts))) or sizes.outputs
+        return min(self._params.rho, largest_rho(self._model, self._perturbation.plan, self._params.loss, sizes, error))
 
     def _uploads(self, alpha: float) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
         """Return shapes and limits of what a silo uploads."""
@@ -190,13 +227,14 @@ class Server:
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release R o W without offset: exact predictions for every silo (`practical.md`, section III-D)."""
         yield from ()
-        key = self._perturbation.draw_key(self._root.stream("release", now.run), offset_size=0.0)
+        key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
         return Outcome(
             parameters=modules.arrays(self._model),
             released=self._perturbation.perturb(self._model.state_dict(), key),
             facts=facts,
+            unperturbed={forced.tensor: forced.because for forced in plan.forced},
         )
 
     def state(self) -> State:

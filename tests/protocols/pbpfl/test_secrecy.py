@@ -1,0 +1,77 @@
+"""What silos are not to hold: the true start, and two released models under one key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from moretta import PBPFL, Federation, SecureAggregation, Silo
+from moretta.keystream import SecretRoot
+from moretta.protocols.pbpfl import softmax
+from moretta.protocols.pbpfl.messages import Predictions
+from moretta.protocols.pbpfl.perturbation import Perturbation
+from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.roles import cast
+
+
+def federation_of(out: Path | None = None) -> Federation:
+    random = np.random.default_rng(0)
+    silos = [Silo(name, random.normal(size=(20, 4)), random.integers(0, 2, 20)) for name in "ab"]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+    return Federation(model, silos, PBPFL(), aggregation=SecureAggregation(scheme="none"), dtype="float64", out=out)
+
+
+def test_a_silo_begins_without_the_true_weights() -> None:
+    federation = federation_of()
+    players = cast(federation.protocol, federation._setting(0, 3, 0))
+    for client in players.clients.values():
+        assert all((parameter == 0).all() for parameter in client._model.parameters())
+
+
+def test_two_releases_of_one_run_are_under_two_keys(tmp_path: Path) -> None:
+    """Under one key their quotient would be that of the true weights, to the last digit."""
+    federation = federation_of(tmp_path / "run")
+    first = federation.train(3)
+    second = federation.train(6, resume=True)
+
+    def scales(result: object) -> np.ndarray:
+        true, released = (next(module.parameters()).detach().numpy() for module in (result.model, result.released))
+        return np.sort(np.abs(np.linalg.norm(released, axis=1) / np.linalg.norm(true, axis=1)))
+
+    assert not np.allclose(scales(first), scales(second))
+
+
+def test_deltas_differ_from_silo_to_silo_and_from_attempt_to_attempt() -> None:
+    federation = federation_of()
+    server = cast(federation.protocol, federation._setting(0, 3, 0)).server
+    from moretta.protocol import Stamp
+
+    drawn = [
+        server._deltas(Stamp("run", number, attempt), silo).uniform(4).tolist()
+        for number, attempt, silo in [(1, 0, "a"), (1, 1, "a"), (1, 0, "b"), (2, 0, "a")]
+    ]
+    assert len({tuple(values) for values in drawn}) == len(drawn)
+
+
+def test_delta_stays_within_one_and_p_is_what_is_left() -> None:
+    model = nn.Linear(3, 5).double()
+    plan = ScalePlan.of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), (torch.zeros(2, 3),))
+    perturbation = Perturbation(plan, 2, "paper")
+    stream = SecretRoot.insecure(0, "server").stream("test")
+    key = perturbation.draw_key(stream, 1.0)
+    from moretta.protocol import Stamp
+
+    now = Stamp("run", 1, 0)
+    z = model(torch.randn(50, 3).double()).detach().numpy()
+    found = Predictions(stamp=now, z=z - z.max(1, keepdims=True), alpha=np.ones(50))
+    true = softmax.true_softmax(found, key.offset)
+    told = softmax.answer(true, key, "paper", stream, now, {})
+    ratio = np.log(true.p / told.y)  # delta, of each row and part
+    assert np.abs(ratio).max() <= 1 + 1e-12
+    assert np.abs(ratio).max() > 0.9
+    # p = y* - xi y~, with y~ = y* k
+    np.testing.assert_allclose(told.y - (key.xi * told.k)[:, key.parts] * told.y, true.p, rtol=1e-12)
