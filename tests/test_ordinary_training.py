@@ -258,3 +258,15 @@ def test_a_warm_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence):
         Federation(model(), SILOS, FedSGD(), **settings)  # type: ignore[arg-type]
+
+
+def test_silos_may_have_uneven_shares(tmp_path: Path) -> None:
+    from moretta import config
+    from moretta.assembly import federation_of
+
+    (tmp_path / "run.toml").write_text(
+        '[run]\nrounds = 1\n[data]\nsource = "digits"\nsizes = [5, 3, 2]\n[model]\nsource = "mlp"\n'
+        '[protocol]\nname = "fedsgd"\nloss = "cross-entropy"\n'
+    )
+    rows = [len(silo.x) for silo in federation_of(config.load(tmp_path / "run.toml"), None).silos]
+    assert [round(10 * count / sum(rows)) for count in rows] == [5, 3, 2]

@@ -30,7 +30,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         seed=run.seed,
         base=run_file.base,
     )
-    dealt = data.distribute(dataset, wanted.silos, wanted.partition, run.seed, alpha=wanted.alpha)
+    dealt = data.distribute(dataset, wanted.silos, wanted.partition, run.seed, alpha=wanted.alpha, sizes=wanted.sizes)
     # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
     outputs = 1 if protocol.loss == "mse" and dataset.classes == 2 and dealt.test.y.ndim == 1 else dataset.outputs
     model = models.build(

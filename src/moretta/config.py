@@ -108,6 +108,7 @@ class Data(Section):
 
     source: a built-in name, a file ending in .csv or .npz, or "module:function".
     silos: how many silos the rows are dealt out to.
+    sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label"; None: evenly.
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain".
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
@@ -125,6 +126,7 @@ class Data(Section):
     silos: PositiveInt = 3
     partition: Literal["iid", "dirichlet", "by-label", "by-domain"] = "iid"
     alpha: Positive | None = None
+    sizes: tuple[Positive, ...] | None = None
     batch_size: Annotated[int, Field(ge=0)] = 32
     path: Path | None = None
     target: Words | None = None

@@ -73,7 +73,8 @@ def check(model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBP
     """Perturb a model, run one batch of 8 random rows through client and server, and compare with the true gradient.
 
     Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, that of the
-    concatenated running statistics, how many scales are free, and what is forced to scale 1.
+    concatenated running statistics, how many scales are free, and what is forced to scale 1. In float32 the offset is
+    no larger than the server would let it be (`moretta.protocols.pbpfl.server.largest_rho`).
     Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
     """
     generator = torch.Generator().manual_seed(0)

@@ -82,6 +82,7 @@ class Server:
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._model = params, copy.deepcopy(model).train()
+        self._tensors = self._model.state_dict(keep_vars=True)  # the tensors themselves, which are stepped in place
         self._perturbation = Perturbation(plan, params.partitions, params.form)
         self._optimizer = modules.Optimizer(self._model, params, rounds)
         self._enrolment, self._root, self._limit = enrolment, root, limit
@@ -101,7 +102,7 @@ class Server:
             rho = self._rho(sizes)
             stream = self._root.stream("perturbation", now.run, now.round)
             key = self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
-            noisy = self._perturbation.perturb(self._model.state_dict(), key)
+            noisy = self._perturbation.perturb(self._tensors, key)
         wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight())
         exchanged: Exchanged | None = None
         if self._params.loss == "mse":
@@ -232,7 +233,7 @@ class Server:
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
         return Outcome(
             parameters=modules.arrays(self._model),
-            released=self._perturbation.perturb(self._model.state_dict(), key),
+            released=self._perturbation.perturb(self._tensors, key),
             facts=facts,
             unperturbed={forced.tensor: forced.because for forced in plan.forced},
         )

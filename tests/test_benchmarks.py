@@ -1,0 +1,39 @@
+"""The benchmarks run and print what they promise; figures are printed, never asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (
+            ["engine.py", "--repeats", "1"],
+            {"overhead_ms_per_silo_and_ask", "overhead_ms_per_silo_and_ask_pairwise"},
+        ),
+        (["pbpfl.py", "--pairs", "1", "--only", "mlp4"], {"mlp4_mse_m1_ratio", "mlp4_mse_m1_server_ratio"}),
+    ],
+    ids=["engine", "pbpfl"],
+)
+def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *arguments, "--json"],
+        cwd=FOLDER,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    figures = json.loads(done.stdout)
+    assert keys <= figures.keys()
+    assert all(figures[key] > 0 for key in keys)
