@@ -14,7 +14,10 @@ from hypothesis.extra import numpy as npst
 from moretta.codec import Codec, size
 from moretta.errors import CodecError
 from moretta.protocol import DTYPES, Array, Message, Stamp, Tensors, message
-from moretta.secure_aggregation import MESSAGES
+from moretta.protocols import enrolment
+from moretta.protocols.fedsgd.messages import MESSAGES as FEDSGD_MESSAGES
+from moretta.protocols.pbpfl.messages import MESSAGES as PBPFL_MESSAGES
+from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "messages.json").read_text(encoding="utf-8"))
 
@@ -40,7 +43,8 @@ class Nothing(Message):
     pass
 
 
-ROOM, OURS = Codec(MESSAGES), Codec((All, Nothing))
+MORETTA = Codec((*SUM_MESSAGES, *enrolment.MESSAGES, *FEDSGD_MESSAGES, *PBPFL_MESSAGES))
+OURS = Codec((All, Nothing))
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -117,26 +121,6 @@ def test_layout_of_memory_does_not_matter() -> None:
         assert OURS.encode(sent) == OURS.encode(plain)
 
 
-@pytest.mark.parametrize("case", VECTORS["good"], ids=lambda case: case["type"])
-def test_vectors(case: dict[str, str]) -> None:
-    data = bytes.fromhex(case["bytes"])
-    decoded = ROOM.decode(data)
-    assert case["type"] == decoded.TAG
-    assert decoded.stamp == Stamp("vectors", 3, 1)
-    assert ROOM.encode(decoded) == data
-    assert size(decoded) == len(data)
-
-
-def test_every_message_of_the_room_has_a_vector() -> None:
-    assert {case["type"] for case in VECTORS["good"]} == {kind.TAG for kind in MESSAGES}
-
-
-@pytest.mark.parametrize("case", VECTORS["tampered"], ids=lambda case: case["why"])
-def test_tampered_vectors(case: dict[str, str]) -> None:
-    with pytest.raises(CodecError):
-        ROOM.decode(bytes.fromhex(case["bytes"]))
-
-
 def accepted_or_codec_error(codec: Codec, data: bytes) -> None:
     try:
         decoded = codec.decode(data)
@@ -148,8 +132,8 @@ def accepted_or_codec_error(codec: Codec, data: bytes) -> None:
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes(data: bytes) -> None:
-    accepted_or_codec_error(ROOM, data)
-    accepted_or_codec_error(ROOM, len(data).to_bytes(8, "little") + data)
+    accepted_or_codec_error(MORETTA, data)
+    accepted_or_codec_error(MORETTA, len(data).to_bytes(8, "little") + data)
 
 
 @settings(max_examples=400, deadline=None)
@@ -161,7 +145,7 @@ def test_mutated_messages(good: bytes, data: st.DataObject) -> None:
         changed[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
         if not changed:
             break
-    accepted_or_codec_error(ROOM, bytes(changed))
+    accepted_or_codec_error(MORETTA, bytes(changed))
 
 
 json_values = st.recursive(

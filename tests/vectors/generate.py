@@ -1,30 +1,24 @@
 """Write the golden vectors beside this file: ``python tests/vectors/generate.py``.
 
 Expected values are computed here a second time, from the standards: HKDF from the standard library's HMAC, X25519 as
-RFC 7748's ladder in whole numbers, ring elements as exact fractions. Only AES itself is borrowed (and pinned by NIST's
-published vector), and the bytes of messages, which are pinned as they are so that a change of format is seen.
+RFC 7748's ladder in whole numbers, ring elements as exact fractions, messages from the description of their format.
+Only AES itself is borrowed (and pinned by NIST's published vector). Nothing of Moretta is imported.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
 import sys
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-from moretta.codec import Codec
-from moretta.protocol import Stamp
-from moretta.secure_aggregation import MESSAGES
-from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
-from moretta.secure_aggregation.pairwise import MaskedUpload
-from moretta.secure_aggregation.plain import PlainUpload
-from moretta.secure_aggregation.statistics import AskMoments
 
 HERE = Path(__file__).parent
 STAMP = ("vectors", 3, 1)  # run, round, attempt
@@ -241,45 +235,326 @@ def _uploads(digest: bytes, seeds: dict[tuple[str, str], bytes], bits: int) -> d
     }
 
 
-def message_vectors() -> dict[str, Any]:
-    stamp, codec = Stamp(*STAMP), Codec(MESSAGES)
-    keys = {name: x25519(root, (9).to_bytes(32, "little")) for name, root in ROOTS.items()}
-    ring = {"w": np.arange(6, dtype=np.uint64).reshape(2, 3), "b": np.array([2**64 - 1], dtype=np.uint64)}
-    floats = {"w": np.array([[1.5, -0.0]], dtype=np.float32), "loss": np.array(0.25)}
-    encoding = {"moments/1/inputs": 41, "most weight": 3}
-    messages = [
-        AdvertiseKey(stamp=stamp),
-        KeyAdvert(stamp=stamp, public_key=keys["anna"]),
-        PeerKeys(stamp=stamp, keys=keys),
-        KeysAccepted(stamp=stamp),
-        MaskedUpload(stamp=stamp, tensors=ring, weight=np.array(7, dtype=np.uint64)),
-        PlainUpload(stamp=stamp, tensors=floats, weight=7),
-        AskMoments(stamp=stamp, what="inputs", order=1, center=np.array([0.0, 2.5]), encoding=encoding),
-    ]
-    encoded = {message.TAG: codec.encode(message) for message in messages}
-    anna = keys["anna"].hex().encode()
-    tampered = [
-        ("a byte short", encoded["secure-aggregation/masked"][:-1]),
-        ("a byte too many", encoded["secure-aggregation/masked"] + b"\0"),
-        ("a tag of no schema", encoded["secure-aggregation/keys-accepted"].replace(b"keys-acc", b"kexs-acc")),
-        (
-            "an attempt below zero",
-            encoded["secure-aggregation/keys-accepted"].replace(b'attempt\\":1', b'attempt\\":-'),
-        ),
-        ("a wire format of the future", encoded["secure-aggregation/keys-accepted"].replace(b'mat\\":1', b'mat\\":2')),
-        ("a key of low order", encoded["secure-aggregation/key-advert"].replace(anna, b"00" * 32)),
-        ("two silos with one key", encoded["secure-aggregation/peer-keys"].replace(keys["bea"].hex().encode(), anna)),
-        ("a weight of zero", encoded["secure-aggregation/plain"].replace(b'weight\\":7', b'weight\\":0')),
-        ("a third moment", encoded["secure-aggregation/ask-moments"].replace(b'order\\":1', b'order\\":3')),
-        ("NaN in the clear", encoded["secure-aggregation/plain"].replace(b"\0\0\xc0\x3f", b"\0\0\xc0\x7f")),
-        ("a float among ring elements", encoded["secure-aggregation/masked"].replace(b'"U64"', b'"F64"', 1)),
-    ]
-    assert len(messages) == len(MESSAGES)
-    assert not {data for _, data in tampered} & set(encoded.values())
+Fields = dict[str, Any]
+Change = Callable[[Fields], Any]
+
+# Their order in a file: by itemsize, then as safetensors lists its dtypes.
+DTYPES = {
+    "uint64": "U64", "int64": "I64", "float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32",
+    "float16": "F16", "int16": "I16", "uint8": "U8", "int8": "I8", "bool": "BOOL",
+}  # fmt: skip
+
+
+def is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def is_arrays(value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_array, value.values())) and bool(value)
+
+
+def wire(tag: str, fields: Fields, /, **header: Any) -> bytes:
+    """Return a message's bytes as the format describes them, without Moretta and without a look at what is allowed."""
+    flat = {name: value for name, value in fields.items() if is_array(value)}
+    for name, value in fields.items():
+        flat |= {f"{name}/{key}": item for key, item in value.items()} if is_arrays(value) else {}
+    plain = {name: value for name, value in fields.items() if not (is_array(value) or is_arrays(value))}
+    run, number, attempt = STAMP
+    inner = {"format": 1, "type": tag, "run": run, "round": number, "attempt": attempt, "fields": plain} | header
+    text = json.dumps(inner, separators=(",", ":"), sort_keys=True)
+    outer: Fields = {"__metadata__": {"moretta": text}}
+    body = b""
+    for name, array in sorted(flat.items(), key=lambda item: (list(DTYPES).index(item[1].dtype.name), item[0])):
+        content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        place = [len(body), len(body) + len(content)]
+        outer[name] = {"dtype": DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": place}
+        body += content
+    top = json.dumps(outer, separators=(",", ":"), ensure_ascii=False).encode()
+    top += b" " * (-len(top) % 8)
+    return len(top).to_bytes(8, "little") + top + body
+
+
+def readable(value: Any) -> Any:
+    if is_array(value):
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "values": value.ravel().tolist()}
+    return {name: readable(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def good_messages() -> dict[str, tuple[str, Fields]]:
+    """Return where a message's figures come from and its fields, by type; one for each type of every protocol."""
+    keys = {name: x25519(root, (9).to_bytes(32, "little")).hex() for name, root in ROOTS.items()}
+    f32, f64, i64, u64 = (functools.partial(np.array, dtype=name) for name in ("f4", "f8", "i8", "u8"))
+    model = {
+        "0.weight": f32([[0.5, -0.25], [1.0, 2.0], [-3.0, 0.0]]),
+        "0.bias": f32([0.125, -0.0, 7.0]),
+        "1.num_batches_tracked": i64(4),
+    }
+    schema = hashlib.sha256(b"0.weight:(3, 2):torch.float32\n0.bias:(3,):torch.float32\n").hexdigest()
+    made, rfc = "chosen here", "public keys by RFC 7748's ladder from the roots of agreement.json"
+    p = [[0.25, 0.25, 0.5], [0.125, 0.5, 0.375]]
     return {
-        "source": "moretta.codec, pinned: wire format 1",
-        "good": [{"type": tag, "bytes": data.hex()} for tag, data in encoded.items()],
-        "tampered": [{"why": why, "bytes": data.hex()} for why, data in tampered],
+        "secure-aggregation/advertise-key": (made, {}),
+        "secure-aggregation/key-advert": (rfc, {"public_key": keys["anna"]}),
+        "secure-aggregation/peer-keys": (rfc, {"keys": keys}),
+        "secure-aggregation/keys-accepted": (made, {}),
+        "secure-aggregation/masked": (
+            "chosen here; uint64, with the ring's largest element",
+            {"tensors": {"w": u64(range(6)).reshape(2, 3), "b": u64([2**64 - 1])}, "weight": u64(7)},
+        ),
+        "secure-aggregation/plain": (
+            "chosen here; a zero with a sign, and an array without axes",
+            {"tensors": {"w": f32([[1.5, -0.0]]), "loss": f64(0.25)}, "weight": 7},
+        ),
+        "secure-aggregation/ask-moments": (
+            made,
+            {
+                "what": "inputs",
+                "order": 1,
+                "center": f64([0.0, 2.5]),
+                "encoding": {"moments/1/inputs": 41, "most weight": 3},
+            },
+        ),
+        "enrolment/begin": (
+            "schema: SHA-256 over a linear layer's tensors, a line `name:shape:dtype` each; the rest chosen here",
+            {"schema": schema, "mean": f64([0.5, -2.0]), "deviation": f64([1.0, 0.25])},
+        ),
+        "enrolment/ready": (made, {}),
+        "fedsgd/train-on": (
+            "chosen here; a counter beside the floats, and fraction bits below zero",
+            {"parameters": model, "encoding": {"0.weight": 40, "0.bias": -2, "most weight": 96}},
+        ),
+        "local/step": (made, {}),
+        "local/stepped": (made, {"loss": 0.625, "rows": 32}),
+        "local/show": (made, {}),
+        "local/shown": (made, {"parameters": model}),
+        "pbpfl/train-on": (
+            "chosen here; three outputs in two parts",
+            {
+                "parameters": model,
+                "parts": i64([0, 1, 0]),
+                "direction": f64([0.5, -1.25, 2.0]),
+                "encoding": {"scalars": 30, "most weight": 96},
+            },
+        ),
+        "pbpfl/predictions": (
+            "chosen here: each row's largest output is 0",
+            {"z": f32([[0.0, -1.5, -2.0], [-0.25, -88.0, 0.0]]), "alpha": f32([3.0, -0.5])},
+        ),
+        "pbpfl/softmax": (
+            "the paper's form: y = p exp(-delta) and k = (1 - exp(delta)) / xi with delta = +-ln 2 and xi = 1/2, 1/4",
+            {
+                # delta by row and part: (ln 2, -ln 2), (-ln 2, ln 2); parts as in pbpfl/train-on.
+                "y": f64(p) * [[0.5, 2.0, 0.5], [2.0, 0.5, 2.0]],
+                "k": f64([[-2.0, 2.0], [1.0, -4.0]]),
+                "encoding": {"scalars": 30, "most weight": 96},
+            },
+        ),
+    }
+
+
+def changed(fields: Fields, path: str, value: Any) -> Fields:
+    """Return the fields with a new value for one, or, as `field/key`, for an entry of one."""
+    name, slash, key = path.partition("/")
+    return {**fields, name: {**fields[name], key: value} if slash else value}
+
+
+def wrong_fields(fields: Fields) -> Iterator[tuple[str, Fields]]:
+    """Yield what no message may do with its fields, whatever they mean."""
+    yield "a surplus field", {**fields, "surplus": 1}
+    yield "a surplus array", {**fields, "surplus": np.zeros(1)}
+    for name, value in fields.items():
+        without = {other: item for other, item in fields.items() if other != name}
+        if is_arrays(value):  # of which any number may come, also none
+            yield f"`{name}` without a name", changed(fields, name, {"": np.zeros(1)})
+            yield f"`{name}`, one array for several", changed(fields, name, np.zeros(1))
+        else:
+            yield f"no `{name}`", without
+        arrays = {name: value} if is_array(value) else {}
+        arrays |= {f"{name}/{key}": item for key, item in value.items()} if is_arrays(value) else {}
+        for path, array in arrays.items():
+            if array.dtype.kind == "f":
+                what = "-inf" if path.endswith("bias") else "nan"
+                yield f"`{path}` with {what}", changed(fields, path, _with(array, -1, float(what)))
+        if arrays:
+            path, array = next(iter(arrays.items()))
+            yield f"`{path}` as int16, a dtype of no message", changed(fields, path, array.astype(np.int16))
+            continue
+        match value:
+            case str():
+                yield f"`{name}` a number", changed(fields, name, 7)
+                yield f"`{name}` with half a character", changed(fields, name, "\ud800")
+            case int():
+                for why, wrong in (("a float", float(value)), ("true", True), ("text", str(value)), ("2^63", 2**63)):
+                    yield f"`{name}` {why}", changed(fields, name, wrong)
+            case float():
+                for why, wrong in (("whole", 1), ("NaN", float("nan")), ("infinite", float("inf")), ("text", "0.5")):
+                    yield f"`{name}` {why}", changed(fields, name, wrong)
+            case dict():
+                yield f"`{name}` a list", changed(fields, name, list(value.values()))
+                yield f"`{name}` with an entry without a name", changed(fields, f"{name}/", next(iter(value.values())))
+                yield f"`{name}` with an entry without a value", changed(fields, f"{name}/x", None)
+                if name == "encoding":
+                    for why, wrong in (
+                        ("half a bit", 0.5),
+                        ("true", True),
+                        ("2^63", 2**63),
+                        ("-2^63 - 1", -(2**63) - 1),
+                    ):
+                        yield f"`{name}` with {why}", changed(fields, f"{name}/most weight", wrong)
+
+
+def _with(array: Any, at: int, value: float) -> Any:
+    out = array.copy()
+    out.flat[at] = value
+    return out
+
+
+def _as(path: str, *values: Any, dtype: str = "") -> Change:
+    """Return the change of a field: to other values in the same dtype (one alone as it is), or to another dtype."""
+
+    def change(fields: Fields) -> Any:
+        if dtype:
+            return fields[path].astype(dtype)
+        return np.array(values[0] if len(values) == 1 else values, dtype=fields[path].dtype)
+
+    return change
+
+
+# What each message's own check refuses: the field, why, and the change of the field's value.
+OWN: dict[str, list[tuple[str, str, Change]]] = {
+    "secure-aggregation/key-advert": [
+        ("public_key", "a key of low order", lambda fields: "00" * 32),
+        ("public_key", "a key of 31 bytes", lambda fields: fields["public_key"][2:]),
+        ("public_key", "a key that is not hexadecimal", lambda fields: "xy" * 32),
+    ],
+    "secure-aggregation/peer-keys": [
+        ("keys", "two silos with one key", lambda fields: fields["keys"] | {"bea": fields["keys"]["anna"]}),
+        ("keys", "one silo alone", lambda fields: {"anna": fields["keys"]["anna"]}),
+        ("keys", "a key of low order", lambda fields: fields["keys"] | {"bea": "01" + "00" * 31}),
+    ],
+    "secure-aggregation/masked": [
+        ("weight", "a float among ring elements", _as("weight", dtype="float64")),
+        ("weight", "elements of two rings", _as("weight", dtype="uint32")),
+        ("weight", "two weights", _as("weight", 7, 7)),
+    ],
+    "secure-aggregation/plain": [
+        ("weight", "a weight of zero", lambda fields: 0),
+        ("weight", "a weight below zero", lambda fields: -7),
+        ("tensors", "flags for numbers", lambda fields: {"w": np.array([True])}),
+    ],
+    "secure-aggregation/ask-moments": [
+        ("order", "a third moment", lambda fields: 3),
+        ("order", "a zeroth moment", lambda fields: 0),
+        ("center", "a center of float32", _as("center", dtype="float32")),
+        ("center", "a center of two axes", _as("center", [[0.0, 2.5]])),
+        ("center", "a center without axes", _as("center", 0.5)),
+    ],
+    "enrolment/begin": [
+        ("mean", "more means than deviations", _as("mean", 0.5, -2.0, 1.0)),
+        ("mean", "means of two axes", _as("mean", [[0.5, -2.0]])),
+        ("mean", "a mean without axes", _as("mean", 0.5)),
+        ("deviation", "a deviation of zero", _as("deviation", 1.0, 0.0)),
+        ("deviation", "a deviation below zero", _as("deviation", 1.0, -0.25)),
+    ],
+    "local/stepped": [
+        ("rows", "no rows", lambda fields: 0),
+        ("rows", "rows below zero", lambda fields: -32),
+        ("rows", "the fewest rows there are", lambda fields: -(2**63)),
+    ],
+    "pbpfl/train-on": [
+        ("parts", "a part of 10^7", _as("parts", 0, 1, 10**7)),
+        ("parts", "one part of 4 10^12", _as("parts", 0, 1, 4 * 10**12)),
+        ("parts", "a part of 2^63 - 1", _as("parts", 0, 1, 2**63 - 1)),
+        ("parts", "a part below zero", _as("parts", 0, -1, 1)),
+        ("parts", "a part left out", _as("parts", 0, 2, 0)),
+        ("parts", "parts counted from 1", _as("parts", 1, 2, 1)),
+        ("parts", "parts as floats", _as("parts", dtype="float64")),
+        ("parts", "parts as int32", _as("parts", dtype="int32")),
+        ("parts", "parts as uint64", _as("parts", dtype="uint64")),
+        ("parts", "a part too few", _as("parts", 0, 1)),
+        ("parts", "parts of two axes", _as("parts", [[0, 1, 0]])),
+        ("direction", "a direction of float32", _as("direction", dtype="float32")),
+        ("direction", "a direction of whole numbers", _as("direction", dtype="int64")),
+        ("direction", "a direction without axes", _as("direction", 0.5)),
+    ],
+    "pbpfl/predictions": [
+        ("z", "an output above its row's largest", _as("z", [[0.0, 1.5, -2.0], [-0.25, -88.0, 0.0]])),
+        ("z", "outputs near float32's largest", _as("z", [[0.0, -3e38, -2.0], [-0.25, -88.0, 0.0]])),
+        ("z", "outputs near float64's largest", lambda fields: np.array([[0.0, -1.5e308], [0.0, -1.0]])),
+        ("z", "outputs as whole numbers", _as("z", dtype="int64")),
+        ("z", "one row of outputs too few", _as("z", [[0.0, -1.5, -2.0]])),
+        ("z", "no outputs", _as("z", [[], []])),
+        ("z", "outputs of one axis", _as("z", 0.0, -1.5)),
+        ("alpha", "an alpha near float64's largest", lambda fields: np.array([1.7e308, 0.0])),
+        ("alpha", "alpha as whole numbers", _as("alpha", dtype="int32")),
+        ("alpha", "an alpha too many", _as("alpha", 3.0, -0.5, 1.0)),
+        ("alpha", "alpha of two axes", _as("alpha", [[3.0], [-0.5]])),
+        ("alpha", "alpha without axes", _as("alpha", 3.0)),
+    ],
+    "pbpfl/softmax": [
+        ("y", "a row of y too few", _as("y", [[0.125, 0.5, 0.25]])),
+        ("y", "y of one axis", _as("y", 0.125, 0.5)),
+        ("k", "a row of k too many", _as("k", [[-2.0, 2.0], [1.0, -4.0], [0.0, 0.0]])),
+        ("k", "k without axes", _as("k", 0.5)),
+    ],
+}  # fmt: skip
+
+
+def tampered_messages() -> Iterator[tuple[str, str, bytes]]:
+    """Yield type, what is wrong, and bytes that must not decode."""
+    everything = {tag: fields for tag, (_, fields) in good_messages().items()}
+    for tag, fields in everything.items():
+        data = wire(tag, fields)
+        yield tag, "a byte short", data[:-1]
+        yield tag, "a byte too many", data + b"\0"
+        yield tag, "half of it", data[: len(data) // 2]
+        yield tag, "its tag in capitals", wire(tag.upper(), fields)
+        other = next(name for name, theirs in everything.items() if set(theirs) - set(fields))
+        yield tag, f"the fields of {other}", wire(tag, everything[other])
+        for why, wrong in wrong_fields(fields):
+            yield tag, why, wire(tag, wrong)
+        for name, why, change in OWN.get(tag, []):
+            yield tag, why, wire(tag, changed(fields, name, change(fields)))
+    tag = "secure-aggregation/keys-accepted"  # the header is every message's
+    wrong_headers = {
+        "an attempt below zero": {"attempt": -1}, "an attempt of true": {"attempt": True},
+        "a round of 2^31": {"round": 2**31}, "a round with a fraction": {"round": 3.0},
+        "a run without a name": {"run": ""}, "a run of 129 characters": {"run": "r" * 129},
+        "a wire format of the future": {"format": 2}, "a wire format of true": {"format": True},
+        "a surplus header entry": {"surplus": 1}, "a list of fields": {"fields": []},
+    }  # fmt: skip
+    for why, header in wrong_headers.items():
+        yield tag, why, wire(tag, {}, **header)
+    tag = "pbpfl/predictions"  # the headers of arrays are all arrays'
+    data = wire(tag, everything[tag])
+    for why, was, now in [
+        ("a row more than the bytes", b"[2,3]", b"[3,3]"),
+        ("an axis that is not there", b"[2,3]", b"[-2,3]"),
+        ("more entries than 64 bits count", b"[2,3]", b"[4611686018427387904,8]"),
+        ("float64 without the bytes", b'"F32"', b'"F64"'),
+        ("bytes of two arrays overlap", b"[8,32]", b"[0,24]"),
+        ("bytes beyond the end", b"[8,32]", b"[9,33]"),
+    ]:
+        length = int.from_bytes(data[:8], "little")
+        top = data[8 : 8 + length].rstrip().replace(was, now, 1)
+        assert was in data
+        top += b" " * (-len(top) % 8)
+        yield tag, why, len(top).to_bytes(8, "little") + top + data[8 + length :]
+
+
+def message_vectors() -> dict[str, Any]:
+    good = [
+        {"type": tag, "source": source, "fields": readable(fields), "bytes": wire(tag, fields).hex()}
+        for tag, (source, fields) in good_messages().items()
+    ]
+    tampered = [{"type": tag, "why": why, "bytes": data.hex()} for tag, why, data in tampered_messages()]
+    assert not {case["bytes"] for case in tampered} & {case["bytes"] for case in good}
+    assert all(len({(case["type"], case[what]) for case in tampered}) == len(tampered) for what in ("why", "bytes"))
+    return {
+        "source": "this generator: wire format 1 (docstring of moretta.codec) written with json and numpy alone",
+        "stamp": STAMP,
+        "good": good,
+        "tampered": tampered,
     }
 
 

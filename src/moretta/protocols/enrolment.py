@@ -30,6 +30,8 @@ from moretta.protocols.batches import Batches, UnionBatches
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, answer_moments, moments
 from moretta.secure_aggregation.statistics import AskMoments
 
+SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
+
 
 @message("enrolment/begin")
 class Begin(Message):
@@ -44,8 +46,11 @@ class Begin(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where mean and deviation do not fit each other."""
-        if self.mean.ndim != 1 or self.mean.shape != self.deviation.shape or not (self.deviation > 0).all():
-            raise PeerError("enrolment/begin: expected one mean and one positive deviation a column")
+        both = (self.mean, self.deviation)
+        if any(array.ndim != 1 or array.dtype != np.float64 for array in both) or not self.mean.size:
+            raise PeerError("enrolment/begin: expected a float64 mean and deviation of at least one column")
+        if self.mean.shape != self.deviation.shape or not (self.deviation >= SMALLEST_DEVIATION).all():
+            raise PeerError(f"enrolment/begin: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean")
 
 
 @message("enrolment/ready")
@@ -206,7 +211,7 @@ class Enrolment:
         if "input columns" in found:
             # A column that never varies stays as it is, minus its mean.
             self.mean, deviation = found["input columns"].mean, found["input columns"].deviation
-            self.deviation = np.where(deviation > 0, deviation, 1.0)
+            self.deviation = np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
         if self._ask_scales:
             inputs, targets = found["inputs"], found["targets"]
             self.input_scale = (0.0, 1.0) if self._columns else (float(inputs.mean[0]), float(inputs.deviation[0]))

@@ -69,6 +69,8 @@ class Client:
     def _forward(self, ask: TrainOn) -> _Forwarded:
         modules.load(self._model, ask.parameters)
         weight = self._model.get_parameter(self._head.weight).detach()
+        if len(ask.parts) != len(weight):
+            raise PeerError(f"{ask.stamp}: expected parts of {len(weight)} outputs, got {len(ask.parts)}")
         parts = torch.from_numpy(ask.parts).to(weight.device)
         spread = terms.selector(parts, torch.from_numpy(ask.direction).to(weight))
         with self.phase("local_forward"), self._rows.randomness(ask.stamp.round):

@@ -9,7 +9,7 @@ import numpy as np
 from moretta.errors import PeerError
 from moretta.protocol import Array, Message, Tensors, message
 
-LARGEST = 1e30  # of what one silo may tell of its predictions: squares of it still fit float64
+LARGEST = 1e30  # of predictions and of what answers them: squares of it still fit float64
 
 
 @message("pbpfl/train-on")
@@ -73,8 +73,10 @@ class Softmax(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where y and k are not of the same rows."""
-        if self.y.ndim != 2 or self.k.ndim != 2 or len(self.y) != len(self.k):
+        if self.y.ndim != 2 or self.k.ndim != 2 or len(self.y) != len(self.k) or not self.y.size:
             raise PeerError("pbpfl/softmax: expected y and k of the same rows")
+        if any(array.dtype.kind != "f" or np.abs(array).max(initial=0) > LARGEST for array in (self.y, self.k)):
+            raise PeerError(f"pbpfl/softmax: expected floats up to {LARGEST:.0e}")
 
 
 MESSAGES = (TrainOn, Predictions, Softmax)

@@ -1,0 +1,283 @@
+"""The built-in models: one exact step of each, running statistics through the protocol, and long runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision_stub import OUTPUTS, own_rounding
+
+from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo, models
+from moretta.evaluation import largest_relative_difference
+from moretta.exactness import BARS, Input, check
+from moretta.protocols import modules
+from moretta.protocols.enrolment import SiloRows
+from moretta.result import Result
+
+IMAGE = (3, 16, 16)
+MLPS: dict[str, dict[str, Any]] = {f"mlp-{layers}": {"layers": layers, "width": 32} for layers in (3, 5, 7)}
+RESNETS: dict[str, dict[str, Any]] = {
+    f"resnet-{depth}-{shortcut}-{norm}": {"depth": depth, "shortcut": shortcut, "norm": norm}
+    for depth in (20, 32, 56)
+    for shortcut in ("A", "B", "concat")
+    for norm in ("batch", "group", "none")
+    if depth == 20 or (shortcut != "concat" and norm != "none")
+}
+DENSENETS: dict[str, dict[str, Any]] = {
+    f"densenet-{depth}-{norm}": {"depth": depth, "norm": norm} for depth in (22, 40) for norm in ("batch", "group")
+}
+
+
+def build(name: str) -> tuple[nn.Module, Input]:
+    source = name.split("-")[0]
+    shape = (12,) if source == "mlp" else IMAGE
+    arguments = (MLPS | RESNETS | DENSENETS)[name]
+    return models.build(source, inputs=shape, outputs=OUTPUTS, seed=1, **arguments), Input(shape)
+
+
+def check_one(name: str, protocol: PBPFL) -> dict[str, Any]:
+    model, given = build(name)
+    return check(model, [given], OUTPUTS, protocol)
+
+
+def assert_passes(found: Mapping[str, Any]) -> None:
+    assert {name: found[name] for name in BARS if found[name] > BARS[name]} == {}
+    assert found["passes"]
+    assert found["free_scales"] > 0
+
+
+LOSSES: list[dict[str, Any]] = [
+    {"loss": "mse"}, {"loss": "cross-entropy"}, {"loss": "cross-entropy", "variant": "paper"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("partitions", [1, 3, OUTPUTS])
+@pytest.mark.parametrize("settings", LOSSES, ids=["mse", "probabilities", "paper"])
+@pytest.mark.parametrize("name", MLPS)
+def test_multilayer_perceptrons(name: str, settings: dict[str, Any], partitions: int) -> None:
+    assert_passes(check_one(name, PBPFL(partitions=partitions, **settings)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "partitions"),
+    [
+        ("resnet-20-A-batch", {"loss": "mse"}, 1),
+        ("resnet-20-B-group", {"loss": "cross-entropy"}, 3),
+        ("resnet-20-concat-none", {"loss": "mse"}, OUTPUTS),
+        ("resnet-20-concat-batch", {"loss": "cross-entropy", "variant": "paper"}, 1),
+        ("densenet-22-batch", {"loss": "cross-entropy"}, 1),
+        ("densenet-22-group", {"loss": "mse"}, 3),
+    ],
+)
+def test_convolutional_networks(name: str, settings: dict[str, Any], partitions: int) -> None:
+    assert_passes(check_one(name, PBPFL(partitions=partitions, **settings)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitions", [1, 3, OUTPUTS])
+@pytest.mark.parametrize("settings", LOSSES, ids=["mse", "probabilities", "paper"])
+@pytest.mark.parametrize("name", [*RESNETS, *DENSENETS])
+def test_the_whole_grid(name: str, settings: dict[str, Any], partitions: int) -> None:
+    model, given = build(name)
+    found = check(model, [given], OUTPUTS, PBPFL(partitions=partitions, **settings))
+    if found["relative_error_float32"] > BARS["relative_error_float32"]:  # no closer to it than the model is to itself
+        assert found["relative_error_float32"] <= 5 * own_rounding(model, given, settings["loss"])
+        found |= {"relative_error_float32": 0.0, "passes": True}
+    assert_passes(found)
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+def silos(rows: tuple[int, ...], shape: tuple[int, ...] = IMAGE, outputs: int = 4) -> list[Silo]:
+    """Images of one pattern a class under noise, unlike classes and brightness a silo."""
+    patterns = np.random.default_rng(0).normal(0, 1, (outputs, *shape))
+    made = []
+    for number, count in enumerate(rows):
+        random = np.random.default_rng(100 + number)
+        y = random.choice(outputs, count, p=random.dirichlet(np.full(outputs, 2.0)))
+        x = patterns[y] + random.normal(0.3 * number, 1.5, (count, *shape))
+        made.append(Silo(f"silo-{number}", x.astype(np.float32), y))
+    return made
+
+
+def run(model: nn.Module, protocol: FedSGD | PBPFL, silos: list[Silo], rounds: int, **chosen: Any) -> Result:
+    settings: dict[str, Any] = {"batch_size": 8, "dtype": "float64", "insecure_secret_seed": 3} | chosen
+    secure = SecureAggregation(scheme=settings.pop("scheme", "none"))
+    return Federation(model, silos, protocol, aggregation=secure, **settings).train(rounds, 7)
+
+
+def arrays(model: nn.Module | None) -> dict[str, np.ndarray]:
+    assert model is not None
+    return modules.arrays(model)
+
+
+def outputs_of(model: nn.Module | None, x: np.ndarray) -> torch.Tensor:
+    assert model is not None
+    model.eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(x).to(next(model.parameters())))
+
+
+def buffers(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value for name, value in tensors.items() if "running" in name}
+
+
+BARS_OF_A_RUN = {"float64": 1e-9, "float32": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "loss"),
+    [("pairwise", "float64", "mse"), ("none", "float64", "cross-entropy"), ("pairwise", "float32", "cross-entropy")],
+)
+def test_running_statistics_are_fedsgds(scheme: str, dtype: str, loss: Any) -> None:
+    made = silos((19, 40, 9), (2, 6, 6))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12, momentum=0.3), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4),
+        )  # fmt: skip
+    settings: dict[str, Any] = {"loss": loss, "learning_rate": 0.02}
+    ours = run(model, PBPFL(**settings, partitions=2), made, 10, scheme=scheme, dtype=dtype)
+    theirs = run(model, FedSGD(**settings), made, 10, scheme="none", dtype=dtype)
+    found, wanted = arrays(ours.model), arrays(theirs.model)
+    assert largest_relative_difference(buffers(found), buffers(wanted)) <= BARS_OF_A_RUN[dtype]
+    assert found["1.num_batches_tracked"] == found["4.num_batches_tracked"] == 10
+    assert arrays(ours.released)["1.num_batches_tracked"] == 10
+    x = np.concatenate([silo.x for silo in made])
+    released, true = outputs_of(ours.released, x), outputs_of(ours.model, x)
+    assert float((released - true).abs().max() / true.abs().max()) <= 1e-6
+    # .. and the released model is another: its filters are scaled, its statistics stand in another order.
+    assert not np.allclose(arrays(ours.released)["0.weight"], found["0.weight"], rtol=1e-2)
+
+
+def test_a_batchnorm_after_the_first_round_is_that_of_one_round() -> None:
+    """Every silo starts from the server's statistics and makes one update; the server takes the mean by rows."""
+    made = silos((6, 12, 3), (2, 6, 6))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)).double()
+    ours = arrays(run(model, PBPFL(), made, 1, batch_size=0).model)
+    each = []
+    for silo in made:
+        layer = nn.BatchNorm2d(4).double()
+        with torch.no_grad():
+            layer(model[0](torch.from_numpy(silo.x).double()))
+        each.append(arrays(layer))
+    for name in ("running_mean", "running_var"):
+        wanted = np.average([one[name] for one in each], axis=0, weights=[6, 12, 3])
+        np.testing.assert_allclose(ours[f"1.{name}"], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_of_tokens_is_trained_as_fedsgd_trains_it() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 3))
+    random = np.random.default_rng(0)
+    made = [Silo(name, random.integers(0, 20, (30, 5)), random.integers(0, 3, 30)) for name in ("north", "south")]
+    for loss in ("mse", "cross-entropy"):
+        ours = run(model, PBPFL(loss=loss), made, 5)
+        theirs = run(model, FedSGD(loss=loss), made, 5)
+        assert largest_relative_difference(arrays(ours.model), arrays(theirs.model)) <= 1e-9
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_dropout_is_fedsgds_and_leaves_torchs_generator(loss: Any) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
+    made = silos((20, 30), (8,))
+    theirs = run(model, FedSGD(loss=loss), made, 5)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(run(model, PBPFL(loss=loss), made, 5))
+        assert (torch.get_rng_state() == before).all()
+        assert largest_relative_difference(arrays(found[-1].model), arrays(theirs.model)) <= 1e-9
+    first, second = (arrays(one.model) for one in found)
+    assert all(first[name].tobytes() == second[name].tobytes() for name in first)  # the secret seed is the same
+
+
+# 300 rounds of five silos; each run of FedSGD and PBPFL takes about a minute on one core.
+LONG = 300
+
+
+def long_run(protocol: FedSGD | PBPFL, dtype: str, made: list[Silo]) -> dict[str, np.ndarray]:
+    model = models.build("resnet", inputs=(3, 8, 8), outputs=4, seed=1, depth=20, width=8)
+    result = run(model, protocol, made, LONG, dtype=dtype)
+    x = np.concatenate([silo.x for silo in silos((200,), (3, 8, 8))])
+    return arrays(result.model) | {"predicted": outputs_of(result.model, x).argmax(1).numpy()}
+
+
+def distance(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+    """|a - b| / |b| of all floating tensors together."""
+    names = [name for name, value in theirs.items() if value.dtype.kind == "f"]
+    a, b = (np.concatenate([one[name].ravel().astype(np.float64) for name in names]) for one in (ours, theirs))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_300_rounds_of_resnet_20_are_fedsgds(loss: Any) -> None:
+    made = silos((40, 25, 33, 18, 50), (3, 8, 8))
+    settings: dict[str, Any] = {"loss": loss, "learning_rate": 0.05}
+    double, perturbed = (long_run(kind(**settings), "float64", made) for kind in (FedSGD, PBPFL))
+    assert distance(perturbed, double) <= 1e-6
+    np.testing.assert_array_equal(perturbed["predicted"], double["predicted"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_300_rounds_in_float32_are_no_further_off_than_another_order_of_summation(
+    loss: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding grows with training whatever rounds; FedSGD with the rows of each batch reversed says by how much.
+
+    The order of the silos would say nothing: their float32 gradients are added in float64, by name.
+    """
+    made = silos((40, 25, 33, 18, 50), (3, 8, 8))
+    settings: dict[str, Any] = {"loss": loss, "learning_rate": 0.05}
+    plain, perturbed = (long_run(kind(**settings), "float32", made) for kind in (FedSGD, PBPFL))
+    rows = SiloRows.rows
+    monkeypatch.setattr(SiloRows, "rows", lambda self, index: rows(self, index[::-1].copy()))
+    reordered = long_run(FedSGD(**settings), "float32", made)
+    assert 0 < distance(perturbed, plain) <= 3 * distance(reordered, plain)
+
+
+# -- float32 -----------------------------------------------------------------------------------------------------------
+
+
+def balanced(depth: int) -> nn.Module:
+    """A model whose head's inputs sum to 0 in every row, so that alpha is 1 by the bias alone and the offset large."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        body = [layer for _ in range(depth) for layer in (nn.Linear(32, 32), nn.LayerNorm(32), nn.Tanh())]
+        return nn.Sequential(*body, nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, OUTPUTS))
+
+
+@pytest.mark.parametrize("depth", [2, 20])
+@pytest.mark.parametrize("shrink", [1.0, 0.1, 0.0])
+def test_float32_stays_within_its_bar_where_the_offset_would_be_far_larger_than_the_head(depth, shrink) -> None:
+    model = balanced(depth)
+    with torch.no_grad():
+        model[-1].weight *= shrink
+    for settings in LOSSES:
+        assert_passes(check(model, [Input((32,))], OUTPUTS, PBPFL(**settings)))
+
+
+def test_rho_is_lowered_in_float32_alone_and_said() -> None:
+    random = np.random.default_rng(0)
+    made = [Silo(name, random.normal(size=(16, 32)), random.integers(0, OUTPUTS, 16)) for name in ("north", "south")]
+    rho = {
+        dtype: [line["rho"] for line in run(balanced(20), PBPFL(rho=20.0), made, 3, dtype=dtype).history]
+        for dtype in ("float64", "float32")
+    }
+    assert rho["float64"] == [20.0] * 3
+    assert all(0.1 < value < 12.0 for value in rho["float32"]), rho

@@ -1,0 +1,239 @@
+"""Every message of every protocol: golden vectors, tampered ones, and a fuzz of what fields hold.
+
+`test_codec` plays with the bytes and the JSON; here dtypes, shapes and contents are a peer's to choose.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import time
+import tracemalloc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from test_codec import json_values, same
+
+from moretta import roles
+from moretta.codec import Codec, size
+from moretta.errors import CodecError
+from moretta.protocol import Array, Message, Stamp, Tensors
+from moretta.protocols import enrolment
+from moretta.protocols.fedsgd import messages as fedsgd
+from moretta.protocols.pbpfl import messages as pbpfl
+from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
+
+FOLDER = Path(__file__).parent / "vectors"
+VECTORS = json.loads((FOLDER / "messages.json").read_text(encoding="utf-8"))
+GENERATOR = runpy.run_path(str(FOLDER / "generate.py"))
+wire = GENERATOR["wire"]
+GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR["good_messages"]().items()}
+SCHEMA = (*SUM_MESSAGES, *enrolment.MESSAGES, *fedsgd.MESSAGES, *pbpfl.MESSAGES)
+KINDS = {kind.TAG: kind for kind in SCHEMA}
+CODEC = Codec(SCHEMA)
+MEMORY = 1 << 17  # bytes beside a few copies of what was sent
+SECONDS = 5.0  # for a message of any size here; it takes milliseconds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_imported_once() -> None:
+    for case in VECTORS["good"]:  # numpy and cryptography import parts of theirs when those are first used
+        CODEC.decode(bytes.fromhex(case["bytes"]))
+
+
+def name_of(case: Mapping[str, str]) -> str:
+    return f"{case['type']}: {case['why']}" if "why" in case else case["type"]
+
+
+def test_every_message_of_every_protocol_has_a_vector() -> None:
+    tags = [kind.TAG for kind in SCHEMA]
+    assert len(set(tags)) == len(tags)
+    assert sorted(case["type"] for case in VECTORS["good"]) == sorted(tags)
+    assert {case["type"] for case in VECTORS["tampered"]} == set(tags)
+
+
+def test_no_message_is_declared_outside_the_schemas() -> None:
+    assert roles  # which imports all protocols there are
+    declared = {kind for kind in Message.__subclasses__() if kind.__module__.split(".")[0] == "moretta"}
+    assert declared == set(SCHEMA)
+
+
+@pytest.mark.parametrize("case", VECTORS["good"], ids=name_of)
+def test_vectors(case: Mapping[str, Any]) -> None:
+    data = bytes.fromhex(case["bytes"])
+    decoded = CODEC.decode(data)
+    assert type(decoded) is KINDS[case["type"]]
+    assert decoded.stamp == Stamp(*VECTORS["stamp"])
+    assert CODEC.encode(decoded) == data
+    assert size(decoded) == len(data)
+    assert set(decoded.KINDS) == set(case["fields"])
+    for name, kind in decoded.KINDS.items():
+        assert same(getattr(decoded, name), stated(kind, case["fields"][name])), name
+
+
+def stated(kind: Any, value: Any) -> Any:
+    """Return a field's value as the vector states it in words."""
+    if kind == Array:
+        return np.array(value["values"], dtype=value["dtype"]).reshape(value["shape"])
+    if kind == Tensors:
+        return {name: stated(Array, item) for name, item in value.items()}
+    if kind is bytes:
+        return bytes.fromhex(value)
+    if kind == Mapping[str, bytes]:
+        return {name: bytes.fromhex(item) for name, item in value.items()}
+    return value
+
+
+@pytest.mark.parametrize("case", VECTORS["tampered"], ids=name_of)
+def test_tampered_vectors(case: Mapping[str, str]) -> None:
+    with pytest.raises(CodecError):
+        CODEC.decode(bytes.fromhex(case["bytes"]))
+
+
+def message_or_codec_error(data: bytes) -> Message | None:
+    """Decode: a message that makes sense, or the one error; with no more memory and time than the bytes deserve."""
+    tracemalloc.start()
+    begun = time.process_time()
+    try:
+        decoded = CODEC.decode(data)
+    except CodecError:
+        decoded = None
+    finally:
+        taken, (_, peak) = time.process_time() - begun, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < MEMORY + 16 * len(data)
+    assert taken < SECONDS
+    if decoded is not None:
+        assert size(decoded) == len(CODEC.encode(decoded))  # what is accepted can be sent on
+        makes_sense(decoded)
+    return decoded
+
+
+def makes_sense(message: Message) -> None:
+    """Assert what roles take for granted of a message that was accepted."""
+    for name, kind in message.KINDS.items():
+        value = getattr(message, name)
+        arrays = [value] if kind == Array else value.values() if kind == Tensors else []
+        assert all(np.isfinite(array).all() for array in arrays)
+    match message:
+        case fedsgd.Stepped():
+            assert message.rows >= 1
+        case pbpfl.TrainOn():
+            parts = message.parts.tolist()
+            assert len(parts) == message.direction.size > 0
+            assert max(parts) < len(parts)  # before anything is made that large
+            assert set(parts) == set(range(max(parts) + 1))
+        case pbpfl.Predictions():
+            rows, _ = message.z.shape
+            assert message.alpha.shape == (rows,)
+            with np.errstate(over="raise", invalid="raise"):
+                np.square(message.z, dtype=np.float64).sum()
+                np.square(message.alpha, dtype=np.float64).sum()
+        case pbpfl.Softmax():
+            assert len(message.y) == len(message.k)
+        case enrolment.Begin():
+            assert message.mean.shape == message.deviation.shape
+
+
+SHAPES = [(), (0,), (1,), (2,), (3,), (2, 3), (3, 2), (1, 1), (0, 3), (2, 0), (1, 2, 3), (1,) * 32]
+WHOLE = [0, 1, 2, 3, -1, 7, 255, 10**7, 4 * 10**12, 2**31 - 1, 2**31, 2**32, 2**63 - 1, -(2**31), -(2**63), 2**64 - 1]
+REAL = [0.0, -0.0, 1.0, -1.0, 5e-324, 65504.0, 1e30, -1e30, 1.1e30, 3e38, -3e38, 1.7e308, -1.7e308, np.nan, np.inf]
+
+
+@st.composite
+def other_arrays(draw: st.DrawFn, was: np.ndarray | None = None) -> np.ndarray:
+    """Draw an array: often of the dtype or shape that it was, seldom of the contents."""
+    dtype = np.dtype(draw(st.sampled_from(list(GENERATOR["DTYPES"]))))
+    shape = draw(st.sampled_from(SHAPES))
+    if was is not None:
+        kept = draw(st.sampled_from(["neither", "dtype", "shape", "both", "both"]))
+        dtype = was.dtype if kept in ("dtype", "both") else dtype
+        shape = was.shape if kept in ("shape", "both") else shape
+    elements = npst.from_dtype(dtype)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        elements |= st.sampled_from([value for value in WHOLE if info.min <= value <= info.max])
+    elif dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        elements |= st.sampled_from([v for v in REAL if not abs(v) > largest or np.isinf(v)]).map(dtype.type)
+    return draw(npst.arrays(dtype, shape, elements=elements))
+
+
+KEYS = st.sampled_from(["w", "0.weight", "most weight", "a/b", "", "città", "x" * 513])
+PLAIN = json_values | st.sampled_from([*WHOLE, *REAL]) | st.dictionaries(KEYS, st.sampled_from([*WHOLE, 0.5, "00"]))
+
+
+@st.composite
+def changed_messages(draw: st.DrawFn) -> bytes:
+    """Draw a valid message in which one field or two are a peer's choice."""
+    tag = draw(st.sampled_from([tag for tag, fields in GOOD.items() if fields]))
+    fields = dict(GOOD[tag])
+    names = sorted(fields)
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+        value = fields[name]
+        if GENERATOR["is_array"](value):
+            fields[name] = draw(other_arrays(value))
+        elif GENERATOR["is_arrays"](value):
+            some = st.dictionaries(KEYS, other_arrays(), min_size=1, max_size=2)
+            key = draw(st.sampled_from(sorted(value)))
+            fields[name] = draw(some | other_arrays(value[key]).map(lambda array, k=key, v=value: {**v, k: array}))
+        else:
+            alike = WHOLE if type(value) is int else REAL if type(value) is float else [value]
+            fields[name] = draw(st.sampled_from(alike) | PLAIN)
+    return wire(tag, fields)
+
+
+@settings(max_examples=400, deadline=None)
+@given(changed_messages())
+def test_any_array_in_any_field(data: bytes) -> None:
+    message_or_codec_error(data)
+
+
+@settings(max_examples=150, deadline=None)
+@given(other_arrays(np.zeros(3, np.int64)), other_arrays(np.zeros(3)))
+def test_any_parts_and_direction(parts: np.ndarray, direction: np.ndarray) -> None:
+    fields = GOOD["pbpfl/train-on"]
+    message_or_codec_error(wire("pbpfl/train-on", fields | {"parts": parts}))
+    message_or_codec_error(wire("pbpfl/train-on", fields | {"parts": parts, "direction": direction}))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([tag for tag in GOOD if b'"data_offsets"' in wire(tag, GOOD[tag])]), st.data())
+def test_any_description_of_an_array(tag: str, data: st.DataObject) -> None:
+    good = wire(tag, GOOD[tag])
+    length = int.from_bytes(good[:8], "little")
+    outer = json.loads(good[8 : 8 + length])
+    name = data.draw(st.sampled_from(sorted(set(outer) - {"__metadata__"})))
+    whole = st.sampled_from([*WHOLE, 2**58, 2**61, 2**62]) | st.integers(0, 64)
+    dtype = st.sampled_from(["BF16", "F8_E4M3", "C64", "I8", "I16", "U16", "F64", "BOOL", "", "f64"])
+    change = {"dtype": dtype, "shape": st.lists(whole, max_size=3), "data_offsets": st.tuples(whole, whole)}
+    what = data.draw(st.sampled_from(sorted(change)))
+    outer[name][what] = data.draw(change[what] | json_values)
+    top = json.dumps(outer).encode()
+    top += b" " * (-len(top) % 8)
+    message_or_codec_error(len(top).to_bytes(8, "little") + top + good[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "shape", [(2**59, 0), (2**63, 0), (2**64 - 1, 0), (0, 2**64), (0,) * 65, (2**32, 2**32), (-1,)]
+)
+def test_shapes_that_no_array_has(shape: tuple[int, ...]) -> None:
+    good = wire("local/shown", {"parameters": {"w": np.zeros((9, 0))}})
+    length = int.from_bytes(good[:8], "little")
+    top = good[8 : 8 + length].rstrip().replace(b"[9,0]", json.dumps(shape).encode())
+    message_or_codec_error(len(top).to_bytes(8, "little") + top)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**5, 10**7, 4 * 10**12, 2**63 - 1, -(2**63)])
+def test_many_parts_take_no_more_than_their_bytes(wrong: int) -> None:
+    parts = np.arange(10**5)
+    fields = GOOD["pbpfl/train-on"] | {"direction": np.ones(10**5)}
+    assert message_or_codec_error(wire("pbpfl/train-on", fields | {"parts": parts})) is not None
+    parts[500] = wrong
+    assert message_or_codec_error(wire("pbpfl/train-on", fields | {"parts": parts})) is None
