@@ -10,7 +10,8 @@
     ├── MisuseError             the caller of this library: a call in the wrong order
     └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is whole (exit code 1)
 
-A message says what was expected, what came and what to do, in one sentence, and never holds a secret.
+A message says what was expected, what came and what to do, in one sentence. It never holds a key; of data it tells at
+most one magnitude (`RangeError`).
 A silo that raises costs the round only itself; see `moretta.engines.driver`.
 """
 

@@ -71,7 +71,7 @@ def result(protocol: str, regression: bool, rounds: int) -> dict[str, Any]:
         "dropped": [{"round": 3, "silo": "silo-2", "reason": "refused: its rows are gone"}] if noisy else [],
         "versions": {"moretta": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "numpy": "2.4.0"},
         "secure_aggregation": {"scheme": "none" if alone else "pairwise", "ring_bits": 64},
-        "facts": {"ring step": 2.9e-11, "forced to scale 1": "nothing"} if noisy else {},
+        "facts": {"ring_gradient_error": 2.9e-11, "free_scales": 64.0, "forced_to_one": 0.0} if noisy else {},
         "warnings": ["silo-3 has fewer rows than the others"] if noisy else [],
         "settings": settings,
         "insecure_secret_seed": False,

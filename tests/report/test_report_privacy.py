@@ -4,6 +4,7 @@ from moretta.report import privacy_statements, read_run
 from moretta.report.privacy import UNTESTED, reading_notes
 
 FORBIDDEN = ("encrypt", "semantically secure", "anonym", "cannot learn", "guarantee", "safe")
+SUMMED = {"secure_aggregation": {"scheme": "pairwise", "ring_bits": 64}}
 
 
 def said(record, role):
@@ -21,22 +22,107 @@ def test_every_role_has_a_sentence_none_is_tested_none_promises_more_than_the_de
 
 
 def test_pbpfl(make_run):
-    record = read_run(make_run("pbpfl"))
+    record = read_run(make_run("pbpfl", dropped=[]))
     assert "only the ring sum (modulo 2⁶⁴)" in said(record, "Server")
+    assert "Holds the true model" in said(record, "Server")
+    assert "of all inputs together and of the targets, over all silos" in said(record, "Server")
     silo = said(record, "A silo")
     for words in (
-        "parameter values are obfuscated",
+        "parameter values are obfuscated by 64 secret scales",
         "scaling and permutation",
         "here m = 2",
         "least squares",
         "true function",
     ):
         assert words in silo
-    assert "softmax" not in said(record, "Server") + silo
-    settings = {"protocol": {"loss": "cross-entropy"}}
-    record = read_run(make_run("pbpfl", folder="ce", settings=settings))
-    assert "softmax of each sample" in said(record, "Server")
-    assert "true softmax exactly" in said(record, "A silo")
+    for words in ("softmax", "no free scale", "three"):
+        assert words not in said(record, "Server") + silo
+
+
+@pytest.mark.parametrize("variant", ["probabilities", "paper", None])
+def test_pbpfl_under_cross_entropy_both_sides_see_the_softmax(make_run, variant):
+    settings = {"protocol": {"loss": "cross-entropy", **({"variant": variant} if variant else {})}}
+    record = read_run(make_run("pbpfl", settings=settings))
+    assert "each sample of each silo’s batch by itself: its softmax, and alpha" in said(record, "Server")
+    silo = said(record, "A silo")
+    assert ("once its batch has at least m samples" in silo) == (variant == "paper")
+    assert ("Is handed the true softmax" in silo) == (variant != "paper")
+    assert "whole offset where m is below the number of outputs" in silo
+
+
+def test_a_model_without_free_scales_is_not_called_obfuscated(make_run):
+    def received(number, **facts):
+        return said(read_run(make_run("pbpfl", folder=str(number), facts=facts)), "A silo")
+
+    bare = received(0, free_scales=0.0, forced_to_one=3.0)
+    assert "obfuscated" not in bare
+    assert "true parameter values" in bare
+    assert "up to the order of their channels" in bare
+    assert "3 weight and bias tensors have no free scale" in bare
+    assert "1 weight or bias tensor has no free scale" in received(1, free_scales=6.0, forced_to_one=1.0)
+    assert "the run does not say where" in received(2)
+
+
+def test_who_knows_the_true_start(make_run):
+    assert "true model of round 1" in said(read_run(make_run("pbpfl")), "A silo")
+    settings = {"run": {"seed": 7}, "protocol": {"loss": "mse", "warm-start": "start.pt"}}
+    assert "round 1" not in said(read_run(make_run("pbpfl", folder="warm", settings=settings)), "A silo")
+    settings = {"protocol": {"loss": "mse"}}  # from Python: the seed makes no weights
+    assert "round 1" not in said(read_run(make_run("pbpfl", folder="python", settings=settings)), "A silo")
+
+
+@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "local"])
+def test_the_common_statistics_are_named_where_inputs_are_standardised(make_run, protocol):
+    words = "mean and standard deviation of each input column, over all silos"
+    for standardise in (True, None, False):
+        settings = {"data": {} if standardise is None else {"standardise": standardise}}
+        record = read_run(make_run(protocol, folder=str(standardise), settings=settings, **SUMMED))
+        for role in ("Server", "A silo"):
+            assert (words in said(record, role)) == (standardise is not False)
+            assert ("if inputs are standardised" in said(record, role)) == (standardise is None)
+    plain = read_run(make_run(protocol, folder="plain", secure_aggregation={"scheme": "none", "ring_bits": None}))
+    assert "each input column, of each silo by itself" in said(plain, "Server")
+
+
+def test_what_local_training_shows(make_run):
+    record = read_run(make_run("local", settings={"data": {"standardise": False}}))
+    assert "loss and number of rows in every round, and its whole model at the end" in said(record, "Server")
+    assert "at most its name and public key" in said(record, "A silo")
+
+
+def test_two_silos_expose_each_other(make_run):
+    exposed = "fewer than three expose each other"
+
+    def of(protocol, **replaced):
+        folder = f"{protocol}-{len(list(seen))}"
+        seen.append(folder)
+        return said(read_run(make_run(protocol, folder=folder, **replaced)), "A silo")
+
+    seen = []
+    assert "works out the other’s gradient from consecutive models" in of("fedsgd", silos=2)
+    assert "works out the other’s weight change from consecutive models" in of("fedavg", silos=2)
+    assert "only the perturbation keeps the other’s gradient" in of("pbpfl", silos=2, dropped=[])
+    bare = of("pbpfl", silos=2, dropped=[], facts={"free_scales": 0.0, "forced_to_one": 3.0})
+    assert "works out the other’s gradient below the last layer" in bare
+    assert "less its own part" in of("local", silos=2)
+    assert exposed not in of("local", silos=2)
+    assert exposed not in of("fedsgd")
+    assert exposed not in of("fedsgd", silos=1)
+    late = [{"round": 3, "silo": "silo-2", "reason": "late"}]
+    assert "In rounds with fewer than three silos, works out" in of("fedsgd", dropped=late)
+    assert exposed not in of("fedsgd", dropped=[late[0] | {"round": 81}])  # at the release, after the last round
+    assert exposed in of("fedsgd", silos=4, settings={"run": {"participation": 0.5}})
+
+
+def test_who_takes_part_and_how_many_rows_are_no_secret(make_run):
+    settings = {"run": {"participation": 0.5}, "data": {"batch-size": 0}}
+    record = read_run(make_run("fedsgd", settings=settings))
+    assert "drawn from the training seed" in said(record, "A silo")
+    assert "number of rows of all silos together" in said(record, "A silo")
+    assert "differences of totals" in said(record, "Server")
+    record = read_run(make_run("fedsgd", folder="all"))
+    for words in ("drawn from the training seed", "number of rows of all silos", "differences of totals"):
+        assert words not in said(record, "A silo") + said(record, "Server")
 
 
 def test_without_masks_the_server_sees_each_silo(make_run):
@@ -52,3 +138,4 @@ def test_a_protocol_or_scheme_without_sentences_says_so(make_run):
     assert "no sentence about the protocol cgd" in said(read_run(make_run("cgd")), "Server")
     record = read_run(make_run("fedavg", secure_aggregation={"scheme": "additive-shares", "ring_bits": 64}))
     assert "no sentence about the aggregation scheme additive-shares" in said(record, "Server")
+    assert "over all silos" not in said(record, "Server")

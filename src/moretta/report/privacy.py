@@ -1,12 +1,14 @@
 """What a run hid from whom: plain sentences by role, and whether an attack has tested each.
 
-The sentences are those of the design's sections "What it hides, honestly", put plainly, and nothing beyond them: a
-protocol or a scheme for which there is no such section gets a sentence saying so. A value is called obfuscated where
-the design calls it obfuscated; stronger words are for what a proof or an accountant supports.
+The sentences are those of the design's sections "What it hides, honestly", and of the protocols' own "Who learns
+what", put plainly. Which of them hold depends on the settings of the run and on what it recorded. A protocol or a
+scheme without such a section gets a sentence saying so. A value is called obfuscated where the design calls it
+obfuscated; stronger words are for what a proof or an accountant supports.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,16 +36,23 @@ class Statement:
 
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
-    """The sentences that hold for the protocol, loss and aggregation of this run, the server's first."""
+    """The sentences that hold for the protocol, loss, model and aggregation of this run, the server's first."""
     match record.protocol:
         case "pbpfl":
             server, silo = _pbpfl_server(record), _pbpfl_silo(record)
         case "fedsgd" | "fedavg":
-            server = [_sum(record, "gradient" if record.protocol == "fedsgd" else "weight change"), "Holds the model."]
-            silo = ["Receives the model itself, every round."]
+            upload = "gradient" if record.protocol == "fedsgd" else "weight change"
+            server = [_sum(record, upload), "Holds the model.", *_server_statistics(record)]
+            silo = ["Receives the model itself, every round.", *_silo_statistics(record), *_two_silos(record, upload)]
         case "local":
-            server = ["Takes no part: it receives no rows, no gradients and no models."]
-            silo = ["Sees its own rows and its own model, and nothing of any other silo."]
+            server = [
+                "Receives each silo’s loss and number of rows in every round, and its whole model at the end, for the "
+                "comparison; neither its rows nor its gradients.",
+                *_server_statistics(record),
+            ]
+            statistics = _silo_statistics(record)
+            others = "." if statistics else ", and of any other silo at most its name and public key."
+            silo = [f"Sees its own rows and its own model{others}", *statistics, *_two_silos(record, "")]
         case "centralised":
             server = ["Holds every row of every silo, and the model: nothing is hidden from it."]
             silo = ["Hands over its rows; nothing of them is hidden from whoever trains on them."]
@@ -73,9 +82,12 @@ def reading_notes(record: RunRecord) -> tuple[str, ...]:
 
 
 def _pbpfl_server(record: RunRecord) -> list[str]:
-    said = [_sum(record, "upload")]
+    said = [_sum(record, "upload"), "Holds the true model.", *_server_statistics(record)]
     if _cross_entropy(record):
-        said.append("In the cross-entropy exchange, sees the softmax of each sample.")
+        said.append(
+            "In the cross-entropy exchange, sees each sample of each silo’s batch by itself: its softmax, and alpha, "
+            "the sum of the last layer’s inputs."
+        )
     return said
 
 
@@ -83,24 +95,139 @@ def _pbpfl_silo(record: RunRecord) -> list[str]:
     parts = record.setting("protocol", "partitions")
     here = f" (here m = {parts})" if isinstance(parts, int) else ""
     said = [
-        "Receives a noisy model: its parameter values are obfuscated.",
-        "Sees the hidden layers up to the network’s own scaling and permutation symmetry, so the function that they "
-        "compute is plain to it.",
+        *_received_model(record),
         f"The offset of the last layer has m unknowns{here}, and a silo that has labels fits them by least squares "
         "(to a relative error of 10⁻⁴ after 20 rounds on the digits data).",
-        "The released model is the true function.",
     ]
     if _cross_entropy(record):
-        said.insert(
-            3,
-            "Because probabilities sum to one, works out the true softmax exactly once its batch has at least m "
-            "samples, and then the differences between the last layer’s offsets from a single sample.",
+        if record.setting("protocol", "variant") == "paper":
+            softmax = (
+                "Because probabilities sum to one, works out the true softmax exactly once its batch has at least m "
+                "samples"
+            )
+        else:
+            softmax = "Is handed the true softmax of each sample of its batch, whatever the size of the batch"
+        said.append(
+            f"{softmax}, and then the differences between the last layer’s offsets from a single sample: with the "
+            "public direction they give the whole offset where m is below the number of outputs."
+        )
+    said.append("The released model is the true function.")
+    if record.setting("run", "seed") is not None and record.setting("protocol", "warm-start") is None:
+        said.append(
+            "The initial weights follow from the training seed in the run file, so whoever has the file knows the true "
+            "model of round 1."
+        )
+    return [*said, *_silo_statistics(record), *_two_silos(record, "")]
+
+
+def _received_model(record: RunRecord) -> list[str]:
+    free, forced = _fact(record, "free_scales"), _fact(record, "forced_to_one")
+    if free == 0:
+        said = [
+            "Receives a model of which nothing is scaled: its true parameter values, at most in another order, but for "
+            "the offset of the last layer."
+        ]
+        seen = "the order of their channels"
+    else:
+        how = "where a scale is free, and the run does not say where" if free is None else f"by {free} secret scales"
+        said = [f"Receives a noisy model: its parameter values are obfuscated {how}."]
+        seen = "the network’s own scaling and permutation symmetry"
+    if forced:
+        which = "1 weight or bias tensor has" if forced == 1 else f"{forced} weight and bias tensors have"
+        said.append(
+            f"{which} no free scale, on one side or on both (forced_to_one in result.json says which tensors, and why)."
+        )
+    return [*said, f"Sees the hidden layers up to {seen}, so the function that they compute is plain to it."]
+
+
+def _fact(record: RunRecord, name: str) -> int | None:
+    """A count that the run states, None where it does not."""
+    value = record.facts.get(name)
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _server_statistics(record: RunRecord) -> list[str]:
+    """What the server learns of the silos' rows beside the updates."""
+    if record.secure_aggregation and record.secure_aggregation.scheme not in ("pairwise", "none"):
+        return []
+    by_whom = "over all silos" if _is_summed(record) else "of each silo by itself"
+    columns = _standardised_columns(record, by_whom)
+    if record.protocol == "local":  # of rows it knows more
+        return [f"Learns {columns}."] if columns else []
+    said = [f"Learns the number of rows that a round uses, {by_whom}{f', and {columns}' if columns else ''}."]
+    if record.protocol == "pbpfl":
+        said.append(f"Learns the mean and standard deviation of all inputs together and of the targets, {by_whom}.")
+    if _is_summed(record) and (record.dropped or _participation(record) < 1):
+        said.append("As not every silo was there in every round, differences of totals can give one silo’s rows.")
+    return said
+
+
+def _silo_statistics(record: RunRecord) -> list[str]:
+    """What a silo learns of the others' rows."""
+    said = [f"Receives {which}."] if (which := _standardised_columns(record)) else []
+    all_rows = record.setting("data", "batch-size") == 0 or record.protocol == "fedavg"
+    if all_rows and _is_summed(record) and record.protocol != "local":
+        said.append("Is told the number of rows of all silos together.")
+    if _participation(record) < 1:
+        said.append("Knows which silos take part in each round: they are drawn from the training seed.")
+    return said
+
+
+def _standardised_columns(record: RunRecord, by_whom: str = "over all silos") -> str:
+    """The statistics with which inputs are standardised, as the object of a sentence; empty where there are none."""
+    used = record.setting("data", "standardise")
+    if used is False:
+        return ""
+    where = "" if used else " (if inputs are standardised, as tables are unless the run file says otherwise)"
+    return f"the mean and standard deviation of each input column, {by_whom}{where}"
+
+
+def _two_silos(record: RunRecord, update: str) -> list[str]:
+    """What a silo works out by subtracting its own part. update: what a pair works out of each other, if anything."""
+    if record.silos < 2:
+        return []
+    said = []
+    when = "With two silos" if record.silos == 2 else "In rounds with fewer than three silos"
+    if record.protocol == "pbpfl" and _fact(record, "free_scales") == 0:
+        update = "gradient below the last layer"  # nothing there differs from the true model but the channels' order
+    if _fewest(record) <= 2 and record.protocol == "pbpfl" and not update:
+        said.append(
+            f"{when}, the model changes by its own part and the other’s, so that only the perturbation keeps the "
+            "other’s gradient from it: groups of fewer than three expose each other."
+        )
+    elif _fewest(record) <= 2 and update:
+        said.append(
+            f"{when}, works out the other’s {update} from consecutive models and its own: groups of fewer than three "
+            "expose each other."
+        )
+    if record.silos == 2 and _standardised_columns(record):
+        said.append(
+            "With two silos, the common means and deviations of input columns, less its own part, are those of the "
+            "other, up to the ratio of their rows."
         )
     return said
 
 
+def _fewest(record: RunRecord) -> int:
+    """The number of silos in the smallest round."""
+    missed = Counter(one.round for one in record.dropped if one.round <= record.rounds)
+    least = 2 if _is_summed(record) else 1
+    chosen = max(least, round(_participation(record) * record.silos))
+    return chosen - max(missed.values(), default=0)
+
+
+def _participation(record: RunRecord) -> float:
+    part = record.setting("run", "participation")
+    return float(part) if isinstance(part, int | float) else 1.0
+
+
 def _cross_entropy(record: RunRecord) -> bool:
     return record.setting("protocol", "loss") == "cross-entropy"
+
+
+def _is_summed(record: RunRecord) -> bool:
+    """Whether the server was kept from each silo's own numbers by some scheme."""
+    return record.secure_aggregation is not None and record.secure_aggregation.scheme != "none"
 
 
 def _sum(record: RunRecord, upload: str) -> str:

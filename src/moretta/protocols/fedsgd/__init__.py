@@ -8,9 +8,12 @@ FedSGD, one round, K silos with N_k rows in their batches and N = sum N_k:
     server            W <- optimizer step along that mean
 
 FedAvg lets each silo take `local_epochs` epochs of SGD steps of its own and sends W - W_k in the place of g_k.
-`Local` never sends anything but its loss; `Centralised` is FedSGD of one silo that holds everybody's rows.
+Under `Local` a silo sends its loss and number of rows each round, and its model at the end, for the comparison;
+`Centralised` is FedSGD of one silo that holds everybody's rows.
 
 Who learns what: every silo sees every iterate of the model. The server sees the model and, through secure
 aggregation, only the weighted sum; with ``scheme = "none"`` it sees each silo's gradient, from which inputs can be
-reconstructed (Zhu et al., NeurIPS 2019). Nothing is hidden by these baselines themselves.
+reconstructed (Zhu et al., NeurIPS 2019). Of two silos, each works out the other's update from consecutive models and
+its own. Where inputs are standardised, all learn the mean and deviation of each column over all silos (`enrolment`),
+under `Local` too. Nothing is hidden by these baselines themselves.
 """

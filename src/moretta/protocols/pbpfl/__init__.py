@@ -7,17 +7,41 @@ One round; W are the true weights, R the scales, r = gamma o r_a the offset, h t
 
     server            draws R, r_a, gamma afresh; W^ = R o W, plus r_i on row i of the head
     server -> silos   W^, r_a
+
+  squared error:
+
     silo k            y^ = y + alpha r; gradients of L^, of S_1 .. S_m and of beta (`terms`), one forward
     silos -> server   their weighted sums, through secure aggregation
     server            grad L = R o (grad L^ - sum_s gamma_s grad S_s + |r|^2 grad beta); optimizer step
-    release           R o W without offset: exact predictions, true scales unknown
 
-Who learns what. The server: the true model, and the sum of the silos' terms (with ``scheme = "none"``, the paper's
-basic form, each silo's own). A silo: the noisy model. Its parameter values are obfuscated, not encrypted: hidden
-layers are known up to the network's own scaling and permutation symmetry, so the function of the trunk is plain; the
-head's offset has m unknowns, which a silo with labels fits by least squares; the released model is the true function.
-The papers' claim of semantic security (Lemma 6) does not hold: rank and signs of W survive.
+  cross-entropy, with an exchange in between (`softmax`):
 
-Rooms: `params`, `messages`, `server`, `client`, `ideal`; `scales` says which scales a model has, `perturbation` is the
-key, `terms` the mathematics at the head, `trunk` the passes below it.
+    silo k            y^ = y + alpha r
+    silos -> server   z = y^ - max y^ and alpha of every sample, each silo's by itself
+    server            p = softmax(z - alpha r)
+    server -> silo k  p, with variant = "probabilities"; with "paper", p exp(-delta) and (1 - exp(delta)) / xi
+    silo k            gradients of G and sigma_1 .. sigma_m; with "paper", of beta_s and psi_s too (`terms`)
+    silos -> server   their weighted sums, through secure aggregation
+    server            grad L = R o (G - sum_s gamma_s sigma_s), with "paper"
+                      + sum_s gamma_s xi_s beta_s - sum_s xi_s psi_s inside the brackets; optimizer step
+
+  release             R o W without offset: exact predictions, true scales unknown
+
+Who learns what. The server holds the true model and learns the sum of the silos' terms (with ``scheme = "none"``, the
+paper's basic form, each silo's own), and at set-up mean and deviation of all inputs and of the targets, over all silos.
+Under cross-entropy it sees each sample's true outputs up to a constant, hence its softmax, and alpha.
+
+A silo: the noisy model, and the common mean and deviation of standardised columns. The parameter values that have a
+free scale (`scales`; some models have none) are obfuscated, not encrypted: hidden layers are known up to the network's
+own scaling and permutation symmetry, so the function of the trunk is plain; the head's offset has m unknowns, which a
+silo with labels fits by least squares; the released model is the true function. Under cross-entropy a silo has its
+samples' true softmax: it is handed it, or in the paper's form solves sum_i p_i = 1 for the m unknown xi_s from m rows.
+Then one sample gives r_i - r_j, and as r_a is public, all of r where m is below the number of outputs. Two silos alone:
+each knows its own half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim
+of semantic security (Lemma 6) does not hold: rank and signs of W survive.
+
+Rooms: `params`, `messages`, `server`, `client`, `ideal`; `perturbation` is the key, `terms` the mathematics at the
+head, `softmax` the server's half of the exchange, `trunk` the passes below the head. `scales` says which scales a model
+has: `graph` writes down the calls of a model, `rules` and `layers` say what each does to scales and channels, `solver`
+joins them, `patterns` apply the result to a tensor, `selfcheck` tries it in numbers.
 """

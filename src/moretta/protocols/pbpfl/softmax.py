@@ -1,8 +1,8 @@
 """The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
 
 Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax; a silo
-learns y* (or p itself). In the paper's form a silo with a batch of m rows or more solves sum_i p_i = 1 for the
-factors exp(-delta) of a part that all rows share; here they differ by row, and still p is known up to them.
+learns p itself in the cheaper form. In the paper's form it learns p too: sum_i p_i = 1 is one linear equation a row in
+the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
 """
 
 from __future__ import annotations
