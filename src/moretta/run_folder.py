@@ -7,6 +7,7 @@ model.safetensors      the true model, as the server holds it
 released.safetensors   what the silos may be given
 models/<silo>.safetensors   where each silo has its own
 inputs.json            what inputs mean: columns, standardisation, classes
+best/                  under early stopping, checkpoints of the best rounds, secrets and all
 """
 
 from __future__ import annotations
