@@ -85,7 +85,8 @@ def test_the_whole_grid(name: str, settings: dict[str, Any], partitions: int) ->
     model, given = build(name)
     found = check(model, [given], OUTPUTS, PBPFL(partitions=partitions, **settings))
     if found["relative_error_float32"] > BARS["relative_error_float32"]:  # no closer to it than the model is to itself
-        assert found["relative_error_float32"] <= 5 * own_rounding(model, given, settings["loss"])
+        # 16 draws: one ReLU that a last bit flips decides, and four draws may miss it.
+        assert found["relative_error_float32"] <= 5 * own_rounding(model, given, settings["loss"], draws=16)
         found |= {"relative_error_float32": 0.0, "passes": True}
     assert_passes(found)
 
