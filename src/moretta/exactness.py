@@ -33,7 +33,6 @@ from moretta.secure_aggregation import contributor
 from moretta.secure_aggregation.plain import PlainUpload
 
 ROWS = 8
-RHO = 3.0
 BARS = {"relative_error_float64": 1e-10, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
 
 

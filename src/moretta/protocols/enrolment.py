@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError, PeerError
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, State, message
+from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, State, message, unexpected
 from moretta.protocols import modules
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
@@ -106,8 +106,8 @@ class SiloRows:
         rows = torch.from_numpy(index)
         return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
 
-    def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message | None:
-        """Answer a message of the set-up; None if it is not one."""
+    def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:
+        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
         match message:
             case AskMoments():
                 return answer_moments(contributor, message, {message.what: self._columns(message.what)})
@@ -120,7 +120,10 @@ class SiloRows:
                     )
                 self.x = self._standardised(message.mean, message.deviation)
                 return Ready(stamp=message.stamp)
-        return contributor.answer(message)
+        reply = contributor.answer(message)
+        if reply is None:
+            raise unexpected("a silo", message)
+        return reply
 
     @contextmanager
     def randomness(self, number: int) -> Iterator[None]:

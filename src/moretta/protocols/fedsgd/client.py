@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moretta.protocol import Array, Message, Phase, State, no_phase, unexpected
+from moretta.protocol import Array, Message, Phase, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
@@ -33,10 +33,7 @@ class Client:
         """Answer one message."""
         if isinstance(message, TrainOn):
             return self._train(message)
-        reply = self._rows.answer(message, self._contributor, self._model)
-        if reply is None:
-            raise unexpected("a FedSGD silo", message)
-        return reply
+        return self._rows.answer(message, self._contributor, self._model)
 
     def _train(self, ask: TrainOn) -> Message:
         modules.load(self._model, ask.parameters)
@@ -121,10 +118,7 @@ class LoneClient:
                 return Stepped(stamp=message.stamp, loss=self._last[1], rows=self._last[2])
             case Show():
                 return Shown(stamp=message.stamp, parameters=modules.arrays(self._model))
-        reply = self._rows.answer(message, self._contributor, self._model)
-        if reply is None:
-            raise unexpected("a lone silo", message)
-        return reply
+        return self._rows.answer(message, self._contributor, self._model)
 
     def _step(self, number: int) -> None:
         parameters = modules.trainable(self._model)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError, PeerError
-from moretta.protocol import Array, Message, Phase, Stamp, State, no_phase, unexpected
+from moretta.protocol import Array, Message, Phase, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.losses import Loss
@@ -61,10 +61,7 @@ class Client:
                 return _predictions(message.stamp, forwarded.at)
             case Softmax():
                 return self._after_softmax(message)
-        reply = self._rows.answer(message, self._contributor, self._model)
-        if reply is None:
-            raise unexpected("a PBPFL silo", message)
-        return reply
+        return self._rows.answer(message, self._contributor, self._model)
 
     def _forward(self, ask: TrainOn) -> _Forwarded:
         modules.load(self._model, ask.parameters)
