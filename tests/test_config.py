@@ -211,6 +211,8 @@ def test_local_training_needs_no_second_silo(write: Write) -> None:
 
 # What does not. Each row: what is put into SMALL by --set, and the sentence after the file's name.
 
+GRID = ["data.partition=grid", "data.grid=[2, 2]"]
+BY_FEATURE = ["data.partition=by-feature", "data.columns=[[0, 1], [2]]"]
 BAD = [
     # unknown keys and sections
     (["protocol.learning-rat=1"], "[protocol] learning-rat is not known; did you mean learning-rate?"),
@@ -239,7 +241,6 @@ BAD = [
     (["run.participation=0"], "[run] participation: expected more than 0, got 0"),
     (["protocol.loss=mse", "protocol.label-smoothing=0.1"], "label-smoothing and class-weights belong to loss ="
      ' "cross-entropy"; remove them'),
-    (["data.grid=[2, 2]"], "[data] grid is a key of Moretta that this version does not have yet; remove it"),
     # secure aggregation
     (["secure-aggregation.treshold=2"], "[secure-aggregation] treshold is not known; did you mean threshold?"),
     (["secure-aggregation.threshold=0"], "[secure-aggregation] threshold: expected 1 or more, got 0"),
@@ -293,8 +294,6 @@ BAD = [
      " choose fedsgd, fedavg, local, centralised or pbpfl"),
     (["engine.name=flare"], "[engine] name: `flare` is an engine of Moretta that this version does not have yet;"
      " choose in-process"),
-    (["data.partition=by-feature"], "[data] partition: `by-feature` is a partition of Moretta that this version does"
-     " not have yet; choose iid, dirichlet, by-label or by-domain"),
     # wrong values
     (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl",'
      ' got "fedsdg"; did you mean "fedsgd"?'),
@@ -309,6 +308,19 @@ BAD = [
     (["data.silos=0"], "[data] silos: expected 1 or more, got 0"),
     (["data.batch-size=-1"], "[data] batch-size: expected 0 or more, got -1"),
     (["data.test-fraction=1"], "[data] test-fraction: expected less than 1, got 1"),
+    (["data.grid=[2]"], "[data] grid: expected how many row parts and column parts, for example [2, 2], got [2]"),
+    (["data.grid=[2, 0]"], "[data] grid: expected how many row parts and column parts, for example [2, 2], got [2, 0]"),
+    (["data.grid=[2, true]"], "[data] grid: expected how many row parts and column parts, for example [2, 2],"
+     " got [2, true]"),
+    (["data.columns=[]"], '[data] columns: expected a list of columns for each part, for example [["age", "job"],'
+     ' ["balance"]], got []'),
+    (["data.columns=['age']"], '[data] columns: expected a list of columns for each part, for example [["age", "job"],'
+     ' ["balance"]], got ["age"]'),
+    (["data.columns=[[1.5]]"], '[data] columns: expected a list of columns for each part, for example [["age", "job"],'
+     ' ["balance"]], got [[1.5]]'),
+    (["data.label-holder=one"], '[data] label-holder: expected the number of a column part, or a list of them,'
+     ' got "one"'),
+    (["data.id-column=3"], "[data] id-column: expected a string in quotes, got 3"),
     (["run.seed=-1"], "[run] seed: expected 0 or more, got -1"),
     (["run.seed=9223372036854775808"], "[run] seed: expected a whole number of at most 64 bits, got a number of more"
      " than 64 bits"),
@@ -338,6 +350,24 @@ BAD = [
     (["data.partition=dirichlet"], '[data] alpha is missing; partition = "dirichlet" needs it, for example'
      " alpha = 0.5"),
     (["data.alpha=1"], '[data] alpha belongs to partition = "dirichlet", not to "iid"; remove it'),
+    (["data.grid=[2, 2]"], '[data] grid belongs to partition = "by-feature" or "grid", not to "iid"; remove it'),
+    (["data.columns=[[0]]", *GRID], '[data] columns belongs to partition = "by-feature", not to "grid"; remove it'),
+    (["data.label-holder=1"], '[data] label-holder belongs to partition = "by-feature" or "grid", not to "iid"; remove'
+     " it"),
+    (["data.partition=grid"], '[data] grid is missing; partition = "grid" needs it, for example grid = [2, 2]'),
+    (["data.partition=by-feature"], '[data] columns is missing; partition = "by-feature" needs it, for example columns'
+     ' = [["age", "job"], ["balance"]]'),
+    (["data.silos=3", *GRID], "[data] silos = 3 and grid = [2, 2] differ: that grid has 4 participants; remove silos"),
+    (["data.silos=3", *BY_FEATURE], "[data] silos = 3 does not fit 2 column parts; it counts every pair of a row part"
+     " and a column part, so give a multiple of 2"),
+    (["data.grid=[2, 3]", *BY_FEATURE], "[data] grid = [2, 3] has 3 column parts, but columns has 2; make them the"
+     " same"),
+    (["data.label-holder=3", *GRID], "[data] label-holder: expected the number of a column part, 1 to 2, got 3"),
+    (["data.label-holder=[1, 0]", *GRID], "[data] label-holder: expected the number of a column part, 1 to 2, got 0"),
+    (["data.label-holder=[1, 1, 1]", *GRID], "[data] label-holder has 3 numbers for 2 row parts; give one number for"
+     " all, or one for each"),
+    (["data.columns=[[0], []]", "data.partition=by-feature"], "[data] columns: part 2 is empty; give it a column or"
+     " remove it"),
     (["data.test-fraction=0.5", "data.validation-fraction=0.5"], "[data] test-fraction 0.5 and validation-fraction"
      " 0.5 leave no rows to train on; their sum must be less than 1"),
     (["protocol.optimizer=adam", "protocol.momentum=0.9"], 'momentum = 0.9 belongs to optimizer = "sgd",'
@@ -615,6 +645,29 @@ silo = "silo-1"
         deadline=60.0, faults=config.Faults(drop=drop, drop_probability=0.25, delay=delay, corrupt=(), seed=0)
     )
     assert config.load(write(SMALL)).engine.faults is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "silos"),
+    [
+        (["data.partition=grid", "data.grid=[3, 4]"], 12),
+        (["data.partition=grid", "data.grid=[3, 4]", "data.silos=12", "data.label-holder=[1, 4, 2]"], 12),
+        (["data.partition=by-feature", "data.columns=[['age', 3], ['job']]"], 2),
+        (["data.partition=by-feature", "data.columns=[['age', 3], ['job']]", "data.silos=6"], 6),
+        (["data.partition=by-feature", "data.columns=[[0], [1]]", "data.grid=[5, 2]", "data.label-holder=2"], 10),
+    ],
+)
+def test_a_grid_says_how_many_silos_there_are(write: Write, overrides: list[str], silos: int) -> None:
+    run_file = config.load(write(SMALL), [*overrides, "data.id-column=patient"])
+    assert run_file.data.silos == silos
+    assert config.load(write(config.dump(run_file))).data == run_file.data
+
+
+def test_python_users_give_grids_too() -> None:
+    data = config.Data(source="a.csv", partition="by-feature", columns=(("age",), ("job", 2)), label_holder=(2,))
+    assert (data.silos, data.columns, data.label_holder) == (2, (("age",), ("job", 2)), (2,))
+    assert config.Data(source="wdbc", partition="grid", grid=(2, 3)).silos == 6
+    assert config.Data(source="wdbc").silos == 3
 
 
 def test_python_users_write_underscores_and_cannot_change_them_later() -> None:

@@ -27,11 +27,22 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         test_fraction=wanted.test_fraction,
         validation_fraction=wanted.validation_fraction,
         encoding=wanted.encoding,
+        id_column=wanted.id_column,
         missing=wanted.missing,
         seed=run.seed,
         base=run_file.base,
     )
-    dealt = data.distribute(dataset, wanted.silos, wanted.partition, run.seed, alpha=wanted.alpha, sizes=wanted.sizes)
+    dealt = data.distribute(
+        dataset,
+        wanted.silos,
+        wanted.partition,
+        run.seed,
+        alpha=wanted.alpha,
+        sizes=wanted.sizes,
+        grid=wanted.grid,
+        columns=wanted.columns,
+        label_holder=wanted.label_holder,
+    )
     # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
     outputs = 1 if protocol.loss == "mse" and dataset.classes == 2 and dealt.test.y.ndim == 1 else dataset.outputs
     model = models.build(
@@ -45,7 +56,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     text = config.dump(run_file)
     return Federation(
         model=model,
-        silos=[Silo(silo.name, silo.x, silo.y) for silo in dealt.silos],
+        silos=[_silo(silo, protocol) for silo in dealt.silos],
         protocol=_warmed(protocol, run_file),
         test=(dealt.test.x, dealt.test.y),
         validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
@@ -69,6 +80,13 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         settings=tomllib.loads(text),
         feature_names=dealt.feature_names,
     )
+
+
+def _silo(given: data.SiloData, protocol: Training) -> Silo:
+    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
+    joint = getattr(protocol, "vertical", "joint") == "joint"
+    y = given.y if given.holds_labels or not joint else given.y[:0]
+    return Silo(given.name, given.x, y, given.row, given.columns, given.ids)
 
 
 def _found(run_file: RunFile) -> SecureAggregation:

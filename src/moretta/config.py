@@ -29,6 +29,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from moretta import config_errors
 from moretta.config_sections import Data, Delay, Engine, Fault, Faults, Model, Run, Section, SecureAggregation
 from moretta.errors import ParameterError
+from moretta.protocols.cgd.params import CGD
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.training import kebab
@@ -49,13 +50,14 @@ __all__ = [
     "load",
 ]
 
-Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL, Field(discriminator="name")]
-PROTOCOLS: Mapping[str, type[FedSGD | FedAvg | Local | Centralised | PBPFL]] = {
+Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD, Field(discriminator="name")]
+PROTOCOLS: Mapping[str, type[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD]] = {
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
     "local": Local,
     "centralised": Centralised,
     "pbpfl": PBPFL,
+    "cgd": CGD,
 }
 
 
@@ -81,6 +83,10 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         protocol, secure = self.protocol, self.secure_aggregation
+        if self.engine.name != "in-process" and not isinstance(protocol, CGD):
+            raise ParameterError(
+                f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
+            )
         if _lacks_validation(self):
             raise ParameterError(
                 "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for example 0.1"
@@ -97,7 +103,8 @@ class RunFile(Section):
                 f"[secure-aggregation] min-survivors = {secure.least}, and [data] silos is {self.data.silos}; "
                 "give at most as many"
             )
-        if isinstance(protocol, Local | Centralised) or secure.scheme == "none":
+        simulated = self.engine.name != "in-process"
+        if isinstance(protocol, Local | Centralised) or secure.scheme == "none" or simulated:
             return self  # nothing is summed in secret, so nothing below can go wrong
         if self.data.silos == 1:
             raise ParameterError(

@@ -6,6 +6,7 @@ ValidationError for one bad value, and `ParameterError` where values do not fit 
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, field_validator, model_validator
 
 from moretta import config_errors
+from moretta.data.grid import check_grid
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive, kebab
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
@@ -87,9 +89,16 @@ class Data(Section):
     """Where the rows come from, and who holds which.
 
     source: a built-in name, a file ending in .csv or .npz, or "module:function".
-    silos: how many silos the rows are dealt out to.
-    sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label"; None: evenly.
-    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain".
+    silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
+    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain"; or "grid" and
+        "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.grid`.
+    sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
+        in a grid; None: evenly.
+    grid: how many row parts and column parts, for "grid" and "by-feature".
+    columns: for "by-feature", the columns of each part, by name or by index from 0.
+    label_holder: in a grid, the column part, from 1, that holds a row part's labels: one number for all, or one for
+        each; None is 1.
+    id_column: the column of a .csv file that says whose a row is; it is no feature.
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
@@ -104,9 +113,13 @@ class Data(Section):
 
     source: Words
     silos: PositiveInt = 3
-    partition: Literal["iid", "dirichlet", "by-label", "by-domain"] = "iid"
+    partition: Literal["iid", "dirichlet", "by-label", "by-domain", "by-feature", "grid"] = "iid"
     alpha: Positive | None = None
     sizes: tuple[Positive, ...] | None = None
+    grid: tuple[int, int] | None = None
+    columns: tuple[tuple[str | int, ...], ...] | None = None
+    label_holder: int | tuple[int, ...] | None = None
+    id_column: Words | None = None
     batch_size: Annotated[int, Field(ge=0)] = 32
     path: Path | None = None
     target: Words | None = None
@@ -118,8 +131,43 @@ class Data(Section):
     standardise: bool | None = None
     augment: Literal["none", "crop-flip"] = "none"
 
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _is_a_shape(cls, value: object) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
+            return tuple(value)
+        raise ValueError("how many row parts and column parts, for example [2, 2]")
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _are_parts(cls, value: object) -> tuple[tuple[str | int, ...], ...] | None:
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and value and all(isinstance(part, list | tuple) for part in value):
+            parts = tuple(map(tuple, value))
+            if all(type(column) in (str, int) for part in parts for column in part):
+                return parts
+        raise ValueError('a list of columns for each part, for example [["age", "job"], ["balance"]]')
+
+    @field_validator("label_holder", mode="before")
+    @classmethod
+    def _is_a_holder(cls, value: object) -> int | tuple[int, ...] | None:
+        if value is None or type(value) is int:
+            return value
+        if isinstance(value, list | tuple) and all(type(number) is int for number in value):
+            return tuple(value)
+        raise ValueError("the number of a column part, or a list of them")
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if "silos" not in self.model_fields_set and (self.grid or self.columns):  # frozen, but for its own default
+            object.__setattr__(self, "silos", math.prod(self.grid) if self.grid else len(self.columns or ()))
+        try:
+            check_grid(self.partition, self.silos, self.grid, self.columns, self.label_holder)
+        except ParameterError as error:
+            raise ParameterError(f"[data] {error}") from None
         if self.partition == "dirichlet" and self.alpha is None:
             raise ParameterError('[data] alpha is missing; partition = "dirichlet" needs it, for example alpha = 0.5')
         if self.partition != "dirichlet" and self.alpha is not None:
@@ -265,15 +313,21 @@ class Faults(Section):
     seed: Seed = 0
 
 
+EngineName = Literal["in-process", "fused", "exact-ring"]
+
+
 class Engine(Section):
     """Where the silos live.
 
+    name: "in-process": silos on this machine that pass messages. "fused" and "exact-ring" are for cgd alone, on an
+        N-layer network: one process plays all participants without messages, at the paper's scale
+        (`moretta.protocols.cgd.simulation`).
     strict: pass every message through the codec, as a network would.
     deadline: seconds that an answer may take; None waits.
     faults: mishaps to inject; None: none. They befall silos, so centralised training has none.
     """
 
-    name: Literal["in-process"] = "in-process"
+    name: EngineName = "in-process"
     strict: bool = False
     deadline: Positive | None = None
     faults: Faults | None = None

@@ -27,12 +27,14 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def evaluate(model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str, task: str) -> dict[str, Any]:
+def evaluate(
+    model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str, task: str, *, metrics: bool = True
+) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
     inputs: [rows, ...], standardised as in training; y: classes or targets as the run's data has them.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs.
+    outputs. metrics: false leaves them out, where many models are measured.
     """
     outputs = outputs_of(model, inputs).cpu()
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
@@ -42,14 +44,17 @@ def evaluate(model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str
     if task == "classification":
         flat = y.reshape(len(y)) if y.size == len(y) else y
         classes = flat.astype(np.int64) if flat.ndim == 1 else np.argmax(flat, axis=1)
-        figures |= _classification(outputs.double().numpy(), classes, loss)
+        figures |= _classification(outputs.double().numpy(), classes, loss if metrics else None)
     return figures | ({"metrics": {}} if "metrics" not in figures else {})
 
 
-def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> dict[str, Any]:
+def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str | None) -> dict[str, Any]:
+    """Return accuracy and the like; `metrics` too under a loss, none without."""
     single = outputs.shape[1] == 1
     predicted = (outputs[:, 0] > 0.5).astype(np.int64) if single else outputs.argmax(axis=1)
     figures: dict[str, Any] = {"accuracy": float((predicted == classes).mean())}
+    if loss is None:
+        return figures
     present = np.unique(classes)
     metrics = {"auc": _auc(outputs, classes, loss)}
     if len(present) > 1:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -32,10 +33,12 @@ from moretta.errors import ParameterError
 from moretta.keystream import derive
 from moretta.protocol import State
 from moretta.protocols import modules
+from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import targets
+from moretta.protocols.fedsgd.params import Centralised
 from moretta.protocols.training import Training
 from moretta.result import Result
-from moretta.roles import Cast, Setting, Silo, cast
+from moretta.roles import Cast, Setting, Silo, cast, grid_of, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
@@ -156,18 +159,20 @@ class Federation:
         cast(self.protocol, self._setting(seed, rounds, session=0))
 
     def _check_silos(self) -> None:
-        names = [silo.name for silo in self.silos]
+        names = Counter(silo.name for silo in self.silos)
         if not names:
             raise ParameterError("a federation needs at least one silo; got none")
+        self._check_grid()
         for silo in self.silos:
             if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", silo.name) or silo.name == "server":
                 raise ParameterError(
                     f"silo name {silo.name!r:.80}: expected 1 to 64 letters, digits, dots, dashes and underscores, "
                     'not "server"'
                 )
-            if names.count(silo.name) > 1:
+            if names[silo.name] > 1:
                 raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
-            if len(silo.x) == 0 or len(silo.x) != len(silo.y):
+            unlabelled = bool(silo.columns) and not len(silo.y)
+            if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
                 raise ParameterError(
                     f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
                     f"and {len(silo.y)} targets"
@@ -176,11 +181,29 @@ class Federation:
                 column = int(np.argwhere(~np.isfinite(silo.x))[0][-1])
                 label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
                 raise ParameterError(f"silo `{silo.name}`: expected finite inputs, got NaN or infinity in {label}")
-            if silo.x.shape[1:] != self.silos[0].x.shape[1:]:
+            if not silo.columns and silo.x.shape[1:] != self.silos[0].x.shape[1:]:
                 raise ParameterError(
                     f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
                     f"`{self.silos[0].name}` has, got {list(silo.x.shape[1:])}"
                 )
+
+    def _check_grid(self) -> None:
+        """Check who holds which columns, where any silo says so."""
+        if not any(silo.columns or silo.row for silo in self.silos):
+            return
+        if not isinstance(self.protocol, CGD | Centralised):
+            raise ParameterError(
+                "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
+                f"alone puts the columns together, {getattr(self.protocol, 'name', 'this one')} does not"
+            )
+        for silo in self.silos:
+            if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected the name of its row of the grid, and inputs [rows, columns] with "
+                    f"the indices of their columns; got row `{silo.row}`, inputs {list(silo.x.shape)} and "
+                    f"{len(silo.columns)} columns"
+                )
+        grid_of(self.silos).check(row_shape(self.silos)[0])
 
     def _check_faults(self) -> None:
         names, faults = [silo.name for silo in self.silos], self.engine.faults or Faults()
@@ -214,7 +237,7 @@ class Federation:
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
         if given is None:
             return
-        (x, y), row = given, self.silos[0].x.shape[1:]
+        (x, y), row = given, row_shape(self.silos)
         if len(x) == 0 or len(x) != len(y) or x.shape[1:] != row:
             raise ParameterError(
                 f"{part}: expected as many targets as rows, at least one, of shape {list(row)} as the silos have; got "
@@ -225,7 +248,7 @@ class Federation:
         targets(y, self.outputs, self.protocol.loss, part, self._dtype)
 
     def _count_outputs(self) -> int:
-        sample = torch.tensor(self.silos[0].x[:2])
+        sample = torch.zeros((2, *row_shape(self.silos)), dtype=torch.tensor(self.silos[0].x[:0]).dtype)
         sample = sample.to(self._dtype) if sample.is_floating_point() else sample
         model = copy.deepcopy(self.model).eval()
         try:
@@ -241,14 +264,14 @@ class Federation:
         return int(outputs.shape[1])
 
     def _setting(self, seed: int, rounds: int, session: int) -> Setting:
-        inputs = self.silos[0].x
+        shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
             model=self.model,
             outputs=self.outputs,
             silos=self.silos,
             secure_aggregation=self.aggregation,
             batch_size=self.batch_size,
-            columns=inputs.shape[-1] if self.standardise and inputs.dtype.kind == "f" else 0,
+            columns=shape[-1] if self.standardise and floating else 0,
             dtype=self._dtype,
             device=self.device,
             seed=seed,
@@ -257,6 +280,7 @@ class Federation:
             session=session,
             insecure=self.insecure_secret_seed,
             roster=self._roster,
+            engine=self.engine.name,
         )
 
     def _run_id(self, seed: int) -> str:

@@ -125,5 +125,13 @@ def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return mean
 
 
+def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of the worst model, by accuracy if there is one, else by loss, and again as `worst`, with whose
+    it is.
+    """
+    name = max(scores, key=lambda name: (-scores[name].get("accuracy", 0.0), scores[name]["loss"]))
+    return {**scores[name], "worst": {"silo": name, **scores[name]}}
+
+
 def _floating(tensors: Tensors) -> Iterator[Array]:
     return (array for array in tensors.values() if array.dtype.kind == "f" and array.size)

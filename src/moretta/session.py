@@ -25,10 +25,11 @@ from moretta.engines.views import Recorder
 from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
 from moretta.protocols import enrolment, modules
+from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import standardised
 from moretta.protocols.fedsgd.params import Centralised, Local
 from moretta.result import Result
-from moretta.roles import Cast
+from moretta.roles import Cast, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation import agreement, statistics, unmasking
 
@@ -40,6 +41,8 @@ UNMASKING_TAGS = frozenset(kind.TAG for kind in unmasking.MESSAGES)
 SET_UP_TAGS = frozenset(kind.TAG for kind in (*statistics.MESSAGES, *enrolment.MESSAGES))
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about so many times a run is the model tested on the way, unless it says how often
+SCORES = ("loss", "accuracy", "mse")
+MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
 
@@ -203,35 +206,32 @@ class Session:
     def _tested(self) -> dict[str, float]:
         """Return the scores on test and validation rows, as far as there are any."""
         found: dict[str, float] = {}
-        models = self._current_models()
+        models = _some(self._players.models())
         for part, rows in (("test", self._of.test), ("validation", self._of.validation)):
             if rows is not None:
                 scores = self._scores_of_all(models, *rows)
-                found |= {f"{part}_{key}": scores[key] for key in ("loss", "accuracy", "mse") if key in scores}
+                found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
+                found |= {f"{part}_mean_{key}": scores["mean"][key] for key in SCORES if key in scores.get("mean", ())}
         return found
-
-    def _current_models(self) -> Mapping[str, Tensors]:
-        """Return the model as it stands, under the empty name, or each silo's own under its name."""
-        common = modules.under("model/", self._players.server.state())
-        if common:
-            return {"": common}
-        return {name: modules.under("model/", client.state()) for name, client in self._players.clients.items()}
 
     def _scores_of_all(
         self, models: Mapping[str, Tensors], x: NDArray[np.generic], y: NDArray[np.generic]
     ) -> dict[str, Any]:
-        """Return the scores on some rows, the mean where silos have models of their own."""
-        scores = [self._scores(tensors, x, y) for tensors in models.values()]
-        mean = result.mean_of(scores)
-        if len(scores) > 1:
-            mean["per_silo"] = dict(zip(models, scores, strict=True))
-        return mean
+        """Return the scores on some rows; where silos have models of their own the mean, or of CGD the worst."""
+        many = len(models) > MANY
+        scores = {name: self._scores(tensors, x, y, metrics=not many) for name, tensors in models.items()}
+        summary = result.mean_of(list(scores.values()))
+        if isinstance(self._of.protocol, CGD):
+            summary = result.worst_of(scores) | {"mean": summary}
+        return summary | ({"per_silo": scores} if len(scores) > 1 else {})
 
-    def _scores(self, tensors: Tensors, x: NDArray[np.generic], y: NDArray[np.generic]) -> dict[str, Any]:
+    def _scores(
+        self, tensors: Tensors, x: NDArray[np.generic], y: NDArray[np.generic], *, metrics: bool = True
+    ) -> dict[str, Any]:
         modules.load(self._scratch, tensors)
-        agreed = self._players.enrolment
+        agreed = self._players.standardisation
         inputs = standardised(x, agreed.mean, agreed.deviation, self._scratch_dtype())
-        return evaluate(self._scratch, inputs, y, self._of.protocol.loss, str(self._of.task))
+        return evaluate(self._scratch, inputs, y, self._of.protocol.loss, str(self._of.task), metrics=metrics)
 
     def _scratch_dtype(self) -> torch.dtype:
         return next(self._scratch.parameters()).dtype
@@ -246,7 +246,7 @@ class Session:
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
         of = self._of
-        models = outcome.models or {"": outcome.parameters}
+        models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         record = self._record(outcome, dropped, models)
         if self._folder is not None:
             self._write(outcome, record)
@@ -262,9 +262,11 @@ class Session:
     def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
         of, history = self._of, self._history
         test: dict[str, Any] = {} if of.test is None else self._scores_of_all(models, *of.test)
-        if "" in models:
+        if of.test is not None and self._players.displacement is not None:
+            test["displacement"] = self._scores(self._players.displacement(), *of.test)
+        if "" in models and not any(silo.columns for silo in of.silos):
             test["per_silo"] = {silo.name: self._scores(models[""], silo.x, silo.y) for silo in of.silos}
-        scheme = self._players.enrolment.aggregation.scheme
+        scheme = self._players.scheme
         return {
             "name": of.name,
             "run": self._place.run,
@@ -319,7 +321,7 @@ class Session:
         return warnings
 
     def _write(self, outcome: Outcome, record: Mapping[str, Any]) -> None:
-        folder, agreed = self._folder, self._players.enrolment
+        folder, agreed = self._folder, self._players.standardisation
         if folder is None:
             return
         if outcome.parameters:
@@ -329,7 +331,7 @@ class Session:
         for name, tensors in outcome.models.items():
             folder.write_model(f"models/{name}.safetensors", tensors)
         inputs = {
-            "shape": list(self._of.silos[0].x.shape[1:]),
+            "shape": list(row_shape(self._of.silos)),
             "outputs": self._of.outputs,
             "columns": list(self._of.feature_names),
             "mean": agreed.mean.tolist(),
@@ -344,6 +346,13 @@ class Session:
         module = copy.deepcopy(self._of.model)
         modules.load(module, tensors)
         return module.eval()
+
+
+def _some(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Return all models, or where they are many a sample of them, evenly spaced."""
+    names = list(models)
+    step = max(1, len(names) / MANY)
+    return {names[int(number * step)]: models[names[int(number * step)]] for number in range(int(len(names) / step))}
 
 
 def _injector(federation: Federation) -> Injector | None:

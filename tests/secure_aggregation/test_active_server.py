@@ -14,7 +14,7 @@ from moretta.errors import PeerError
 from moretta.protocol import Aborted, Message, Reason, Stamp
 from moretta.secure_aggregation import Aggregator, Rules, Sum, pairwise
 from moretta.secure_aggregation.additive import AddedShares
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode
 from moretta.secure_aggregation.masks import label_of
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.ring import Ring
@@ -211,6 +211,7 @@ def test_known_limit_a_late_unmasking_answer_and_a_retry_over_the_same_data(rost
 
     assert all(secret_of(maker, rest) is None for maker in names)  # without the late shares there is nothing
     secrets = {maker: secret_of(maker, silos) for maker in names}
-    first = server._sum_of(uploads, recovered_masks(label, names, {}, secrets), wanted)
+    relayed = server._sum_of(uploads, recovered_masks(label, names, {}, secrets), wanted)
+    first = decode(server._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
     own = first.means["w"] * first.weight - second.means["w"] * second.weight
     assert own == pytest.approx(silos[late].tensors["w"], abs=1e-12)

@@ -2,6 +2,7 @@
 
     load(source, ...)          -> Dataset       sources.py (tables: table.py, image sets: images.py, splits: split.py)
     distribute(dataset, ...)   -> Distributed   partition.py: rows to silos, absent values filled by each owner
+                                                grid.py: rows and columns to participants
     partition(y, silos, how)   -> row numbers per silo
 
 The arrays are defined in `dataset.py`, their rules in `checks.py`. Everything seeded uses numpy's PCG64 and is the same

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moretta.data.checks import Array, Task, as_features, as_targets
 from moretta.data.dataset import Dataset, Missing
@@ -35,8 +36,10 @@ def from_table(table: Table, wish: Wish) -> Dataset:
         task,
         classes,
         feature_names=table.names,
+        origins=table.origins,
         class_names=table.class_names if task == "classification" else (),
         missing_columns=table.missing_columns,
+        ids=table.ids,
     )
 
 
@@ -48,9 +51,11 @@ def split_rows(
     classes: int | None,
     *,
     feature_names: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
     class_names: tuple[str, ...] = (),
     missing_columns: tuple[int, ...] = (),
     domain: Array | None = None,
+    ids: Array | None = None,
     standardise: bool = True,
     parts: tuple[Rows, Rows, Rows] | None = None,
 ) -> Dataset:
@@ -68,7 +73,9 @@ def split_rows(
         classes=classes,
         feature_names=feature_names,
         class_names=class_names,
+        origins=origins,
         domain=_domain(domain, len(x), wish.name, train),
+        ids=_ids(ids, len(x), wish.name, train),
         missing=wish.missing,
         missing_columns=missing_columns,
         standardise=standardise,
@@ -76,8 +83,9 @@ def split_rows(
 
 
 def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
-    """Arrays x_train, y_train, x_test, y_test, or x and y to be split; optionally domain_train, or domain, of rows.
+    """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
+    Optionally also domain_train and id_train, or domain and id, [rows] each.
     Raises ParameterError if the arrays are others or do not fit together.
     """
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
@@ -98,6 +106,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         classes,
         feature_names=_numbered(x),
         domain=arrays.get("domain"),
+        ids=arrays.get("id"),
         missing_columns=_absent(x, wish.missing),
         standardise=_is_table(x, wish.name),
     )
@@ -132,6 +141,7 @@ def from_parts(
         feature_names=_numbered(x),
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
+        ids=_ids(arrays.get("id_train"), len(x), wish.name, train),
         missing=wish.missing,
         missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
         standardise=_is_table(x, wish.name),
@@ -152,6 +162,24 @@ def _domain(domain: Array | None, rows: int, name: str, train: Rows) -> Array | 
     if domain.shape != (rows,):
         raise ParameterError(f"{name}: expected one domain per row ({rows}), got an array of shape {domain.shape}")
     return domain[train]
+
+
+def _ids(ids: Array | None, rows: int, name: str, train: Rows) -> NDArray[np.str_] | None:
+    """The ids of the training rows as strings, out of those of all `rows`, of which no two may be the same."""
+    if ids is None:
+        return None
+    if ids.shape != (rows,) or ids.dtype.kind not in "iuU":
+        raise ParameterError(
+            f"{name}: expected one id per row ({rows}), integers or strings, "
+            f"got an array of shape {ids.shape} and type {ids.dtype}"
+        )
+    texts = ids.astype(np.str_)
+    distinct, count = np.unique(texts, return_counts=True)
+    if len(distinct) < rows:
+        raise ParameterError(
+            f"{name}: {count.max()} rows have the id {str(distinct[count.argmax()])!r}; give each row an id of its own"
+        )
+    return texts[train]
 
 
 def _numbered(x: Array) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moretta.data.checks import Array, Task, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.errors import ParameterError
@@ -25,6 +26,9 @@ Missing = Literal["error", "median", "indicator"]
 class SiloData:
     """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1, all finite.
 
+    row: in a grid, the name of its row part, "row-1" ...; else empty. columns: in a grid, which columns of the whole
+    flat sample x has, in their order; else empty. ids: str[n], whose each row is, if the source says so.
+    holds_labels: false for the participants of a grid whose y somebody else holds.
     Raises ParameterError, naming the silo and the column, if they are not.
     """
 
@@ -32,6 +36,10 @@ class SiloData:
     x: Array
     y: Array
     feature_names: tuple[str, ...] = ()
+    row: str = ""
+    columns: tuple[int, ...] = ()
+    ids: NDArray[np.str_] | None = None
+    holds_labels: bool = True
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -39,6 +47,8 @@ class SiloData:
         check_pair(self.x, self.y, self.name)
         check_finite(self.x, self.feature_names, self.name)
         check_targets_finite(self.y, self.name)
+        if self.ids is not None and self.ids.shape != (len(self.x),):
+            raise ParameterError(f"{self.name}: expected one id per row ({len(self.x)}), got {list(self.ids.shape)}")
 
 
 def _no_rows() -> Array:
@@ -50,10 +60,11 @@ class Dataset:
     """One source, split into train, validation and test rows, and validated on construction.
 
     Without a validation part both its arrays have no rows. `classes` is None for regression. `feature_names` has one
-    name per column of a two-dimensional x, and is empty otherwise. `domain` [rows of train] says where a row comes
-    from, for the by-domain partition. With `missing` other than "error", x may hold NaN for an absent value, until
-    each owner fills its own (`fill_missing`); `missing_columns` are the columns where any row of the whole table lacks
-    one. `standardise` is what the source advises: true for tables.
+    name per column of a two-dimensional x, and is empty otherwise; `origins` has, for each, the column of the source
+    that it was encoded from, and is empty where each is its own. `domain` [rows of train] says where a row comes from,
+    for the by-domain partition, and `ids` str[rows of train] whose it is. With `missing` other than "error", x may hold
+    NaN for an absent value, until each owner fills its own (`fill_missing`); `missing_columns` are the columns where
+    any row of the whole table lacks one. `standardise` is what the source advises: true for tables.
     Raises ParameterError, naming the part and the column, if anything does not fit. That training rows are finite is
     checked by `SiloData`, which can name the silo.
     """
@@ -69,7 +80,9 @@ class Dataset:
     classes: int | None = None
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     domain: Array | None = None
+    ids: NDArray[np.str_] | None = None
     missing: Missing = "error"
     missing_columns: tuple[int, ...] = ()
     standardise: bool = True
@@ -95,9 +108,17 @@ class Dataset:
             raise ParameterError(
                 f"{self.name}: expected a name per column of x {self.x_train.shape}, got {len(self.feature_names)}"
             )
+        if self.origins and len(self.origins) != len(self.feature_names):
+            raise ParameterError(
+                f"{self.name}: expected an origin per feature name ({len(self.feature_names)}), got {len(self.origins)}"
+            )
         if self.domain is not None and self.domain.shape != (len(self.x_train),):
             raise ParameterError(
                 f"{self.name}: expected one domain per training row ({len(self.x_train)}), got {self.domain.shape}"
+            )
+        if self.ids is not None and self.ids.shape != (len(self.x_train),):
+            raise ParameterError(
+                f"{self.name}: expected one id per training row ({len(self.x_train)}), got {self.ids.shape}"
             )
 
     def parts(self) -> tuple[tuple[str, Array, Array], ...]:

@@ -5,7 +5,8 @@
     by-label   sorted by label and cut: a silo sees few classes (or a range of a regression target)
     by-domain  whole domains (hospitals, devices) to silos, in turn
 
-Every row goes to exactly one silo; the same seed gives the same silos on every machine.
+The partitions grid and by-feature deal columns too: see `moretta.data.grid`. Every row goes to exactly one silo, or to
+one row part of a grid; the same seed gives the same silos on every machine.
 """
 
 import math
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
-from moretta.data.split import Rows, generator
+from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
+from moretta.data.split import Rows, cut, generator
 from moretta.data.table import fill_missing
 from moretta.errors import ParameterError
 from moretta.imports import nearest
@@ -30,7 +32,8 @@ HOW = ("iid", "dirichlet", "by-label", "by-domain")
 class Distributed:
     """A data set over its silos, absent values filled by each owner: what a run trains and is measured on.
 
-    The validation part is None if the source has none. All have the columns `feature_names`.
+    The validation part is None if the source has none. All have the columns `feature_names`; in a grid the silos have
+    their own of these (`SiloData.columns`), and all samples are flat.
     """
 
     silos: tuple[SiloData, ...]
@@ -56,30 +59,48 @@ def distribute(
     *,
     alpha: float | None = None,
     sizes: Sequence[float] | None = None,
+    grid: Sequence[int] | None = None,
+    columns: Columns | None = None,
+    label_holder: int | Sequence[int] | None = None,
 ) -> Distributed:
     """Partition the training rows over silos named silo-1 ..., and let every owner fill its own absent values.
 
-    The test and the validation part are owners too. Raises ParameterError as `partition` and `fill_missing` do.
+    With "grid" and "by-feature" the silos are those of `moretta.data.grid`, named silo-1-1 ...; `silos` is how many
+    they are, `sizes` has one for each row part, and `label_holder` says which column part, from 1, holds the labels
+    (of each row part, if there are several numbers; left out, the first).
+    The test and the validation part are owners too. Raises ParameterError as `partition`, `check_grid`, `deal` and
+    `fill_missing` do.
     """
-    parts = partition(dataset.y_train, silos, how, seed, alpha=alpha, sizes=sizes, domain=dataset.domain)
-
-    def owned(name: str, x: NDArray[Any], y: NDArray[Any]) -> SiloData:
-        return SiloData(name, *_filled(dataset, name, x, y))
-
-    named = zip(silo_names(silos), parts, strict=True)
-    shards = tuple(owned(name, dataset.x_train[rows], dataset.y_train[rows]) for name, rows in named)
-    test = owned("the test part", dataset.x_test, dataset.y_test)
+    shape = check_grid(how, silos, grid, columns, label_holder)
+    if how in GRIDS:
+        if alpha is not None:
+            raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
+        dataset = flat(dataset)
+        shards = deal(dataset, shape, columns, label_holder, sizes, seed)
+    else:
+        parts = partition(dataset.y_train, silos, how, seed, alpha=alpha, sizes=sizes, domain=dataset.domain)
+        shards = tuple(
+            _owned(
+                dataset,
+                name,
+                dataset.x_train[rows],
+                dataset.y_train[rows],
+                None if dataset.ids is None else dataset.ids[rows],
+            )
+            for name, rows in zip(silo_names(silos), parts, strict=True)
+        )
+    test = _owned(dataset, "the test part", dataset.x_test, dataset.y_test)
     validation = None
     if len(dataset.x_validation):
-        validation = owned("the validation part", dataset.x_validation, dataset.y_validation)
+        validation = _owned(dataset, "the validation part", dataset.x_validation, dataset.y_validation)
     return Distributed(shards, test, validation, test.feature_names)
 
 
-def _filled(
-    dataset: Dataset, owner: str, x: NDArray[Any], y: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
-    filled, names = fill_missing(x, dataset.missing, dataset.feature_names, owner, dataset.missing_columns)
-    return filled, y, names
+def _owned(
+    dataset: Dataset, name: str, x: NDArray[Any], y: NDArray[Any], ids: NDArray[np.str_] | None = None
+) -> SiloData:
+    filled, names = fill_missing(x, dataset.missing, dataset.feature_names, name, dataset.missing_columns)
+    return SiloData(name, filled, y, names, ids=ids)
 
 
 def partition(
@@ -108,7 +129,7 @@ def partition(
         order = rng.permutation(len(y))
         if how == "by-label":
             order = order[np.argsort(_sortable(y)[order], kind="stable")]
-        parts = _cut(order, silos, sizes)
+        parts = cut(order, silos, sizes)
     empty = [name for name, rows in zip(silo_names(silos), parts, strict=True) if len(rows) == 0]
     if empty:
         raise ParameterError(f"{', '.join(empty)} would have no rows ({how}, {len(y)} rows); {_way_out(how, alpha)}")
@@ -116,10 +137,10 @@ def partition(
 
 
 def _check(rows: int, silos: int, how: str, alpha: float | None, sizes: Sequence[float] | None) -> None:
-    if how in ("by-feature", "grid"):
+    if how in GRIDS:
         raise ParameterError(f'partition = "{how}" deals columns, not rows; here expected one of {", ".join(HOW)}')
     if how not in HOW:
-        raise ParameterError(f'partition = "{how}" is unknown; {nearest(how, HOW)}')
+        raise ParameterError(f'partition = "{how}" is unknown; {nearest(how, (*HOW, *GRIDS))}')
     if silos < 1:
         raise ParameterError(f"expected at least one silo, got {silos}")
     if silos > rows:
@@ -144,13 +165,6 @@ def _way_out(how: str, alpha: float | None) -> str:
     if how == "dirichlet":
         return f"use fewer silos, an alpha above {alpha:g} or another seed"
     return "use fewer silos or bring more domains" if how == "by-domain" else "use fewer silos or less unequal sizes"
-
-
-def _cut(order: Rows, silos: int, sizes: Sequence[float] | None) -> list[Rows]:
-    if sizes is None:
-        return list(np.array_split(order, silos))
-    ends = np.round(np.cumsum(np.asarray(sizes, np.float64) / math.fsum(sizes)) * len(order)).astype(np.int64)
-    return list(np.split(order, ends[:-1]))
 
 
 def _classes(y: NDArray[Any]) -> Rows:

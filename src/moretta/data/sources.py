@@ -27,15 +27,17 @@ def load(
     validation_fraction: float | None = None,
     encoding: Encoding | None = None,
     missing: Missing = "error",
+    id_column: str | None = None,
     seed: int = 0,
     base: Path = Path("."),
 ) -> Dataset:
     """Load a source; relative paths and modules start at `base`, the run file's folder.
 
     `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
-    tables. The fractions are of all rows, stratified by class and drawn from `seed`; left out they are 0.2 for test
-    (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with a test part of its own keeps it, and
-    gives its validation part from the training rows.
+    tables, and for .csv files `id_column`, the column that says whose a row is and is no feature. The fractions are of
+    all rows, stratified by class and drawn from `seed`; left out they are 0.2 for test (bank-marketing 0.1) and 0 for
+    validation (bank-marketing 0.1). A source with a test part of its own keeps it, and gives its validation part from
+    the training rows.
     Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn.
     """
     if missing not in ("error", "median", "indicator"):
@@ -58,6 +60,7 @@ def load(
     _refuse_idle(source, "encoding", encoding, is_table or source == "bank-marketing", "a table")
     _refuse_idle(source, "path", path, source in SETS or source == "bank-marketing", "a built-in set of files")
     place = None if path is None else base / path
+    _refuse_idle(source, "id-column", id_column, is_table, "a .csv file")
     if source == "bank-marketing":
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
@@ -66,7 +69,14 @@ def load(
         return _scikit(source, wish)
     if is_table:
         file = base / source
-        table = read_table(file, target=target, task=task, encoding=encoding or "one-hot", missing=missing)
+        table = read_table(
+            file,
+            target=target,
+            task=task,
+            encoding=encoding or "one-hot",
+            missing=missing,
+            id_column=id_column,
+        )
         return from_table(table, wish)
     if source.endswith(".npz"):
         return from_arrays(read_npz(base / source), wish)

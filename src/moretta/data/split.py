@@ -1,5 +1,7 @@
 """Seeded splits of rows into train, validation and test, stratified where the targets are classes."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,14 @@ def split(y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str) 
         parts.append(np.sort(chosen))
         left = np.setdiff1d(left, chosen, assume_unique=True)
     return (*parts, left)
+
+
+def cut(order: Rows, parts: int, sizes: Sequence[float] | None) -> list[Rows]:
+    """`order` cut into consecutive parts, near-equal or of these relative sizes, which may leave one empty."""
+    if sizes is None:
+        return list(np.array_split(order, parts))
+    ends = np.round(np.cumsum(np.asarray(sizes, np.float64) / math.fsum(sizes)) * len(order)).astype(np.int64)
+    return list(np.split(order, ends[:-1]))
 
 
 def split_groups(labels: Rows, groups: Rows, fraction: float, seed: int, where: str) -> tuple[Rows, Rows]:

@@ -32,7 +32,8 @@ class Table:
     """An encoded table: x float32[n, d] (NaN where a value is absent), a name per column, and raw targets.
 
     y is int64[n] if the target column holds integers or strings (then `class_names` has a name per class), else
-    float64[n]. `missing_columns` are the columns of x with an absent value in any row.
+    float64[n]. `missing_columns` are the columns of x with an absent value in any row. `origins` has, for each column
+    of x, the column of the file that it was encoded from, and `ids` str[n] the cells of the id column, if one is named.
     """
 
     x: NDArray[np.float32]
@@ -40,6 +41,8 @@ class Table:
     names: tuple[str, ...]
     class_names: tuple[str, ...]
     missing_columns: tuple[int, ...]
+    origins: tuple[str, ...]
+    ids: NDArray[np.str_] | None
 
 
 def read_table(
@@ -50,12 +53,14 @@ def read_table(
     encoding: Encoding = "one-hot",
     missing: Missing = "error",
     drop: tuple[str, ...] = (),
+    id_column: str | None = None,
 ) -> Table:
     """Read a .csv or .csv.gz file: UTF-8, a header, ',' or ';' between cells, quotes and CRLF understood.
 
     The target is the column named `target`, or the last. Numeric columns stay; other columns become one 0/1 column per
     category ("one-hot") or the category's number in sorted order ("ordinal"). An empty cell, NA, NaN or ? is absent:
     refused with missing = "error", else NaN in a numeric column and a category of its own, "missing", in the others.
+    The column named `id_column` is no feature, and lacks no cell.
     Raises ParameterError, naming the file and the column or line, for anything that cannot be read so.
     """
     if encoding not in ("one-hot", "ordinal"):
@@ -66,21 +71,30 @@ def read_table(
     wanted = header[-1] if target is None else target
     if wanted not in header:
         raise ParameterError(f'{path.name} has no column "{wanted}" for the target; {nearest(wanted, header)}')
-    kept = [name for name in header if name != wanted and name not in drop]
+    if id_column is not None and id_column not in header:
+        raise ParameterError(f'{path.name} has no column "{id_column}" for id-column; {nearest(id_column, header)}')
+    if id_column == wanted:
+        which = "the last column, and so the target as none is named" if target is None else "the target too"
+        raise ParameterError(f'{path.name}: id-column "{wanted}" is {which}; name another column as target')
+    kept = [name for name in header if name not in (wanted, id_column, *drop)]
     if not kept:
         raise ParameterError(f"{path.name} has no column beside the target {wanted!r}; expected at least one")
-    complete = [*kept, wanted] if missing == "error" else [wanted]
-    _refuse_absent(path, {name: columns[name] for name in complete}, wanted)
+    always = [wanted] if id_column is None else [id_column, wanted]
+    complete = [*kept, *always] if missing == "error" else always
+    _refuse_absent(path, {name: columns[name] for name in complete}, wanted, id_column)
     blocks: list[NDArray[np.float32]] = []
     names: list[str] = []
+    origins: list[str] = []
     for name in kept:
         block, block_names = _encode(name, columns[name], encoding, path)
         blocks.append(block)
         names += block_names
+        origins += [name] * len(block_names)
     x = np.concatenate(blocks, axis=1)
     y, class_names = _targets(columns[wanted], wanted, task, path)
     absent = tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
-    return Table(x, y, tuple(names), class_names, absent)
+    ids = None if id_column is None else np.array(columns[id_column], np.str_)
+    return Table(x, y, tuple(names), class_names, absent, tuple(origins), ids)
 
 
 def fill_missing(
@@ -160,17 +174,18 @@ def _text(path: Path) -> str:
         raise ParameterError(f"{path.name} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8") from error
 
 
-def _refuse_absent(path: Path, columns: dict[str, list[str]], target: str) -> None:
+def _refuse_absent(path: Path, columns: dict[str, list[str]], target: str, id_column: str | None) -> None:
     lacking = {name: count for name, column in columns.items() if (count := column.count(""))}
     if not lacking:
         return
     rows = len(columns[target])
     listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
-    remedy = (
-        "remove those rows, a target cannot be filled in"
-        if target in lacking
-        else 'fill them in, or set missing = "median" or "indicator"'
-    )
+    if target in lacking:
+        remedy = "remove those rows, a target cannot be filled in"
+    elif id_column in lacking:
+        remedy = "give every row its id"
+    else:
+        remedy = 'fill them in, or set missing = "median" or "indicator"'
     raise ParameterError(f"{path.name} lacks values: {listed}; {remedy}")
 
 

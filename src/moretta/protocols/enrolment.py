@@ -97,6 +97,14 @@ class SiloRows:
     def _standardised(self, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> Tensor:
         return standardised(self._raw, mean, deviation, self._dtype).to(self._device)
 
+    def standardise_alone(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Standardise by one's own columns, which nobody else has; return their mean and deviation."""
+        columns = self._columns("input columns")
+        mean, deviation = columns.mean(axis=0), columns.std(axis=0)
+        deviation = np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
+        self.x = self._standardised(mean, deviation)
+        return mean, deviation
+
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1."""
         return self.rows(self.batches.of_round(number))

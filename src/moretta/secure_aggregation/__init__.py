@@ -60,6 +60,10 @@ hold, and the server adds those sums. Set-up is the same; the server and up to n
 the others' sum. The price is n times the model from each of n silos, that any dropout ends the sum, and that a silo
 that answers after that is not protected.
 
+**A sum that nobody but its members reads** (`Aggregator.relay`, `Contributor.read`; CGD). Members that share a secret
+may each add one more keystream of it, for this sum and silo; whoever adds up is left with uniform ring elements, of the
+weight too, and the members, who are told which silos are in the sum, take the keystreams off again.
+
 The scheme ``none`` (`moretta.secure_aggregation.plain`) has the same faces without the masks: the server sees
 everything, and a single silo is allowed.
 """
@@ -73,7 +77,7 @@ from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseCont
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.statistics import Moments, answer_moments, moments
-from moretta.secure_aggregation.sums import Aggregator, Contributor, Sum, Wanted
+from moretta.secure_aggregation.sums import Aggregator, Contributor, Relayed, Sum, Wanted
 
 MESSAGES = (
     *agreement.MESSAGES,
@@ -94,6 +98,7 @@ __all__ = [
     "Contributor",
     "Credentials",
     "Moments",
+    "Relayed",
     "Rules",
     "Sum",
     "Wanted",

@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -62,11 +62,11 @@ from moretta.secure_aggregation.agreement import (
     SetUp,
     agree_on_keys,
 )
-from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, shapes_of
-from moretta.secure_aggregation.masks import Label, label_of
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
+from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
+from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
 from moretta.secure_aggregation.ring import Ring, Words
-from moretta.secure_aggregation.sums import Shapes, Sum, Wanted, gather, stamp_of, to_leave_out
+from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, gather, stamp_of, to_leave_out
 
 TAG_BYTES = 16  # of a seal
 NONCE = bytes(12)  # of a key that seals one share and nothing else
@@ -165,7 +165,7 @@ class AdditiveContributor:
         insecure: SecretRoot | None,
         session: int,
     ) -> None:
-        self._name, self._ring, self._rules = name, ring, _complete(rules)
+        self._name, self._ring, self._rules = name, ring, complete(rules)
         self._insecure, self._session = insecure, session
         self._keys = SetUp(name, self._rules, credentials, insecure, session)
         self._kept: _Kept | None = None
@@ -179,7 +179,9 @@ class AdditiveContributor:
                 self._kept = None
         return self._keys.answer(message)
 
-    def upload(self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Message:
+    def upload(
+        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+    ) -> Message:
         """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.Contributor`.
 
         Also raises `moretta.errors.MisuseError` for a second upload under the same stamp and name,
@@ -193,6 +195,8 @@ class AdditiveContributor:
         _check_size(rest.nbytes)
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding)
+        if blind is not None:
+            add_masks([rest], [(True, blind_key(blind, label, self._name))])
         sealed = dict[str, Array]()
         for holder, seed in agreement.seeds.items():
             share = Keystream(self._share_key(label, holder)).integers(rest.size, self._ring.bits)
@@ -203,6 +207,12 @@ class AdditiveContributor:
             )
         self._kept = _Kept(stamp, label, rest)
         return SealedShares(stamp=stamp, shares=sealed, weight=0 if hidden is not None else weight)
+
+    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+        """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.Contributor`."""
+        agreement, _ = self._keys.agreed
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding)
+        return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
 
     def _add(self, asked: AddShares) -> AddedShares:
         if self._kept is None:
@@ -253,7 +263,7 @@ class AdditiveAggregator:
     scheme: ClassVar[str] = "additive-shares"
 
     def __init__(self, ring: Ring, rules: Rules) -> None:
-        self._ring, self._rules = ring, _complete(rules)
+        self._ring, self._rules = ring, complete(rules)
         self._agreed: Cohort | None = None
         self.cohort: Sequence[str] = ()
 
@@ -281,6 +291,13 @@ class AdditiveAggregator:
 
         Raises `moretta.errors.PeerError` where the sum of weights is impossible; shares hide whose fault it is.
         """
+        relayed = yield from self.relay(ask, wanted)
+        if isinstance(relayed, Aborted):
+            return relayed
+        return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
+
+    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+        """Ask and add up as `sum` does, and leave the sum as it is."""
         cohort = self._agreed
         if cohort is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -307,10 +324,10 @@ class AdditiveAggregator:
         added = yield from self._added(cohort, stamp, uploads, length)
         if isinstance(added, Aborted):
             return added
-        weight = sum(upload.weight for upload in uploads.values())
+        weight = np.array(sum(upload.weight for upload in uploads.values()), dtype=self._ring.dtype)
         if not self._rules.public_weights:
-            weight, added = int(added[0]), added[1:]
-        return decode(self._ring, _unpacked(added, wanted.shapes), weight, cohort.names, wanted)
+            weight, added = added[:1].reshape(()), added[1:]
+        return Relayed(_unpacked(added, wanted.shapes), weight, cohort.names)
 
     def _added(
         self, cohort: Cohort, stamp: Stamp, uploads: Mapping[str, SealedShares], length: int
@@ -339,11 +356,6 @@ class AdditiveAggregator:
 
     def _length(self, shapes: Shapes) -> int:
         return sum(map(math.prod, shapes.values())) + (not self._rules.public_weights)
-
-
-def _complete(rules: Rules) -> Rules:
-    """Return the rules with everybody as everybody's neighbour, whatever the number of silos."""
-    return replace(rules, degree=2**62, threshold=None)
 
 
 def _unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:

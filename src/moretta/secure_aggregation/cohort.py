@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moretta.errors import ParameterError
 from moretta.keystream import encode_purpose
@@ -58,6 +58,11 @@ class Rules:
             return chosen
         members = silos if chosen.degree is None else chosen.degree + 1
         return Plan(chosen.degree, max(members // 2 + 1, min(self.threshold, members)))
+
+
+def complete(rules: Rules) -> Rules:
+    """Return the rules with everybody as everybody's neighbour, whatever the number of silos."""
+    return replace(rules, degree=2**62, threshold=None)
 
 
 @dataclass(frozen=True, repr=False)

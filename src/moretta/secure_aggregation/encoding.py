@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocol import Tensors
+from moretta.secure_aggregation.masks import Label, add_masks, blind_key
 from moretta.secure_aggregation.ring import Ring, Words
-from moretta.secure_aggregation.sums import Shapes, Sum, Wanted, as_real, check_limits, check_weight
+from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_real, check_limits, check_weight
 
 MOST_WEIGHT = "most weight"
 """The entry of an encoding that announces the upper bound W of the total weight; no tensor may have this name.
@@ -68,6 +69,33 @@ def add_up(words: Sequence[Words]) -> Words:
     for others in words[1:]:
         np.add(total, others, out=total)
     return total
+
+
+def read(
+    ring: Ring,
+    relayed: Relayed,
+    encoding: Mapping[str, int],
+    blind: bytes | None,
+    label: Label,
+    *,
+    public_weights: bool,
+) -> Sum:
+    """Return what a relayed sum came to: take off the blinds of all who are in it, and decode.
+
+    Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible weight.
+    """
+    everything = [relayed.weight, *relayed.tensors.values()]
+    if any(words.dtype != ring.dtype for words in everything) or relayed.weight.shape != ():
+        raise PeerError(f"expected a sum of elements of Z_2^{ring.bits}")
+    if set(encoding) != {*relayed.tensors, MOST_WEIGHT}:
+        raise PeerError(f"expected a sum of the tensors {sorted(relayed.tensors)!r:.200}")
+    tensors = {name: np.array(words, order="C") for name, words in relayed.tensors.items()}
+    weight = np.array(relayed.weight)
+    if blind is not None:
+        hidden = in_order(tensors, None if public_weights else weight)
+        add_masks(hidden, [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
+    wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
+    return decode(ring, tensors, int(weight), relayed.silos, wanted)
 
 
 def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], wanted: Wanted) -> Sum:

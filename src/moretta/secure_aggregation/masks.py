@@ -50,6 +50,11 @@ def self_key(secret: bytes, label: Label, silo: str) -> bytes:
     return derive(secret, "self-mask", *label, silo)
 
 
+def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
+    """Return the key of the keystream by which a silo hides its part of one sum from whoever adds it up."""
+    return derive(secret, "blind", *label, silo)
+
+
 def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     """Add masks to arrays of one ring, in place, as if the arrays were one.
 

@@ -21,10 +21,19 @@ from moretta.secure_aggregation.agreement import (
     agree_on_keys,
 )
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, shapes_of
-from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
+from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
+from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key
 from moretta.secure_aggregation.ring import Ring
-from moretta.secure_aggregation.sums import Shapes, Sum, Wanted, check_tensors, gather, stamp_of, to_leave_out
+from moretta.secure_aggregation.sums import (
+    Relayed,
+    Shapes,
+    Sum,
+    Wanted,
+    check_tensors,
+    gather,
+    stamp_of,
+    to_leave_out,
+)
 from moretta.secure_aggregation.unmasking import (
     DIGEST_BYTES,
     SEALED_BYTES,
@@ -97,7 +106,9 @@ class PairwiseContributor:
                 self._open = None
         return self._keys.answer(message)
 
-    def upload(self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Message:
+    def upload(
+        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+    ) -> Message:
         """Return the masked upload. Raises as `moretta.secure_aggregation.Contributor`.
 
         Also raises `moretta.errors.MisuseError` for a second upload under the same stamp and name, and
@@ -112,11 +123,19 @@ class PairwiseContributor:
         pairs: list[Mask] = [
             (self._name < peer, pair_key(seed, label, self._name, peer)) for peer, seed in agreement.seeds.items()
         ]
+        if blind is not None:
+            pairs.append((True, blind_key(blind, label, self._name)))
         add_masks(in_order(words, None if self._rules.public_weights else total), [own.mask, *pairs])
         self._open = OpenSum(agreement, stamp, label, own.own_share, self._credentials)
         return MaskedUpload(
             stamp=stamp, tensors=words, weight=total, committed=own.commitment, sealed=own.sealed, digests=own.digests
         )
+
+    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+        """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.Contributor`."""
+        agreement, _ = self._keys.agreed
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding)
+        return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
 
     def _upload_to_unmask(self) -> OpenSum:
         if self._open is None:
@@ -163,6 +182,16 @@ class PairwiseAggregator:
 
         Raises `moretta.errors.PeerError` where the sum of weights is impossible; masks hide whose fault it is.
         """
+        relayed = yield from self._add_up(ask, wanted, whole)
+        if isinstance(relayed, Aborted):
+            return relayed
+        return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
+
+    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+        """Ask and add up as `sum` does, and leave the sum as it is."""
+        return (yield from self._add_up(ask, wanted, whole=False))
+
+    def _add_up(self, ask: Message | Mapping[str, Message], wanted: Wanted, whole: bool) -> Exchange[Relayed | Aborted]:
         cohort = self._agreed
         if cohort is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -269,13 +298,9 @@ class PairwiseAggregator:
             return Aborted({**to_leave_out(unopened), **failed, **replies.missing}, because)
         return secrets
 
-    def _sum_of(self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted) -> Sum:
+    def _sum_of(self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted) -> Relayed:
         """Add uploads in the ring, where the pairs' masks cancel, and take off the rest."""
         tensors = {name: add_up([upload.tensors[name] for upload in uploads.values()]) for name in wanted.shapes}
-        weights = [upload.weight for upload in uploads.values()]
-        if self._rules.public_weights:
-            add_masks(in_order(tensors, None), masks)
-            return decode(self._ring, tensors, sum(map(int, weights)), tuple(uploads), wanted)
-        weight = add_up(weights)
-        add_masks(in_order(tensors, weight), masks)
-        return decode(self._ring, tensors, int(weight), tuple(uploads), wanted)
+        weight = add_up([upload.weight for upload in uploads.values()])
+        add_masks(in_order(tensors, None if self._rules.public_weights else weight), masks)
+        return Relayed(tensors, weight, tuple(uploads))

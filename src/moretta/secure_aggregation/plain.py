@@ -12,10 +12,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import PeerError
+from moretta.errors import MisuseError, PeerError
 from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, Tensors, message
 from moretta.secure_aggregation.ring import largest_magnitude
 from moretta.secure_aggregation.sums import (
+    Relayed,
     Shapes,
     Sum,
     Wanted,
@@ -45,6 +46,7 @@ class PlainUpload(Message):
 
 
 MESSAGES = (PlainUpload,)
+IN_THE_CLEAR = 'scheme = "none" sums in the clear, so nothing can be blinded or relayed unread; use another scheme'
 
 
 class PlainContributor:
@@ -54,13 +56,21 @@ class PlainContributor:
         """Return None: the scheme has no messages of its own to answer."""
         return None
 
-    def upload(self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Message:
+    def upload(
+        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+    ) -> Message:
         """Return the upload in the clear. Raises as `moretta.secure_aggregation.Contributor`."""
         check_weight(weight)
+        if blind is not None:
+            raise MisuseError(IN_THE_CLEAR)
         clear: dict[str, Array] = {name: as_real(name, values) for name, values in tensors.items()}
         for name, values in clear.items():
             largest_magnitude(name, values)
         return PlainUpload(stamp=stamp, tensors=clear, weight=weight)
+
+    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+        """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
+        raise MisuseError(IN_THE_CLEAR)
 
 
 class PlainAggregator:
@@ -102,6 +112,10 @@ class PlainAggregator:
         shares = [upload.weight / weight for upload in ordered]
         means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in wanted.shapes}
         return Sum(means, weight, dict.fromkeys(wanted.shapes, 0.0), tuple(sorted(replies.answers)))
+
+    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+        """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
+        raise MisuseError(IN_THE_CLEAR)
 
 
 def _mean(values: Sequence[Array], shares: Sequence[float]) -> NDArray[np.float64]:

@@ -48,6 +48,19 @@ class Sum:
     silos: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Relayed:
+    """A sum that its members read, not whoever added it up; made by `Aggregator.relay`.
+
+    tensors: by name, ring elements in the tensors' shapes, blinded where uploads were; under ``none`` the means.
+    weight: of all silos together, likewise. silos: that are in it, sorted.
+    """
+
+    tensors: Tensors
+    weight: Array
+    silos: Sequence[str]
+
+
 class Aggregator(Protocol):
     """The server's half of a scheme. It is set up for a cohort, then sums as often as asked.
 
@@ -77,6 +90,12 @@ class Aggregator(Protocol):
         whole: abort where any silo is missing.
         """
 
+    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+        """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
+
+        Where they blinded their uploads, whoever adds up sees uniform ring elements, of the weight too.
+        """
+
 
 class Contributor(Protocol):
     """A silo's half of a scheme."""
@@ -84,11 +103,21 @@ class Contributor(Protocol):
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
 
-    def upload(self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Message:
+    def upload(
+        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+    ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
-        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then.
+        blind: for `Aggregator.relay`, a secret of the members, of which a keystream for this silo and sum is added.
+        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then, and
+        `moretta.errors.ParameterError` for a blind where the scheme has no ring to hide in.
+        """
+
+    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+        """Return what a relayed sum came to. stamp, encoding, blind: as they were for the uploads in it.
+
+        Raises `moretta.errors.PeerError` where it cannot be such a sum.
         """
 
 

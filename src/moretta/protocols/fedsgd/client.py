@@ -13,21 +13,34 @@ from moretta.protocols import modules
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Contributor
 
 
 class Client:
-    """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs."""
+    """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs.
+
+    private: takes the gradient in its place under differential privacy. Raises `moretta.errors.ParameterError` for a
+    model in which a row has no gradient of its own then.
+    """
 
     def __init__(
-        self, params: Training, model: nn.Module, rows: SiloRows, contributor: Contributor, rounds: int
+        self,
+        params: Training,
+        model: nn.Module,
+        rows: SiloRows,
+        contributor: Contributor,
+        rounds: int,
+        private: PrivateGradient | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._rows, self._contributor, self._rounds = params, rows, contributor, rounds
         self._model = copy.deepcopy(model).train()
         self._trainable, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
-        self._loss = params.loss_function
+        self._loss, self._private = params.loss_function, private
+        if private is not None:
+            private.check(self._model)
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
@@ -37,6 +50,8 @@ class Client:
 
     def _train(self, ask: TrainOn) -> Message:
         modules.load(self._model, ask.parameters)
+        if self._private is not None:
+            return self._train_in_private(ask, self._private)
         with self._rows.randomness(ask.stamp.round):
             if isinstance(self._params, FedAvg):
                 upload, rows = self._epochs(self._params.local_epochs, ask.stamp.round)
@@ -45,6 +60,13 @@ class Client:
         with self.phase("aggregation"):
             upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding)
+
+    def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
+        """Upload the noised sum alone: no loss, no number of rows, no buffers."""
+        with self.phase("local_backward"):
+            upload = private.upload(self._model, ask.parameters, ask.stamp)
+        with self.phase("aggregation"):
+            return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding)
 
     def _gradient(self, number: int) -> tuple[dict[str, Array], int]:
         """Return the gradient of the mean loss on the round's batch, what else is uploaded, and the rows."""
@@ -89,11 +111,13 @@ class Client:
         return upload | {"loss": np.asarray(total / (rows * epochs))}, rows
 
     def state(self) -> State:
-        """Return nothing: a client's batches are a function of the round, its model comes with each ask."""
-        return {}
+        """Return the secret root of lots and noise, if any: batches follow from the round, the model from the ask."""
+        return {} if self._private is None else self._private.state()
 
     def restore(self, state: State) -> None:
-        """Take up nothing."""
+        """Take up what `state` returned."""
+        if self._private is not None:
+            self._private.restore(state)
 
 
 class LoneClient:

@@ -12,6 +12,7 @@ from moretta.errors import PeerError
 from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.fedsgd.accountant import Accountant
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.training import Training
@@ -21,9 +22,18 @@ class Server:
     """FedSGD's server, and with `FedAvg` that of federated averaging.
 
     limit: the largest |value| of an uploaded entry, from which the ring's step follows.
+    accountant: where silos add noise, states what privacy they have got; then they upload nothing but gradients.
     """
 
-    def __init__(self, params: Training, model: nn.Module, enrolment: Enrolment, limit: float, rounds: int) -> None:
+    def __init__(
+        self,
+        params: Training,
+        model: nn.Module,
+        enrolment: Enrolment,
+        limit: float,
+        rounds: int,
+        accountant: Accountant | None = None,
+    ) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(model).train()
         # FedAvg's silos have made their steps: the server moves by the mean difference as it is.
@@ -32,6 +42,7 @@ class Server:
         self._enrolment, self._limit = enrolment, limit
         # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
         self._by_density = bool(params.class_weights) and not isinstance(params, FedAvg)
+        self._accountant, self._rounds_done = accountant, 0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort."""
@@ -40,8 +51,8 @@ class Server:
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the mean of the silos' gradients."""
         aggregation, trained = self._enrolment.aggregation, modules.trainable(self._model)
-        buffers = modules.running_buffers(self._model)
-        shapes: dict[str, tuple[int, ...]] = {"loss": ()}
+        buffers = {} if self._accountant else modules.running_buffers(self._model)
+        shapes: dict[str, tuple[int, ...]] = {} if self._accountant else {"loss": ()}
         shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in trained.items()}
         if self._by_density:
             shapes["density"] = ()
@@ -55,27 +66,30 @@ class Server:
             density = float(total.means.get("density", np.ones(())))
             self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained}, now.round)
             modules.take_buffers(self._model, {name: total.means[f"buffer/{name}"] for name in buffers})
-        step = max(total.steps.values())
-        return Report(
-            {"loss": float(total.means["loss"]) / density, "rows": float(total.weight), "ring_step": step / density}
-        )
+        self._rounds_done += 1
+        loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
+        return Report(loss | {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density})
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
         yield from ()
         parameters = modules.arrays(self._model)
-        return Outcome(parameters=parameters, released=parameters)
+        facts = {} if self._accountant is None else self._accountant.facts(self._rounds_done)
+        return Outcome(parameters=parameters, released=parameters, facts=facts)
 
     def state(self) -> State:
-        """Return model, optimizer and what was agreed once."""
+        """Return model, optimizer, what was agreed once, and under an accountant how many rounds were played."""
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
-        return {**model, **self._optimizer.state(), **self._enrolment.state()}
+        played: State = {"rounds_done": self._rounds_done} if self._accountant else {}
+        return {**model, **self._optimizer.state(), **self._enrolment.state(), **played}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         modules.load(self._model, modules.under("model/", state))
         self._optimizer.restore(state)
         self._enrolment.restore(state)
+        # A run that goes back to its best round has revealed the later ones all the same.
+        self._rounds_done = max(self._rounds_done, int(state.get("rounds_done", 0)))
 
 
 class LoneServer:

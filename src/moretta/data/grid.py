@@ -1,0 +1,232 @@
+"""Grids: rows are cut into m_h parts and columns into m_v, and every pair of parts is a participant.
+
+    grid        the columns cut in their order, near-equal
+    by-feature  the columns of each part named, by feature or by index
+
+Rows are dealt as "iid" deals them. A column is one number of a sample, so samples of several axes are flattened. Every
+participant is given the targets of its rows, whoever may see them: `SiloData.holds_labels` says whose they are.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from moretta.data.dataset import Dataset, SiloData
+from moretta.data.split import Rows, cut, generator
+from moretta.data.table import fill_missing
+from moretta.errors import ParameterError
+from moretta.imports import nearest
+
+GRIDS = ("by-feature", "grid")
+Columns = Sequence[Sequence[str | int]]  # of each column part: features by name, or columns by index from 0
+
+
+def check_grid(
+    how: str,
+    silos: int,
+    grid: Sequence[int] | None,
+    columns: Columns | None,
+    label_holder: int | Sequence[int] | None,
+) -> tuple[int, int]:
+    """How many row parts and column parts a partition has; one that deals rows alone has one column part.
+
+    Needs no data, so that a run file can be judged before its data is read.
+    Raises ParameterError for what does not belong to the partition `how`, is missing from it, or does not fit.
+    """
+    for key, value, homes in (
+        ("grid", grid, GRIDS),
+        ("columns", columns, ("by-feature",)),
+        ("label-holder", label_holder, GRIDS),
+    ):
+        if value is not None and how not in homes:
+            where = " or ".join(f'"{home}"' for home in homes)
+            raise ParameterError(f'{key} belongs to partition = {where}, not to "{how}"; remove it')
+    if how not in GRIDS:
+        return silos, 1
+    if columns is not None:
+        _check_parts(columns)
+    m_h, m_v = _shape(how, silos, grid, columns)
+    if label_holder is not None:
+        _check_holders(label_holder, m_h, m_v)
+    return m_h, m_v
+
+
+def flat(dataset: Dataset) -> Dataset:
+    """The data set with samples [n, d], whatever axes they had."""
+    if dataset.x_train.ndim == 2:
+        return dataset
+    train, test, validation = (x.reshape(len(x), math.prod(x.shape[1:])) for _, x, _ in dataset.parts())
+    return replace(dataset, x_train=train, x_test=test, x_validation=validation)
+
+
+def deal(
+    dataset: Dataset,
+    shape: tuple[int, int],
+    columns: Columns | None,
+    label_holder: int | Sequence[int] | None,
+    sizes: Sequence[float] | None,
+    seed: int,
+) -> tuple[SiloData, ...]:
+    """The participants silo-1-1, silo-1-2, ... of a flat data set, by row part and then by column part.
+
+    shape: what `check_grid` returned for the same columns and label holder. sizes: relative, one for each row part.
+    An indicator of absence, a column appended behind those of the source, goes with the column that it is about.
+    Raises ParameterError for columns or sizes that do not fit the data, and as `fill_missing` does.
+    """
+    m_h, m_v = shape
+    rows, parts = _row_parts(len(dataset.x_train), m_h, sizes, seed), _column_parts(dataset, m_v, columns)
+    holders = [label_holder or 1] * m_h if label_holder is None or isinstance(label_holder, int) else label_holder
+    participants: list[SiloData] = []
+    for i, (mine, holder) in enumerate(zip(rows, holders, strict=True), 1):
+        x_row, y = dataset.x_train[mine], dataset.y_train[mine]
+        ids = None if dataset.ids is None else dataset.ids[mine]
+        for j, own in enumerate(parts, 1):
+            name = f"silo-{i}-{j}"
+            marked = [(k, own.index(column)) for k, column in enumerate(dataset.missing_columns) if column in own]
+            names = tuple(dataset.feature_names[column] for column in own) if dataset.feature_names else ()
+            x, names = fill_missing(
+                np.take(x_row, own, axis=1), dataset.missing, names, name, tuple(place for _, place in marked)
+            )
+            indicators = [dataset.inputs[0] + k for k, _ in marked] if x.shape[1] > len(own) else []
+            participants.append(
+                SiloData(
+                    name,
+                    x,
+                    y,
+                    names,
+                    row=f"row-{i}",
+                    columns=(*own, *indicators),
+                    ids=ids,
+                    holds_labels=j == holder,
+                )
+            )
+    return tuple(participants)
+
+
+def _check_parts(columns: Columns) -> None:
+    if not columns:
+        raise ParameterError("columns has no part; give a list of columns for each")
+    for number, part in enumerate(columns, 1):
+        if not part:
+            raise ParameterError(f"columns: part {number} is empty; give it a column or remove it")
+
+
+def _shape(how: str, silos: int, grid: Sequence[int] | None, columns: Columns | None) -> tuple[int, int]:
+    if how == "by-feature" and columns is None:
+        raise ParameterError(
+            'columns is missing; partition = "by-feature" needs it, for example columns = [["age", "job"], ["balance"]]'
+        )
+    if grid is not None:
+        return _given_shape(silos, grid, columns)
+    if columns is None:
+        raise ParameterError('grid is missing; partition = "grid" needs it, for example grid = [2, 2]')
+    if silos < 1 or silos % len(columns):
+        raise ParameterError(
+            f"silos = {silos} does not fit {len(columns)} column parts; it counts every pair of a row part and a "
+            f"column part, so give a multiple of {len(columns)}"
+        )
+    return silos // len(columns), len(columns)
+
+
+def _given_shape(silos: int, grid: Sequence[int], columns: Columns | None) -> tuple[int, int]:
+    if len(grid) != 2 or min(grid) < 1:
+        raise ParameterError(f"expected grid = [row parts, column parts], each 1 or more, got {list(grid)}")
+    m_h, m_v = grid
+    if columns is not None and m_v != len(columns):
+        raise ParameterError(
+            f"grid = [{m_h}, {m_v}] has {m_v} column parts, but columns has {len(columns)}; make them the same"
+        )
+    if silos != m_h * m_v:
+        raise ParameterError(
+            f"silos = {silos} and grid = [{m_h}, {m_v}] differ: that grid has {m_h * m_v} participants; remove silos"
+        )
+    return m_h, m_v
+
+
+def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> None:
+    holders = [label_holder] if isinstance(label_holder, int) else label_holder
+    if not isinstance(label_holder, int) and len(holders) != m_h:
+        raise ParameterError(
+            f"label-holder has {len(holders)} numbers for {m_h} row parts; give one number for all, or one for each"
+        )
+    for holder in holders:
+        if not 1 <= holder <= m_v:
+            raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")
+
+
+def _row_parts(rows: int, parts: int, sizes: Sequence[float] | None, seed: int) -> list[Rows]:
+    """What "iid" deals to as many silos, in words about row parts."""
+    if parts > rows:
+        raise ParameterError(f"{rows} training rows cannot be cut into {parts} row parts; use at most {rows} row parts")
+    if sizes is not None and (len(sizes) != parts or not all(math.isfinite(size) and size > 0 for size in sizes)):
+        raise ParameterError(f"expected a positive size for each of {parts} row parts, got {list(sizes)}")
+    dealt = cut(generator(seed).permutation(rows), parts, sizes)
+    empty = [f"row-{number}" for number, part in enumerate(dealt, 1) if len(part) == 0]
+    if empty:
+        raise ParameterError(
+            f"{', '.join(empty)} would have no rows ({rows} rows); use fewer row parts or less unequal sizes"
+        )
+    return [np.sort(part).astype(np.int64) for part in dealt]
+
+
+def _column_parts(dataset: Dataset, parts: int, columns: Columns | None) -> list[list[int]]:
+    """The columns of each part, ascending, every column of the samples exactly once."""
+    width = dataset.inputs[0]
+    if columns is None:
+        if parts > width:
+            raise ParameterError(
+                f"{width} columns cannot be cut into {parts} column parts; use at most {width} column parts"
+            )
+        return [part.tolist() for part in np.array_split(np.arange(width), parts)]
+    said = [repr(name) for name in dataset.feature_names] or [str(column) for column in range(width)]
+    origins = dataset.origins or dataset.feature_names
+    named = _by_name(origins, dataset.feature_names)
+    part_of: dict[int, int] = {}
+    for number, part in enumerate(columns, 1):
+        for entry in part:
+            for column in _meant(entry, named, origins, width):
+                if column in part_of:
+                    raise ParameterError(
+                        f"columns overlap: {said[column]} is in part {part_of[column]} and again in part {number}; "
+                        "name every column once"
+                    )
+                part_of[column] = number
+    if len(part_of) < width:
+        raise ParameterError(_left_over(part_of, said, origins))
+    return [sorted(column for column, of in part_of.items() if of == number) for number in range(1, parts + 1)]
+
+
+def _left_over(part_of: Mapping[int, int], said: Sequence[str], origins: tuple[str, ...]) -> str:
+    """The sentence about columns in no part, by the source's name if no part has anything that was encoded from it."""
+    begun = {origins[column] for column in part_of} if origins else set()
+    left = [column for column in range(len(said)) if column not in part_of]
+    whole = {column: repr(origins[column]) for column in left if origins and origins[column] not in begun}
+    missing = list(dict.fromkeys(whole.get(column, said[column]) for column in left))
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"columns are missing: {', '.join(missing[:3])}{more} would be in no part; add them to one"
+
+
+def _by_name(origins: tuple[str, ...], names: tuple[str, ...]) -> dict[str, list[int]]:
+    """What each name stands for: a column of the source for all that was encoded from it, a feature for itself."""
+    named: dict[str, list[int]] = {}
+    for column, origin in enumerate(origins):
+        named.setdefault(origin, []).append(column)
+    for column, name in enumerate(names):
+        named.setdefault(name, [column])
+    return named
+
+
+def _meant(entry: str | int, named: dict[str, list[int]], origins: tuple[str, ...], width: int) -> list[int]:
+    if not isinstance(entry, str):
+        if not 0 <= entry < width:
+            raise ParameterError(f"columns: there is no column {entry}; expected 0 to {width - 1}")
+        return [entry]
+    if entry in named:
+        return named[entry]
+    if not named:
+        raise ParameterError(
+            f'columns: "{entry}" is a name, but these samples have none; give indices from 0 to {width - 1}'
+        )
+    raise ParameterError(f'columns: there is no column "{entry}"; {nearest(entry, set(origins))}')

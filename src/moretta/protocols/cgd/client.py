@@ -1,0 +1,369 @@
+"""A participant: its confined model, what it has moved by, and the groups that it shares layers with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.keystream import SecretRoot
+from moretta.protocol import Array, Message, Phase, Stamp, State, Tensors, no_phase
+from moretta.protocols import modules
+from moretta.protocols.cgd.circle import Circle, group_of
+from moretta.protocols.cgd.grid import Group
+from moretta.protocols.cgd.layers import Layers, summed
+from moretta.protocols.cgd.local import (
+    Local,
+    head_pass,
+    narrowed,
+    part_of_gradient,
+    part_of_z,
+    whole_gradient,
+)
+from moretta.protocols.cgd.messages import (
+    Backward,
+    CatchUp,
+    Contribute,
+    Deltas,
+    Descend,
+    DescribeRows,
+    Displacement,
+    Done,
+    DrawKey,
+    Forward,
+    GroupKey,
+    Here,
+    Join,
+    KeyTaken,
+    Partial,
+    RowsDescribed,
+    ShowDisplacement,
+    StepAlone,
+    TakeKey,
+    Where,
+)
+from moretta.protocols.cgd.params import CGD
+from moretta.protocols.cgd.start import centers, confined
+from moretta.protocols.enrolment import Begin, Ready, SiloRows
+from moretta.secure_aggregation import Contributor, Relayed
+from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.ring import Ring
+
+ROW_RING = Ring(64)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a participant knows of the grid, all of it public.
+
+    me: its name. row: who holds columns of the same rows, itself too. head: who of them has the labels, None where each
+    participant has a model of its own. columns: the indices of its columns, empty where it has all. groups: that it
+    shares layers with, by name, also where it is the only one.
+    """
+
+    me: str
+    row: tuple[str, ...]
+    head: str | None
+    columns: tuple[int, ...]
+    groups: Mapping[str, Group]
+
+
+class Client:
+    """Answers for one participant (Algorithms 1 and 2).
+
+    model: the whole architecture, as everybody has it. root: of its start. contributors: by group. rounds: of the run.
+    blind: whether sums are hidden from whoever relays them. ids: whose its rows are, in order.
+    """
+
+    def __init__(
+        self,
+        params: CGD,
+        place: Place,
+        model: nn.Module,
+        rows: SiloRows,
+        root: SecretRoot,
+        contributors: Mapping[str, Contributor],
+        circle: Circle,
+        rounds: int,
+        *,
+        blind: bool,
+        ids: NDArray[np.str_] | None = None,
+    ) -> None:
+        self.phase: Phase = no_phase
+        self._params, self._place, self._rows, self._root = params, place, rows, root
+        self._contributors, self._circle, self._rounds, self._blind = contributors, circle, rounds, blind
+        self._ids = None if ids is None else [str(one) for one in ids]
+        self._template = copy.deepcopy(model)
+        self._layers = Layers.of(model) if place.columns else None
+        self._module = self._own_module(model)
+        self._displacement = {
+            name: np.zeros(shape) for group in place.groups.values() for name, shape in group.shapes.items()
+        }
+        self._steps = dict.fromkeys(place.groups, 0)
+        self._start = self._confined()
+        self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
+        self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message."""
+        group = group_of(message.stamp)
+        match message:
+            case Where():
+                return Here(stamp=message.stamp, steps=self._steps)
+            case DrawKey():
+                return GroupKey(stamp=message.stamp, sealed=self._circle.draw(message.stamp, message.members))
+            case TakeKey():
+                self._circle.take(message.stamp, message.maker, message.sealed)
+                return KeyTaken(stamp=message.stamp)
+            case DescribeRows():
+                digest = b"" if self._ids is None else self._circle.digest(message.stamp, self._ids)
+                return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
+            case Forward():
+                return self._partial(message)
+            case Join():
+                return self._join(message)
+            case Backward():
+                return self._backward(message)
+            case Contribute():
+                return self._contribute(message, group)
+            case Descend():
+                return self._descend(message, group)
+            case StepAlone():
+                self._step(group, message.stamp, self._gradient(message.stamp).gradients)
+                return Done(stamp=message.stamp)
+            case ShowDisplacement():
+                return self._show(message, group)
+            case CatchUp():
+                return self._catch_up(message, group)
+            case Begin() if group in self._contributors and not self._reads_inputs(group):
+                if message.schema != modules.schema(self._template):
+                    raise ParameterError("the model here has other tensors than the others'; expected the same")
+                return Ready(stamp=message.stamp)
+        reply = self._circle.answer(message) if group not in self._contributors else None
+        if reply is not None:
+            return reply
+        return self._rows.answer(message, self._contributor(group), self._template)
+
+    # Starts
+
+    def _own_module(self, model: nn.Module) -> nn.Module | None:
+        """Return the module that this participant runs by itself; None where a row runs one together."""
+        if self._place.head is not None:
+            return None
+        if self._layers is None:
+            return copy.deepcopy(model).train()
+        return narrowed(model, self._layers, len(self._place.columns)).train()
+
+    def _confined(self) -> dict[str, Array]:
+        """Return w_l(1): of all tensors that this participant holds."""
+        return confined(self._params, self._around(), tuple(self._displacement), self._place.me, self._root)
+
+    def _around(self) -> dict[str, Array]:
+        around = centers(self._params, self._template)
+        if self._layers is not None:
+            weight = self._layers.weight
+            around[weight] = around[weight][:, list(self._place.columns)]
+            if self._place.head not in (None, self._place.me):
+                around = {weight: around[weight]}
+        return around
+
+    def model(self) -> dict[str, Array]:
+        """Return w_l(k) of the tensors that this participant holds, which nobody else is to see."""
+        return summed(self._start, self._displacement)
+
+    def displaced(self) -> dict[str, Array]:
+        """Return D about the point that starts are confined around: what everybody who shares the layers knows."""
+        return summed(self._around(), self._displacement)
+
+    @property
+    def runs_jointly(self) -> bool:
+        """Whether its row of the grid runs one model together."""
+        return self._place.head is not None
+
+    @property
+    def displacement(self) -> Tensors:
+        """D of the layers that this participant shares, float64 by tensor."""
+        return self._displacement
+
+    # One iteration
+
+    def _gradient(self, stamp: Stamp) -> Local:
+        """Return the gradient of this round: computed once an attempt, or left by the row's forward and backward."""
+        if self._local is not None and _same_time(self._local[0], stamp):
+            return self._local[1]
+        if self._module is None:
+            raise MisuseError("was asked for a gradient before the row's forward and backward passes were done")
+        self._check_turn(stamp)
+        local = whole_gradient(
+            self._module, self.model(), self._rows, self._params.loss_function, stamp.round, self.phase
+        )
+        self._local = stamp, local
+        return local
+
+    def _contribute(self, ask: Contribute, group: str) -> Message:
+        local, shared = self._gradient(ask.stamp), self._group(group)
+        with self.phase("aggregation"):
+            upload = {name: local.gradients[name] for name in shared.shapes}
+            if shared.tells_loss:
+                upload["loss"] = np.asarray(local.loss)
+            key = self._circle.key(group) if self._blind else None
+            return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key)
+
+    def _descend(self, ask: Descend, group: str) -> Done:
+        shapes = {name: array.shape for name, array in ask.tensors.items()}
+        if shapes != {name: tuple(shape) for name, shape in self._group(group).summed.items()}:
+            raise PeerError(f"expected a sum of the layers of group `{group}`")
+        if not set(ask.silos) <= set(self._group(group).members) or not ask.silos:
+            raise PeerError(f"expected a sum over members of group `{group}`")
+        means = ask.tensors
+        if self._blind:
+            relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._circle.key(group)
+            with self.phase("aggregation"):
+                means = self._contributor(group).read(ask.stamp, relayed, ask.encoding, key).means
+        elif any(mean.dtype != np.float64 for mean in means.values()):
+            raise PeerError(f"expected means of the layers of group `{group}` in float64")
+        self._step(group, ask.stamp, means)
+        return Done(stamp=ask.stamp)
+
+    def _step(self, group: str, stamp: Stamp, means: Tensors) -> None:
+        """Take line 10 of Algorithm 1 on one group's layers: D <- D - alpha_k sum n_l g_l / sum n_l."""
+        if self._steps[group] >= stamp.round:
+            raise PeerError(f"round {stamp.round} of group `{group}` was stepped by before; expected a later one")
+        with self.phase("update"):
+            rate = self._params.rate(stamp.round, self._rounds)
+            for name in self._group(group).shapes:
+                self._displacement[name] = self._displacement[name] - rate * means[name]
+            if self._local is not None and _same_time(self._local[0], stamp):
+                self._start |= self._local[1].buffers
+            self._steps[group] = stamp.round
+
+    def _check_turn(self, stamp: Stamp) -> None:
+        if max(self._steps.values(), default=0) >= stamp.round:
+            raise PeerError(f"round {stamp.round} was stepped by before; expected a later one")
+
+    # A row's forward and backward passes
+
+    def _partial(self, ask: Forward) -> Partial:
+        z = self._part_of_z(ask.stamp)
+        words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._place.row), len(self._place.row))
+        add_masks([words], self._circle.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
+        return Partial(stamp=ask.stamp, words=words)
+
+    def _part_of_z(self, stamp: Stamp) -> Array:
+        layers, number = self._layers, stamp.round
+        if layers is None or self._place.head is None:
+            raise MisuseError("was asked for its part of a row's first layer, and has a model of its own")
+        self._check_turn(stamp)
+        index = self._rows.batches.of_round(number)
+        with self.phase("local_forward"):
+            x = self._rows.x[torch.from_numpy(index)]
+            z = part_of_z(x, self.model()[layers.weight])
+        self._own_z, self._local = (stamp, x, z), None
+        return z
+
+    def _join(self, ask: Join) -> Deltas:
+        """Complete z, pass forward through the upper layers and backward to z, and take one's own gradient."""
+        if self._layers is None or self._place.head != self._place.me:
+            raise MisuseError("was asked to join a row's first layer without having its labels")
+        own = self._part_of_z(ask.stamp)
+        z = own.astype(np.float64)
+        others = self._others()
+        if others:
+            if ask.words.shape != own.shape:
+                raise PeerError(f"expected the others' parts of z, {list(own.shape)}, got {list(ask.words.shape)}")
+            words = np.array(ask.words, order="C")
+            add_masks([words], self._circle.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
+            z = z + ROW_RING.decode(words, ask.fraction_bits)
+        targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(ask.stamp.round))]
+        with self._rows.randomness(ask.stamp.round):
+            delta, local = head_pass(self._layers, self.model(), z, targets, self._params.loss_function, self.phase)
+        self._take_gradient(ask.stamp, delta, local)
+        content = delta.cpu().contiguous().numpy().tobytes() if others else b""
+        sealed = self._circle.seal(ask.stamp, "delta", self._place.me, content) if others else np.empty(0, np.uint8)
+        return Deltas(stamp=ask.stamp, sealed=sealed)
+
+    def _backward(self, ask: Backward) -> Done:
+        if self._own_z is None or not _same_time(self._own_z[0], ask.stamp) or self._place.head is None:
+            raise MisuseError("was sent Delta before it was asked for its part of z")
+        _, x, z = self._own_z
+        content = self._circle.open(ask.stamp, "delta", self._place.head, ask.sealed)
+        if len(content) != x.element_size() * z.size:
+            raise PeerError(f"expected Delta of shape {list(z.shape)}, got {len(content)} bytes")
+        delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
+        if not bool(torch.isfinite(delta).all()):
+            raise PeerError("expected a finite Delta")
+        self._take_gradient(ask.stamp, delta, Local({}, 0.0, len(x), {}))
+        return Done(stamp=ask.stamp)
+
+    def _take_gradient(self, stamp: Stamp, delta: Tensor, local: Local) -> None:
+        """Keep this attempt's gradients: the upper layers' as they are, and the own part of the first layer's."""
+        if self._own_z is None or self._layers is None:
+            raise MisuseError("a gradient was asked for before a forward pass")
+        with self.phase("local_backward"):
+            first = part_of_gradient(self._own_z[1], delta)
+        gradients = {**local.gradients, self._layers.weight: first}
+        self._local = stamp, Local(gradients, local.loss, local.rows, {})
+
+    def _others(self) -> list[str]:
+        return [name for name in self._place.row if name != self._place.me]
+
+    # What was missed
+
+    def _show(self, ask: ShowDisplacement, group: str) -> Displacement:
+        content = b"".join(self._displacement[name].tobytes() for name in sorted(self._group(group).shapes))
+        sealed = self._circle.seal(ask.stamp, "displacement", self._place.me, content)
+        return Displacement(stamp=ask.stamp, sealed=sealed, steps=self._steps[group])
+
+    def _catch_up(self, ask: CatchUp, group: str) -> Done:
+        shapes = self._group(group).shapes
+        content = self._circle.open(ask.stamp, "displacement", ask.maker, ask.sealed)
+        values = np.frombuffer(content, dtype=np.float64)
+        if len(values) != sum(int(np.prod(shape)) for shape in shapes.values()) or not np.isfinite(values).all():
+            raise PeerError(f"expected D of the layers of group `{group}`, got {len(values)} numbers")
+        if ask.steps < self._steps[group]:
+            raise PeerError(f"expected D after round {self._steps[group]} or later, got that after {ask.steps}")
+        begin = 0
+        for name in sorted(shapes):
+            size = int(np.prod(shapes[name]))
+            self._displacement[name] = values[begin : begin + size].reshape(shapes[name]).copy()
+            begin += size
+        self._steps[group] = ask.steps
+        return Done(stamp=ask.stamp)
+
+    def _group(self, group: str) -> Group:
+        if group not in self._place.groups:
+            raise PeerError(f"`{self._place.me}` is in no group `{group:.80}`")
+        return self._place.groups[group]
+
+    def _contributor(self, group: str) -> Contributor:
+        if group not in self._contributors:
+            raise PeerError(f"`{self._place.me}` sums nothing in a group `{group:.80}`")
+        return self._contributors[group]
+
+    def _reads_inputs(self, group: str) -> bool:
+        return self._layers is None or self._layers.weight in self._place.groups[group].shapes
+
+    def state(self) -> State:
+        """Return root, D, how far it is in each group, and BatchNorm's own buffers. Starts follow from the root."""
+        moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
+        buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self._displacement}
+        steps = {f"steps/{group}": number for group, number in self._steps.items()}
+        return {**moved, **buffers, **steps, "root": self._root.reveal()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._root = SecretRoot(state["root"])
+        self._start = self._confined() | modules.under("buffer/", state)
+        self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
+        self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
+        self._local = self._own_z = None
+
+
+def _same_time(one: Stamp, other: Stamp) -> bool:
+    return (one.round, one.attempt) == (other.round, other.attempt)

@@ -1,0 +1,114 @@
+"""The grid m = m_h x m_v of Algorithm 2: who holds which rows and columns, and who shares which layers with whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Part:
+    """One participant's place.
+
+    name: the participant's. row: the name of its row of the grid, whose participants hold different columns of the
+    same samples. columns: the indices of its columns among all, empty where nothing is split by column.
+    """
+
+    name: str
+    row: str
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All participants' places.
+
+    parts: by name. heads: by row, the participant that holds the labels.
+    """
+
+    parts: Mapping[str, Part]
+    heads: Mapping[str, str]
+    _rows: Mapping[str, tuple[str, ...]] = field(init=False, repr=False)
+    _column_groups: Mapping[str, tuple[str, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows, columns = dict[str, list[str]](), dict[tuple[int, ...], list[str]]()
+        for name, part in self.parts.items():
+            rows.setdefault(part.row, []).append(name)
+            columns.setdefault(part.columns, []).append(name)
+        object.__setattr__(self, "_rows", {row: tuple(names) for row, names in rows.items()})
+        groups = {f"columns-{number}": tuple(names) for number, names in enumerate(columns.values(), 1)}
+        object.__setattr__(self, "_column_groups", groups)
+
+    @property
+    def rows(self) -> Mapping[str, tuple[str, ...]]:
+        """The participants of each row, in order."""
+        return self._rows
+
+    @property
+    def column_groups(self) -> Mapping[str, tuple[str, ...]]:
+        """The participants that hold the same columns, by the group's name ("columns-1", ...)."""
+        return self._column_groups
+
+    def check(self, total: int) -> None:
+        """Raise `moretta.errors.ParameterError` unless every row has each of the `total` columns exactly once."""
+        cuts = {name: part.columns for name, part in self.parts.items()}
+        for row, names in self.rows.items():
+            held = Counter(column for name in names for column in cuts[name])
+            if twice := sorted(column for column, times in held.items() if times > 1):
+                raise ParameterError(
+                    f"row `{row}`: columns {twice!r:.100} are held by two participants; expected each column once a row"
+                )
+            if absent := sorted(set(range(total)) - set(held)):
+                raise ParameterError(f"row `{row}`: nobody holds columns {absent!r:.100}; expected all {total}")
+            if outside := sorted(set(held) - set(range(total))):
+                raise ParameterError(f"row `{row}`: columns {outside!r:.100} are not among the {total} of the data")
+            if self.heads.get(row) not in names:
+                raise ParameterError(f"row `{row}`: expected one of its participants to hold the labels")
+        first = {cuts[name] for name in next(iter(self.rows.values()))}
+        for row, names in self.rows.items():
+            if {cuts[name] for name in names} != first:
+                raise ParameterError(
+                    f"row `{row}` is cut into other columns than the first row; expected the same parts in every row, "
+                    "as each part's layer is summed over the rows"
+                )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Participants that share layers, and so step by one sum of their gradients.
+
+    members: in order. shapes: of the layers' tensors, by name. tells_loss: whether the sum has their losses too.
+    """
+
+    members: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    tells_loss: bool
+
+    @property
+    def summed(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all that is summed."""
+        return {**self.shapes, **({"loss": ()} if self.tells_loss else {})}
+
+
+def groups_of(grid: Grid, shapes: Mapping[str, tuple[int, ...]], first: str, *, joint: bool) -> dict[str, Group]:
+    """Return who shares which layers, by the group's name.
+
+    shapes: of all tensors that are trained. first: the first layer's weight, [H1, d], whose columns are split; without
+    columns it has no meaning, and all share all. joint: the rest is shared by the rows' heads, else by everybody.
+    Differs from the paper: a first layer's bias, which Algorithm 2 has not, goes with the layers above it.
+    """
+    everybody = tuple(grid.parts)
+    if not any(part.columns for part in grid.parts.values()):
+        return {"all": Group(everybody, shapes, True)}
+    groups = {
+        name: Group(members, {first: (shapes[first][0], len(grid.parts[members[0]].columns))}, False)
+        for name, members in grid.column_groups.items()
+    }
+    rest = {name: shape for name, shape in shapes.items() if name != first}
+    if joint:
+        return {"heads": Group(tuple(grid.heads[row] for row in grid.rows), rest, True), **groups}
+    return {"all": Group(everybody, rest, True), **groups}

@@ -1,0 +1,76 @@
+"""The N-layer network of Algorithm 2, cut behind its first layer: columns on one side, rows on the other."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from moretta.errors import ParameterError
+from moretta.protocol import Array, Tensors
+from moretta.protocols import modules
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A network as its first linear layer, [H1, d], and all that comes after it.
+
+    weight, bias: the first layer's tensors by PyTorch's names; bias is "" where it has none. width: H1. columns: d.
+    upper: what turns z, [rows, H1], into outputs, with the network's own names of its tensors.
+    """
+
+    weight: str
+    bias: str
+    width: int
+    columns: int
+    upper: nn.Sequential
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layers:
+        """Cut a copy of a model. Raises `moretta.errors.ParameterError` for other than [Flatten,] Linear, and so on."""
+        children = list(model.named_children()) if isinstance(model, nn.Sequential) else []
+        rest = children[1:] if children and isinstance(children[0][1], nn.Flatten) else children
+        first = rest[0][1] if rest else None
+        if not isinstance(first, nn.Linear):
+            raise ParameterError(
+                "columns can be split only below a linear first layer; expected an nn.Sequential that begins with "
+                f'nn.Linear, such as the built-in "mlp", got {type(model).__name__}'
+            )
+        name, upper = rest[0][0], nn.Sequential(OrderedDict(copy.deepcopy(rest[1:])))
+        if any(buffer.is_floating_point() for buffer in upper.buffers()):
+            raise ParameterError(
+                "a network that is split by columns has no running statistics of its own; remove BatchNorm or use "
+                "LayerNorm"
+            )
+        bias = f"{name}.bias" if first.bias is not None else ""
+        return cls(f"{name}.weight", bias, first.out_features, first.in_features, upper)
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The names of the first layer's tensors."""
+        return (self.weight, self.bias) if self.bias else (self.weight,)
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters that are trained, by name."""
+    return {name: tuple(parameter.shape) for name, parameter in modules.trainable(model).items()}
+
+
+def joined(weights: Sequence[Array], columns: Sequence[Sequence[int]], total: int) -> Array:
+    """Return the first layer's weight [H1, d] of parts [H1, d_j]; columns that no part holds get 0."""
+    whole = np.zeros((len(weights[0]), total), dtype=weights[0].dtype)
+    for part, indices in zip(weights, columns, strict=True):
+        whole[:, list(indices)] = part
+    return whole
+
+
+def summed(start: Tensors, displacement: Mapping[str, Array]) -> dict[str, Array]:
+    """Return w = w(1) + D in the start's dtypes; tensors that are not trained stay as they are."""
+    return {
+        name: (value + displacement[name]).astype(value.dtype) if name in displacement else value
+        for name, value in start.items()
+    }

@@ -1,0 +1,89 @@
+"""What a participant computes by itself: a model's gradient, or one part of a joint model's.
+
+Everything is deterministic in weights, rows and round.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from moretta.protocol import Array, Phase, Tensors
+from moretta.protocols import modules
+from moretta.protocols.cgd.layers import Layers
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.losses import Loss
+
+
+@dataclass(frozen=True)
+class Local:
+    """What one round's batch came to: mean gradients by tensor, the mean loss, how many rows, BatchNorm's buffers."""
+
+    gradients: Tensors
+    loss: float
+    rows: int
+    buffers: Tensors
+
+
+def whole_gradient(module: nn.Module, weights: Tensors, rows: SiloRows, loss: Loss, number: int, phase: Phase) -> Local:
+    """Return the gradient of a whole model on the batch of a round (Algorithm 1, line 7).
+
+    module: in train mode; overwritten with `weights`, and not changed otherwise.
+    """
+    modules.load(module, weights)
+    trained = modules.trainable(module)
+    with rows.randomness(number):
+        inputs, targets = rows.batch(number)
+        with phase("local_forward"):
+            mean = loss(module(inputs), targets)
+        with phase("local_backward"):
+            gradients = torch.autograd.grad(mean, list(trained.values()), materialize_grads=True)
+    buffers = {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.named_buffers()}
+    named = {name: value.cpu().numpy() for name, value in zip(trained, gradients, strict=True)}
+    return Local(named, float(mean.detach()), len(inputs), {name: buffers[name] for name in buffers if name in weights})
+
+
+def narrowed(model: nn.Module, layers: Layers, columns: int) -> nn.Module:
+    """Return a copy of an N-layer network for so many columns; its first weight is yet to be loaded."""
+    narrow = copy.deepcopy(model)
+    name, _, _ = layers.weight.rpartition(".")
+    first = nn.Linear(columns, layers.width, bias=bool(layers.bias))
+    reference = next(model.parameters())
+    setattr(narrow, name, first.to(device=reference.device, dtype=reference.dtype))
+    return narrow
+
+
+def part_of_z(x: Tensor, weight: Array) -> Array:
+    """Return X_ij W1_ij, [rows, H1] (`cgd.txt`, Algorithm 2, line 6, of one holder's columns)."""
+    return (x @ torch.from_numpy(weight).to(x).T).cpu().numpy()
+
+
+def head_pass(
+    layers: Layers, weights: Tensors, z: Array, targets: Tensor, loss: Loss, phase: Phase
+) -> tuple[Tensor, Local]:
+    """Return Delta = d(sum of the row's losses)/dz, [rows, H1], and the mean gradients of all but the first weight.
+
+    z: the sum over the row's holders, [rows, H1].
+    """
+    upper = modules.trainable(layers.upper)
+    modules.load(layers.upper, {name: value for name, value in weights.items() if name not in layers.first})
+    leaf = torch.from_numpy(z).to(next(layers.upper.parameters()))
+    if layers.bias:
+        leaf += torch.from_numpy(weights[layers.bias]).to(leaf)
+    leaf.requires_grad_()
+    with phase("local_forward"):
+        mean = loss(layers.upper(leaf), targets)
+    with phase("local_backward"):
+        delta, *gradients = torch.autograd.grad(mean, [leaf, *upper.values()])
+    named = {name: value.cpu().numpy() for name, value in zip(upper, gradients, strict=True)}
+    if layers.bias:
+        named[layers.bias] = delta.sum(0).cpu().numpy()
+    return delta * len(targets), Local(named, float(mean.detach()), len(targets), {})
+
+
+def part_of_gradient(x: Tensor, delta: Tensor) -> Array:
+    """Return a holder's part of the first layer's mean gradient, [H1, columns]: X_ij' Delta_i / n_i."""
+    return (delta.T @ x / len(x)).cpu().numpy()

@@ -1,0 +1,221 @@
+"""The arrows of CGD's figures. A message's run id begins with its group: ``columns-2/<run>``.
+
+The group is in every keystream's label with the run, so that a participant's groups have no mask in common.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from moretta.errors import PeerError
+from moretta.protocol import Array, Message, Tensors, message
+
+
+@message("cgd/where")
+class Where(Message):
+    """Say how far you are: with how many rounds' sums you have stepped, by group."""
+
+
+@message("cgd/here")
+class Here(Message):
+    """By group that the participant shares layers with, the last round whose sum it stepped by; 0 before the first."""
+
+    steps: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for a number of rounds that cannot be."""
+        if any(not 0 <= number < 2**31 for number in self.steps.values()):
+            raise PeerError("cgd/here: expected round numbers, 0 or more")
+
+
+@message("cgd/draw-key")
+class DrawKey(Message):
+    """Draw a fresh key for this group, and seal it for these members."""
+
+    members: tuple[str, ...]
+
+
+@message("cgd/group-key")
+class GroupKey(Message):
+    """The group's key, sealed for each member."""
+
+    sealed: Mapping[str, bytes]
+
+
+@message("cgd/take-key")
+class TakeKey(Message):
+    """The group's key as `maker` sealed it for you."""
+
+    maker: str
+    sealed: bytes
+
+
+@message("cgd/key-taken")
+class KeyTaken(Message):
+    """The participant has the group's key."""
+
+
+@message("cgd/describe-rows")
+class DescribeRows(Message):
+    """Say how many rows you have, and a digest of whose they are, under the row's key."""
+
+
+@message("cgd/rows")
+class RowsDescribed(Message):
+    """How many rows there are, and HMAC-SHA256 of their ids in order under the row's key: no bytes without ids."""
+
+    rows: int
+    digest: bytes
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless there are rows, and the digest can be one."""
+        if self.rows < 1 or len(self.digest) not in (0, 32):
+            raise PeerError("cgd/rows: expected at least one row, and a digest of 32 bytes or none")
+
+
+@message("cgd/forward")
+class Forward(Message):
+    """Send your part of z, X_ij W1_ij, masked for the head of your row. fraction_bits: of the ring's fixed point."""
+
+    fraction_bits: int
+
+
+@message("cgd/partial")
+class Partial(Message):
+    """One holder's part of z, uint64[rows, H1], under the masks that it shares with everybody else of its row."""
+
+    words: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are elements of Z_2^64, by row and unit."""
+        _check_words(self.TAG, self.words)
+
+
+@message("cgd/join")
+class Join(Message):
+    """The others' parts of z in sum, still under the masks that they share with you; no rows where you are alone."""
+
+    words: Array
+    fraction_bits: int
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are elements of Z_2^64, by row and unit."""
+        _check_words(self.TAG, self.words)
+
+
+@message("cgd/deltas")
+class Deltas(Message):
+    """Delta = d(sum of the row's losses)/dz, float32 or float64[rows, H1] as bytes, sealed under the row's key."""
+
+    sealed: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are bytes."""
+        _check_bytes(self.TAG, self.sealed)
+
+
+@message("cgd/backward")
+class Backward(Message):
+    """The row's Delta as its head sealed it; take your gradient from it."""
+
+    sealed: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are bytes."""
+        _check_bytes(self.TAG, self.sealed)
+
+
+@message("cgd/done")
+class Done(Message):
+    """The participant has done what it was asked."""
+
+
+@message("cgd/contribute")
+class Contribute(Message):
+    """Upload n_l g_l of the layers that this group shares; the answer is an upload of the secure sum."""
+
+    encoding: Mapping[str, int]
+
+
+@message("cgd/descend")
+class Descend(Message):
+    """Step by this sum. tensors, weight: as `moretta.secure_aggregation.Relayed`. silos: in it, sorted.
+
+    encoding: as it was for the uploads. attempt: of the uploads' stamp, which is this round's.
+    """
+
+    tensors: Tensors
+    weight: Array
+    silos: tuple[str, ...]
+    encoding: Mapping[str, int]
+
+
+@message("cgd/step-alone")
+class StepAlone(Message):
+    """Step by your own gradient of this group's layers: nobody shares them."""
+
+
+@message("cgd/show-displacement")
+class ShowDisplacement(Message):
+    """Seal D of this group's layers for members that missed some of it."""
+
+
+@message("cgd/displacement")
+class Displacement(Message):
+    """D of the group's layers after so many rounds, sealed under the group's key, and what is not secret about it."""
+
+    sealed: Array
+    steps: int
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
+        _check_bytes(self.TAG, self.sealed)
+        if not 0 <= self.steps < 2**31:
+            raise PeerError("cgd/displacement: expected a round number")
+
+
+@message("cgd/catch-up")
+class CatchUp(Message):
+    """Take D of the group's layers as another member sealed it, in the place of your own."""
+
+    maker: str
+    sealed: Array
+    steps: int
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are bytes."""
+        _check_bytes(self.TAG, self.sealed)
+
+
+MESSAGES = (
+    Where,
+    Here,
+    DrawKey,
+    GroupKey,
+    TakeKey,
+    KeyTaken,
+    DescribeRows,
+    RowsDescribed,
+    Forward,
+    Partial,
+    Join,
+    Deltas,
+    Backward,
+    Done,
+    Contribute,
+    Descend,
+    StepAlone,
+    ShowDisplacement,
+    Displacement,
+    CatchUp,
+)
+
+
+def _check_words(tag: str, words: Array) -> None:
+    if words.dtype != np.uint64 or words.ndim != 2:
+        raise PeerError(f"{tag}: expected uint64[rows, units], got {words.dtype}{list(words.shape)}")
+
+
+def _check_bytes(tag: str, sealed: Array) -> None:
+    if sealed.dtype != np.uint8 or sealed.ndim != 1:
+        raise PeerError(f"{tag}: expected sealed bytes, got {sealed.dtype}{list(sealed.shape)}")

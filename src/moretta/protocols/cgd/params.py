@@ -1,0 +1,71 @@
+"""Settings of Confined Gradient Descent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from moretta.errors import ParameterError
+from moretta.protocols.training import NonNegative, Positive, Training
+
+Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
+
+
+class CGD(Training):
+    """Confined Gradient Descent (`cgd.txt`), Algorithms 1 and 2: w_l(k+1) = w_l(k) - alpha_k sum n_l g_l / sum n_l.
+
+    delta: of each participant's confined start w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard normal. A number is
+    everybody's; two are a range from which each participant draws its own in secret, uniformly (Table 7's last column);
+    a mapping names each participant's.
+    around: the point that starts are confined around: "zero", as in the paper, or "model": the weights that the model
+    comes with (or `warm_start` gives), for architectures and fine-tuning that need a common point to begin at.
+    vertical: how participants that hold different columns of the same rows work together: "joint", one model a row of
+    the grid, whose first layer is split by column; "independent", as Algorithm 2 is printed, a model a participant.
+    schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
+    after `decay_from` and T is how many rounds are left then.
+    mu: of that schedule, 0 to 1 (Theorem 1).
+    blind: whether the aggregator only relays sums that it cannot read; None is yes, unless the scheme is "none".
+    """
+
+    name: Literal["cgd"] = "cgd"
+    loss: Literal["mse", "cross-entropy"] = "cross-entropy"
+    learning_rate: Positive = 0.5
+    delta: Delta = 0.01
+    around: Literal["zero", "model"] = "zero"
+    vertical: Literal["joint", "independent"] = "joint"
+    schedule: Literal["constant", "inverse-square"] = "constant"
+    mu: Annotated[NonNegative, Field(lt=1)] = 0.0
+    decay_from: Annotated[int, Field(ge=0)] = 0
+    blind: bool | None = None
+
+    def rate(self, number: int, rounds: int) -> float:
+        """Return alpha_k of round `number`, from 1 to `rounds`.
+
+        Differs from the paper: alpha / (k + mu T)^2 as printed (Theorem 1) is alpha / k^2 at mu = 0, where section 7
+        says that the rate is fixed; here the first decaying step is alpha, whatever mu.
+        """
+        step, left = number - self.decay_from, rounds - self.decay_from
+        if self.schedule == "constant" or step < 1:
+            return self.learning_rate
+        return self.learning_rate * ((1.0 + self.mu * left) / (step + self.mu * left)) ** 2
+
+    @model_validator(mode="after")
+    def _is_plain_descent(self) -> Self:
+        if self.optimizer != "sgd" or self.momentum or self.weight_decay or self.clip_norm is not None:
+            raise ParameterError(
+                "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum, "
+                "weight-decay and clip-norm"
+            )
+        if self.lr_schedule != "constant":
+            raise ParameterError('cgd has a schedule of its own; remove lr-schedule, use schedule = "inverse-square"')
+        if self.class_weights:
+            raise ParameterError("cgd weighs participants by their rows; remove class-weights")
+        if self.schedule == "constant" and (self.mu or self.decay_from):
+            raise ParameterError('mu and decay-from belong to schedule = "inverse-square"; add it or remove them')
+        if self.warm_start is not None and self.around == "zero":
+            raise ParameterError('warm-start needs around = "model", as starts confined around zero forget it')
+        if isinstance(self.delta, tuple) and self.delta[0] > self.delta[1]:
+            raise ParameterError(f"delta = [{self.delta[0]:g}, {self.delta[1]:g}]: expected the lower number first")
+        return self

@@ -1,0 +1,367 @@
+"""The aggregator: it relays and adds up, and holds no model. A participant may play it, or somebody with no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moretta.errors import ParameterError, RunFailed
+from moretta.protocol import (
+    Aborted,
+    Ask,
+    Exchange,
+    Message,
+    Missing,
+    Outcome,
+    Phase,
+    Reason,
+    Report,
+    Stamp,
+    State,
+    no_phase,
+)
+from moretta.protocols.cgd.circle import NAME as CIRCLE
+from moretta.protocols.cgd.circle import at, row_group
+from moretta.protocols.cgd.grid import Grid, Group
+from moretta.protocols.cgd.messages import (
+    Backward,
+    CatchUp,
+    Contribute,
+    Deltas,
+    Descend,
+    DescribeRows,
+    Displacement,
+    Done,
+    DrawKey,
+    Forward,
+    GroupKey,
+    Here,
+    Join,
+    KeyTaken,
+    Partial,
+    RowsDescribed,
+    ShowDisplacement,
+    StepAlone,
+    TakeKey,
+    Where,
+)
+from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.together import together
+from moretta.secure_aggregation import Relayed, Rules
+from moretta.secure_aggregation.agreement import agree_on_keys
+from moretta.secure_aggregation.encoding import add_up
+from moretta.secure_aggregation.ring import Ring
+
+LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
+
+
+class Server:
+    """Conducts Algorithms 1 and 2 over groups of participants.
+
+    groups: who shares which layers. enrolments: by group of two and more, its secure sum and what is agreed on with it.
+    joint: whether the participants of a row of the grid run one model together. rules: of everybody's keys, complete.
+    limit: the largest |value| of a gradient's entry. blind: whether sums are hidden from this role.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        groups: Mapping[str, Group],
+        enrolments: Mapping[str, Enrolment],
+        rules: Rules,
+        limit: float,
+        *,
+        joint: bool,
+        blind: bool,
+    ) -> None:
+        self.phase: Phase = no_phase
+        self._grid, self._groups, self._enrolments, self._rules = grid, groups, enrolments, rules
+        self._limit, self._joint, self._blind = limit, joint, blind
+        # Rows are groups of their own, of which the head comes first: it draws the row's key.
+        self._rows = {
+            row_group(row): sorted(names, key=lambda name, head=grid.heads[row]: name != head)  # type: ignore[misc]
+            for row, names in (grid.rows.items() if joint else ())
+        }
+        self._cohort: Sequence[str] = ()
+        self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
+
+    # Set-up
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree on everybody's keys, on each group's, on its secure sum, and on who is how far."""
+        self._cohort = ()
+        for name, group in self._groups.items():
+            left = set(group.members) & set(cohort)
+            if len(left) < min(2, len(group.members)):
+                raise RunFailed(
+                    f"round {now.round}: {len(left)} of the {len(group.members)} participants of group `{name}` are "
+                    "left, too few to sum; mend the others and go on with --resume"
+                )
+        if len(cohort) > 1:
+            agreed = yield from agree_on_keys(at(now, CIRCLE), cohort, self._rules)
+            if isinstance(agreed, Aborted):
+                return agreed
+        for stage in ({name: _of(cohort, names) for name, names in self._rows.items()}, *self._stages(cohort)):
+            aborted = yield from _all_of(
+                {name: self._group_key(at(now, name), members) for name, members in stage.items() if len(members) > 1}
+            )
+            if aborted is not None:
+                return aborted
+        for stage in self._stages(self._whole_rows(cohort)):
+            aborted = yield from _all_of(
+                {
+                    name: self._enrolments[name].setup(at(now, name), members)
+                    for name, members in stage.items()
+                    if name in self._enrolments
+                }
+            )
+            if aborted is not None:
+                return aborted
+        aborted = yield from self._compare_rows(now, cohort)
+        if aborted is None:
+            aborted = yield from self._locate(now, cohort)
+        if aborted is None:
+            self._cohort = tuple(cohort)
+        return aborted
+
+    def _stages(self, participants: Sequence[str]) -> list[dict[str, list[str]]]:
+        """Return groups with those of these who are in them, in stages: in none of them is anybody in two groups."""
+        top = {name: _of(participants, group.members) for name, group in self._groups.items() if group.tells_loss}
+        rest = {name: _of(participants, group.members) for name, group in self._groups.items() if not group.tells_loss}
+        return [top, rest] if rest else [top]
+
+    def _whole_rows(self, participants: Sequence[str]) -> list[str]:
+        """Return those of these whose row can run its model: nobody of it is missing."""
+        if not self._joint:
+            return list(participants)
+        there = set(participants)
+        return [name for names in self._rows.values() if there.issuperset(names) for name in names]
+
+    def _group_key(self, now: Stamp, members: Sequence[str]) -> Exchange[Aborted | None]:
+        """Have the first member draw the group's key, and hand it to the others as it sealed it."""
+        maker, *others = members
+        drawn = yield Ask({maker: DrawKey(stamp=now, members=tuple(members))}, GroupKey)
+        if drawn.missing:
+            return Aborted(drawn.missing)
+        sealed = drawn.answers[maker].sealed
+        if set(sealed) != set(others):
+            return Aborted({maker: Missing(Reason.MALFORMED, "expected a key sealed for each of the other members")})
+        taken = yield Ask({name: TakeKey(stamp=now, maker=maker, sealed=sealed[name]) for name in others}, KeyTaken)
+        return Aborted(taken.missing) if taken.missing else None
+
+    def _compare_rows(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Compare how many rows the participants of each row of the grid have, and whose they are."""
+        rows = {row: _of(cohort, names) for row, names in self._rows.items()}
+        asks = {name: DescribeRows(stamp=at(now, row)) for row, names in rows.items() for name in names if names[1:]}
+        if not asks:
+            return None
+        replies = yield Ask(asks, RowsDescribed)
+        if replies.missing:
+            return Aborted(replies.missing)
+        wrong = dict[str, Missing]()
+        for row, (head, *others) in ((row, names) for row, names in rows.items() if names[1:]):
+            for name in others:
+                if said := _misaligned(row, head, replies.answers[head], name, replies.answers[name]):
+                    wrong[name] = Missing(Reason.BAD_INPUT, said)
+        if wrong and now.round <= 1:
+            raise ParameterError("; ".join(missing.detail for missing in wrong.values()))
+        return Aborted(wrong) if wrong else None
+
+    def _locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Ask who has stepped by how many rounds' sums, and have those who missed some take D from the others."""
+        replies = yield Ask.all(cohort, Where(stamp=at(now, CIRCLE)), Here)
+        if replies.missing:
+            return Aborted(replies.missing)
+        steps: Mapping[str, Here] = replies.answers
+        for name, group in self._groups.items():
+            if any(name not in steps[member].steps for member in group.members if member in steps):
+                raise ParameterError(f"participants differ on who shares layers in group `{name}`; expected one grid")
+            far = {member: steps[member].steps[name] for member in group.members if member in steps}
+            self._behind[name] = {member for member, number in far.items() if number < max(far.values())}
+        yield from self._bring_up(now, cohort)
+        return None
+
+    def _bring_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
+        """Have those who are behind take their group's D as a member that is not sealed it."""
+        for name, behind in self._behind.items():
+            ahead = [member for member in self._groups[name].members if member in cohort and member not in behind]
+            present = [member for member in self._groups[name].members if member in behind and member in cohort]
+            if not present or not ahead:
+                continue
+            stamp, maker = at(now, name), ahead[0]
+            shown = yield Ask({maker: ShowDisplacement(stamp=stamp)}, Displacement)
+            if maker not in shown.answers:
+                continue
+            found = shown.answers[maker]
+            message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
+            caught_up = yield Ask.all(present, message, Done)
+            behind -= caught_up.answers.keys()
+
+    # One iteration
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Play one iteration: the rows' passes where columns are split, the groups' sums, and the descent."""
+        if now.attempt == 0:
+            yield from self._bring_up(now, self._cohort)
+        late = set[str]().union(*self._behind.values())
+        taking_part = self._whole_rows([name for name in self._cohort if name not in late])
+        gone = {name: _LATE for name in self._cohort if name in late}
+        if self._joint:
+            rows = {row: names for row, names in self._rows.items() if names[0] in taking_part}
+            passed = yield from together({row: self._row(at(now, row), names) for row, names in rows.items()})
+            for missing in passed.values():
+                gone |= missing
+            taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
+        sums = dict[str, _Summed]()
+        for stage in self._stages(taking_part):
+            found = yield from together(
+                {
+                    name: self._sum(at(now, name), name, members, gone)
+                    for name, members in stage.items()
+                    if name in self._enrolments
+                }
+            )
+            aborted = [one for one in found.values() if isinstance(one, Aborted)]
+            if aborted:
+                return Aborted({silo: why for one in aborted for silo, why in one.missing.items()}, aborted[0].because)
+            sums |= {name: one for name, one in found.items() if not isinstance(one, Aborted)}
+        yield from self._descend(now, sums, taking_part)
+        return self._report(sums, taking_part)
+
+    def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
+        """Play forward and backward passes of one row; return who was missing: then the row sits this round out."""
+        head, *others = names
+        words = np.empty((0, 0), dtype=np.uint64)
+        bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))
+        if others:
+            parts = yield Ask.all(others, Forward(stamp=now, fraction_bits=bits), Partial)
+            if parts.missing:
+                return parts.missing
+            shapes = {part.words.shape for part in parts.answers.values()}
+            if len(shapes) > 1:
+                return {name: Missing(Reason.MALFORMED, "expected as many rows as the others have") for name in others}
+            words = add_up([part.words for part in parts.answers.values()])
+        joined = yield Ask({head: Join(stamp=now, words=words, fraction_bits=bits)}, Deltas)
+        if joined.missing or not others:
+            return joined.missing
+        passed = yield Ask.all(others, Backward(stamp=now, sealed=joined.answers[head].sealed), Done)
+        return passed.missing
+
+    def _sum(
+        self, now: Stamp, group: str, members: Sequence[str], gone: Mapping[str, Missing]
+    ) -> Exchange[_Summed | Aborted]:
+        """Have a group's gradients added up: line 8 of Algorithm 1, lines 19 to 24 of Algorithm 2."""
+        enrolment, shapes = self._enrolments[group], self._groups[group].summed
+        if len(members) < 2:
+            return Aborted(gone, f"{len(members)} participants of group `{group}` can take part, too few to sum")
+        aggregation = enrolment.aggregation
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), enrolment.most_weight())
+        encoding = wanted.fraction_bits
+        ask: dict[str, Message] = {member: Contribute(stamp=now, encoding=encoding) for member in members}
+        if self._blind:
+            relayed = yield from aggregation.relay(ask, wanted)
+            return relayed if isinstance(relayed, Aborted) else _Summed(relayed, encoding, {})
+        total = yield from aggregation.sum(ask, wanted)
+        if isinstance(total, Aborted):
+            return total
+        figures = {"ring_step": max(total.steps.values())}
+        if "loss" in total.means:
+            figures |= {"loss": float(total.means["loss"]), "rows": float(total.weight)}
+        return _Summed(Relayed(total.means, np.array(total.weight), total.silos), encoding, figures)
+
+    def _descend(self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Exchange[None]:
+        """Hand each group its sum. Whoever does not take it is behind until it has caught up."""
+        for stage in self._stages(self._cohort):
+            asks, wanted = dict[str, Message](), dict[str, list[str]]()
+            for name, members in stage.items():
+                wanted[name] = [member for member in members if member not in self._behind[name]]
+                if name in sums:
+                    message = sums[name].message(at(now, name))
+                    asks |= {member: message for member in wanted[name] if member in self._enrolments[name].cohort}
+                else:
+                    asks |= {member: StepAlone(stamp=at(now, name)) for member in members if member in taking_part}
+            if not asks:
+                continue
+            replies = yield Ask(asks, Done)
+            for name in stage.keys() & sums.keys():
+                self._behind[name] |= set(wanted[name]) - replies.answers.keys()
+
+    def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
+        """Report who took part, and of sums that are not blind what they say."""
+        figures: dict[str, float] = {"participants": float(len(taking_part))}
+        for one in sums.values():
+            figures |= {name: max(value, figures.get(name, value)) for name, value in one.figures.items()}
+        return Report(figures)
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Release nothing: there is no model here."""
+        yield from self._bring_up(now, self._cohort)
+        return Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
+
+    def state(self) -> State:
+        """Return what groups agreed on once: the standardisation of their columns."""
+        return {
+            f"{name}/{key}": value
+            for name, enrolment in self._enrolments.items()
+            for key, value in enrolment.state().items()
+        }
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        for name, enrolment in self._enrolments.items():
+            prefix = f"{name}/"
+            enrolment.restore(
+                {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            )
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """A group's sum, how it was encoded, and what this role may say of it."""
+
+    relayed: Relayed
+    encoding: Mapping[str, int]
+    figures: Mapping[str, float]
+
+    def message(self, now: Stamp) -> Descend:
+        """Return the step along it."""
+        one = self.relayed
+        return Descend(
+            stamp=now, tensors=one.tensors, weight=one.weight, silos=tuple(one.silos), encoding=self.encoding
+        )
+
+
+_LATE = Missing(Reason.DISCONNECTED, "it missed a sum and has not caught up")
+
+
+def _of(participants: Sequence[str], members: Sequence[str]) -> list[str]:
+    """Return the members that are among these participants, in the members' order."""
+    there = set(participants)
+    return [name for name in members if name in there]
+
+
+def _all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborted | None]:
+    """Play exchanges side by side; aborted with all who are missing where any is."""
+    ended = yield from together(exchanges)
+    missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
+    return Aborted(missing) if any(one is not None for one in ended.values()) else None
+
+
+def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, found: RowsDescribed) -> str:
+    """Return in what two holders of the same rows differ; nothing if they do not."""
+    if found.rows != expected.rows:
+        return (
+            f"row `{row}`: `{name}` has {found.rows} rows and `{head}` {expected.rows}; expected the same rows in the "
+            "same order"
+        )
+    if bool(found.digest) != bool(expected.digest):
+        without = name if not found.digest else head
+        return f"row `{row}`: `{without}` has no ids to compare; give each of its participants the id column, or none"
+    if found.digest != expected.digest:
+        return (
+            f"row `{row}`: the ids of `{name}` are not those of `{head}` in the same order; sort both by id, and keep "
+            "the rows that both have"
+        )
+    return ""

@@ -1,0 +1,60 @@
+"""Confined starts: w_l(1) = delta_l * Rand_l (`cgd.txt`, Eq. 11), from a participant's secret root.
+
+The root is the operating system's and never leaves the participant, and a tensor's start follows from root, name and
+shape alone, so a start need not be stored: it is made again whenever it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from torch import nn
+
+from moretta.errors import ParameterError
+from moretta.keystream import SecretRoot
+from moretta.protocol import Array, Tensors
+from moretta.protocols import modules
+from moretta.protocols.cgd.params import CGD, Delta
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+def delta_of(delta: Delta, name: str, root: SecretRoot) -> float:
+    """Return delta_l of the participant `name`. Raises `moretta.errors.ParameterError` where a mapping lacks it."""
+    if isinstance(delta, tuple):
+        low, high = delta
+        return low + (high - low) * float(root.stream("confined delta").uniform(1)[0])
+    if isinstance(delta, Mapping):
+        if name not in delta:
+            raise ParameterError(f"delta: expected a number for participant `{name}`, got {sorted(delta)!r:.200}")
+        return delta[name]
+    return delta
+
+
+def noise(root: SecretRoot, name: str, shape: tuple[int, ...], delta: float) -> Array:
+    """Return delta * Rand of one tensor, float64: standard normal numbers of the root's keystream."""
+    return delta * root.stream("confined start", name).normal(int(np.prod(shape))).reshape(shape)
+
+
+def centers(params: CGD, model: nn.Module) -> dict[str, Array]:
+    """Return what starts are confined around, by PyTorch's names: all parameters and buffers of the model.
+
+    Scale and shift of normalisation layers keep the values they have, whatever `around` says: near zero they would shut
+    the network. Differs from the paper, whose networks have none.
+    """
+    values = modules.arrays(model)
+    norms = {f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, NORMS)}
+    for tensor in modules.trainable(model):
+        if params.around == "zero" and tensor[: tensor.rfind(".") + 1] not in norms:
+            values[tensor] = np.zeros_like(values[tensor])
+    return values
+
+
+def confined(params: CGD, around: Tensors, trained: Collection[str], name: str, root: SecretRoot) -> dict[str, Array]:
+    """Return the start of the participant `name`: `around`, with its noise on the tensors that are trained."""
+    delta, start = delta_of(params.delta, name, root), dict(around)
+    for tensor in trained:
+        value = around[tensor]
+        start[tensor] = (value + noise(root, tensor, value.shape, delta)).astype(value.dtype)
+    return start

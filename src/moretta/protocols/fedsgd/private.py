@@ -1,0 +1,165 @@
+"""A silo's half of differentially private SGD (Abadi et al., CCS 2016, Algorithm 1), the baseline "DP-FL".
+
+One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or more than n_k:
+
+    lot        each row by itself with chance q_k = L_k / n_k, drawn in secret
+    i in lot   g_i = gradient of the loss on row i alone;  g_i <- g_i / max(1, |g_i| / C)
+    upload     x_k = (sum_i g_i + N(0, sigma^2 C^2 / S)) / L_k, with the weight L_k
+
+so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). S is the fewest
+silos whose sum may be revealed (`min-survivors`), so the noise in it has at least the deviation sigma C; under ``scheme
+= "none"`` each upload is seen, S is 1 and each has all of the noise.
+
+What is uploaded says nothing of the lot but by that sum: not its size (the weight is the expected one), not its loss.
+Each example goes through the model alone, so none reaches another's gradient.
+
+Differs from the paper: the sum over silos is one mechanism with several lots; of neighbouring data sets only one silo's
+lot differs, so its own q_k counts. Differs from the paper: noise is drawn by Box and Muller's transform in float64, and
+gradients and uploads are rounded (model's dtype, ring), where the analysis has real numbers (Mironov, CCS 2012).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from moretta.errors import ParameterError
+from moretta.keystream import SecretRoot, encode_parts
+from moretta.protocol import Array, Stamp, State, Tensors
+from moretta.protocols import modules
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.fedsgd.params import Privacy
+from moretta.protocols.losses import Loss
+
+MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
+MOST_ROWS = 256  # that pass through the model at once
+
+
+class PrivateGradient:
+    """Draws a silo's lots, clips, sums and adds its share of the noise.
+
+    batch_size: the expected lot, 0 for all rows. root: what lots and noise derive from, kept in the silo's checkpoint.
+    sharers: S, the silos that together add the noise; 1 adds all of it.
+    lot: the expected lot, L_k. rate: the chance of a row to be in it, q_k.
+    """
+
+    def __init__(
+        self, privacy: Privacy, rows: SiloRows, batch_size: int, loss: Loss, root: SecretRoot, sharers: int = 1
+    ) -> None:
+        self._clip, self._rows, self._loss, self._root = privacy.clip, rows, loss, root
+        self._deviation = privacy.noise * privacy.clip / math.sqrt(sharers)
+        self._count = rows.batches.rows
+        self.lot = min(batch_size, self._count) or self._count
+        self.rate = self.lot / self._count
+
+    def upload(self, model: nn.Module, parameters: Tensors, now: Stamp) -> dict[str, Array]:
+        """Return x_k by parameter as ``gradient/<name>``, in the parameters' dtype.
+
+        model: that holds `parameters`, as the server sent them. What is drawn follows from the secret root, the round
+        and those parameters: a round that is asked for again, in another attempt or after a resume, has the same
+        upload, which says nothing new. Parameters that differ make it a round of its own: the same noise on two
+        gradients would show their difference.
+        """
+        purpose = (now.run, now.round, _digest(parameters))
+        with _seeded(model, self._root, *purpose):
+            total = self.clipped_sum(model, self.rows_of_lot(*purpose))
+        noise, upload = self._root.stream("dp noise", *purpose), dict[str, Array]()
+        for name, value in total.items():
+            noised = value + self._deviation * noise.normal(value.size).reshape(value.shape)
+            upload[f"gradient/{name}"] = (noised / self.lot).astype(parameters[name].dtype)
+        return upload
+
+    def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
+        """Return the numbers of the rows in the lot of one purpose, ascending; perhaps none."""
+        return np.flatnonzero(self._root.stream("dp lot", *purpose).uniform(self._count) < self.rate)
+
+    def clipped_sum(self, model: nn.Module, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """Return sum_i g_i / max(1, |g_i| / C) over some rows, by parameter.
+
+        At most `MOST_ENTRIES` entries of the rows' own gradients are held at once, or one row's.
+        """
+        trained = {name: parameter.detach() for name, parameter in modules.trainable(model).items()}
+
+        def loss_of_row(parameters: Mapping[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
+            return self._loss(functional_call(model, dict(parameters), (inputs[None],)), target[None])
+
+        gradients_of = vmap(grad(loss_of_row), in_dims=(None, 0, 0), randomness="different")
+        total = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in trained.items()}
+        entries = sum(parameter.numel() for parameter in trained.values())
+        step = max(1, min(MOST_ROWS, MOST_ENTRIES // max(1, entries)))
+        for start in range(0, len(rows), step):
+            gradients = gradients_of(trained, *self._rows.rows(rows[start : start + step]))
+            for name, value in clipped_sum(gradients, self._clip).items():
+                total[name] += value
+        return {name: value.cpu().numpy() for name, value in total.items()}
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `moretta.errors.ParameterError` where a row has no gradient of its own in this model."""
+        for name, module in model.named_modules():
+            tracks = isinstance(module, _InstanceNorm) and module.track_running_stats
+            if isinstance(module, _BatchNorm) or tracks:
+                what = "keeps running statistics of" if tracks else "mixes"
+                raise ParameterError(
+                    f"`{name or 'the model'}` ({type(module).__name__}) {what} the rows of a batch, and dp-noise needs "
+                    "the gradient of each row alone; use GroupNorm in its place"
+                )
+        try:
+            with _seeded(model, self._root, "dp check"):
+                self.clipped_sum(model, np.arange(1))
+        except Exception as error:
+            raise ParameterError(
+                "dp-noise needs the gradient of each row alone, and torch.func cannot take it of this model; put other "
+                f"modules in the place of those it names: {type(error).__name__}: {error}".split("\n")[0]
+            ) from error
+
+    def state(self) -> State:
+        """Return the secret root, from which lots and noise follow."""
+        return {"secret_root": self._root.reveal()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._root = SecretRoot(state["secret_root"])
+
+
+def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Return sum_i g_i / max(1, |g_i| / C), float64, by parameter; |g_i| is over all parameters together.
+
+    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0: an example that makes the
+    model overflow is not to be told by that either.
+    """
+    flat = {name: value.reshape(len(value), -1) for name, value in gradients.items()}
+    exact = {name: value.double().nan_to_num(0.0, 0.0, 0.0) for name, value in flat.items()}
+    norms = torch.stack([torch.linalg.vector_norm(value, dim=1) for value in exact.values()]).norm(dim=0)
+    factors = 1.0 / (norms / most).clamp(min=1.0)
+    return {name: (factors @ value).reshape(gradients[name].shape[1:]) for name, value in exact.items()}
+
+
+def _digest(tensors: Tensors) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        digest.update(encode_parts(name, array.dtype.str, str(array.shape)))
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+@contextmanager
+def _seeded(model: nn.Module, root: SecretRoot, *purpose: int | str | bytes) -> Iterator[None]:
+    """Seed torch in secret, for dropout and the like, and put its generators back afterwards.
+
+    Not by `SiloRows.randomness`, which anyone can draw again: a row's draws depend on its place in the lot, so with
+    draws that are known, one example more would change the gradients of those behind it.
+    """
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(root.stream("dp torch", *purpose).integers(1, 64)[0]) >> 1)
+        yield

@@ -1,0 +1,113 @@
+"""The accountant against what others have published, and its search against itself."""
+
+from __future__ import annotations
+
+import sys
+from math import comb, exp, inf, log
+
+import pytest
+
+from moretta.errors import MissingExtra, ParameterError
+from moretta.protocols.fedsgd.accountant import Accountant, epsilon, noise_for
+from moretta.protocols.fedsgd.params import Privacy
+
+
+def divergences(sigma: float, q: float, rounds: int) -> dict[int, float]:
+    """Renyi divergences of whole orders: `rounds` times (3) of Mironov, Talwar, Zhang 2019, in closed form."""
+    found = {}
+    for order in range(2, 64):
+        terms = [
+            comb(order, k) * (1 - q) ** (order - k) * q**k * exp(min((k * k - k) / (2 * sigma**2), 700.0))
+            for k in range(order + 1)
+        ]
+        found[order] = rounds * log(sum(terms)) / (order - 1)
+    return found
+
+
+# (sigma, q, rounds, the published epsilon at delta = 1e-5 by the moments accountant)
+PUBLISHED = [
+    (4.0, 0.01, 10_000, 1.26),  # Abadi et al., CCS 2016, section 3.2: q = 0.01, sigma = 4, T = 10000
+    (1.3, 256 / 60_000, 20 * 60_000 // 256, 1.34),  # Bu, Dong, Long, Su, HDSR 2020, figure 4: 20 epochs of MNIST
+]
+
+
+@pytest.mark.parametrize(("sigma", "q", "rounds", "published"), PUBLISHED)
+def test_epsilon_is_the_published_one_but_for_the_conversion(
+    sigma: float, q: float, rounds: int, published: float
+) -> None:
+    delta, renyi = 1e-5, divergences(sigma, q, rounds)
+    # The moments accountant's conversion, Theorem 2 of Abadi et al., of the same divergences. Its authors took the
+    # orders up to 33, and print two digits.
+    moments = min(value + log(1 / delta) / (order - 1) for order, value in renyi.items())
+    assert moments == pytest.approx(published, abs=0.01)
+    # Canonne, Kamath, Steinke 2020, Proposition 12, is never worse.
+    better = {
+        order: value + log((order - 1) / order) - (log(delta) + log(order)) / (order - 1)
+        for order, value in renyi.items()
+    }
+    assert epsilon(sigma, delta, q, rounds) == pytest.approx(min(better.values()), rel=1e-9)
+    assert epsilon(sigma, delta, q, rounds) < moments
+
+
+def test_epsilon_is_that_of_dp_accountings_own_tests() -> None:
+    # rdp_privacy_accountant_test.py: "noise multiplier is chosen to obtain exactly (1,1e-6)-DP", of one whole sum.
+    assert epsilon(4.530877117, 1e-6, 1.0, 1) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_more_noise_fewer_rounds_and_smaller_lots_cost_less() -> None:
+    usual = epsilon(1.0, 1e-5, 0.1, 100)
+    assert epsilon(1.1, 1e-5, 0.1, 100) < usual < epsilon(0.9, 1e-5, 0.1, 100)
+    assert epsilon(1.0, 1e-5, 0.1, 90) < usual < epsilon(1.0, 1e-5, 0.1, 110)
+    assert epsilon(1.0, 1e-5, 0.09, 100) < usual < epsilon(1.0, 1e-5, 0.11, 100)
+    assert epsilon(1.0, 1e-4, 0.1, 100) < usual < epsilon(1.0, 1e-6, 0.1, 100)
+    assert epsilon(0.0, 1e-5, 0.1, 100) == inf
+
+
+@pytest.mark.parametrize("wanted", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(("q", "rounds"), [(0.01, 1000), (1.0, 10)])
+def test_the_noise_for_an_epsilon_keeps_to_it_and_is_no_more_than_needed(wanted: float, q: float, rounds: int) -> None:
+    sigma = noise_for(wanted, 1e-5, q, rounds)
+    assert epsilon(sigma, 1e-5, q, rounds) <= wanted < epsilon(sigma - 1e-5, 1e-5, q, rounds)
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"sigma": -1.0}, "sigma = -1.0"),
+        ({"sigma": inf}, "sigma = inf"),
+        ({"delta": 0.0}, "delta = 0.0"),
+        ({"delta": 1.0}, "delta = 1.0"),
+        ({"q": 0.0}, "q = 0.0"),
+        ({"q": 1.5}, "q = 1.5"),
+        ({"rounds": 0}, "rounds = 0"),
+    ],
+)
+def test_impossible_figures_are_refused(bad: dict[str, float], named: str) -> None:
+    with pytest.raises(ParameterError, match=named):
+        epsilon(**{"sigma": 1.0, "delta": 1e-5, "q": 0.1, "rounds": 10} | bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wanted", [0.0, -1.0, inf])
+def test_an_impossible_epsilon_is_refused(wanted: float) -> None:
+    with pytest.raises(ParameterError, match="epsilon = "):
+        noise_for(wanted, 1e-5, 0.1, 10)
+
+
+def test_the_facts_say_towards_whom_and_what_is_left_out() -> None:
+    privacy = Privacy(noise=2.0, clip=1.0, delta=1e-5)
+    clear = Accountant(privacy, 0.1).facts(50)
+    assert clear == {
+        "noise_multiplier": 2.0, "delta": 1e-5, "sampling_rate": 0.1, "epsilon": epsilon(2.0, 1e-5, 0.1, 50)
+    }  # fmt: skip
+    shared = Accountant(privacy, 0.1, sharers=4, left_out="the means").facts(50)
+    # One of four silos knows a quarter of the variance.
+    assert shared["epsilon_to_silos"] == epsilon(2.0 * 0.75**0.5, 1e-5, 0.1, 50)
+    assert shared["epsilon_leaves_out"] == "the means"
+    assert Accountant(Privacy(0.0, 1.0, 1e-5), 0.1).facts(50)["epsilon"] == "unbounded"
+    assert Accountant(privacy, 0.1).facts(0)["epsilon"] == 0.0
+
+
+def test_without_the_extra_it_says_which_one_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'moretta\[dp\]'"):
+        Accountant(Privacy(1.0, 1.0, 1e-5), 0.1)
