@@ -12,12 +12,13 @@ import torch
 from measure import main
 from torch import nn
 
+from moretta.casting import cast
 from moretta.codec import Codec
 from moretta.config import SecureAggregation
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.roles import Setting, Silo, cast
+from moretta.roles import Setting, Silo
 
 SILOS, ROUNDS, BATCH = 10, 40, 32
 

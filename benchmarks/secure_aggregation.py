@@ -30,12 +30,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from measure import begin_peak, interleaved, main, median_ratio, resident_mib
 
 from moretta import models
+from moretta.casting import cast
 from moretta.codec import Codec
 from moretta.config import SecureAggregation
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.roles import Setting, Silo, cast
+from moretta.roles import Setting, Silo
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import CHUNK, Ring
 

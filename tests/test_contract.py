@@ -27,6 +27,7 @@ from moretta import (
     Silo,
     federation,
 )
+from moretta.casting import cast
 from moretta.config import PROTOCOLS
 from moretta.engines import in_process
 from moretta.errors import ParameterError, PeerError, RunFailed
@@ -34,7 +35,7 @@ from moretta.protocol import Client, Message, Stamp, State
 from moretta.protocols.enrolment import Ready
 from moretta.protocols.training import Training
 from moretta.result import Result
-from moretta.roles import Cast, Setting, cast
+from moretta.roles import Cast, Setting
 
 CASES: Mapping[str, Training] = {
     "fedsgd": FedSGD(learning_rate=0.05, momentum=0.5),

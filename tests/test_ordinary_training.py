@@ -183,7 +183,7 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
         )
         result = federation.train(1, seed=5)
         assert result.model is not None
-    from moretta.roles import cast  # what the enrolment agreed on, from the roles themselves
+    from moretta.casting import cast  # what the enrolment agreed on, from the roles themselves
 
     players = cast(FedSGD(), federation._setting(5, 1, 0))
     from moretta.codec import Codec

@@ -151,6 +151,9 @@ def report(
     _say({"report": str(page)}, as_json, lambda: print(page))
 
 
+OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
+
+
 @app.command()
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
@@ -159,13 +162,14 @@ def predict(
     true_model: Annotated[
         bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
     ] = False,
+    silo: OfSilo = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict with the released model of a run."""
     with _needs_torch():
         from moretta.prediction import predict as predict_rows
 
-        rows, outputs = predict_rows(folder, data, out, true_model=true_model)
+        rows, outputs = predict_rows(folder, data, out, true_model=true_model, silo=silo)
     told = {"rows": rows, "outputs": outputs, "out": str(out)}
     _say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
@@ -177,13 +181,14 @@ def export(
     true_model: Annotated[
         bool, typer.Option("--true-model", help="Export the server's true model, not the released one.")
     ] = False,
+    silo: OfSilo = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the released model of a run as a state_dict or as ONNX."""
     with _needs_torch():
         from moretta.export import export as export_model
 
-        export_model(folder, out, true_model=true_model)
+        export_model(folder, out, true_model=true_model, silo=silo)
     _say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
 
 

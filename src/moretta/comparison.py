@@ -63,7 +63,7 @@ def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
     reference = read_model(folders[first] / MODEL)
     differences: dict[str, float] = {}
     for number, (name, folder) in enumerate(zip(protocols, folders, strict=True)):
-        if number != first and (folder / MODEL).exists():
+        if number != first and (folder / MODEL).exists() and name != "cgd":  # whose file is no model but D
             ours = read_model(folder / MODEL)
             if {key: value.shape for key, value in ours.items()} == {key: v.shape for key, v in reference.items()}:
                 label = name if protocols.count(name) == 1 else str(folder)

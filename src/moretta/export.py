@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from moretta import finished
 from moretta.engines.files import write_atomically
 from moretta.errors import MissingExtra, ParameterError
+from moretta.run_folder import read_model
 
 
 class Standardised(nn.Module):
@@ -34,7 +35,7 @@ class Standardised(nn.Module):
         return outputs
 
 
-def export(folder: Path, out: Path, *, true_model: bool = False) -> None:
+def export(folder: Path, out: Path, *, true_model: bool = False, silo: str | None = None) -> None:
     """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
 
     The graph's input is `x`, rows as the data has them, standardisation included, any number of rows; its output is
@@ -45,11 +46,11 @@ def export(folder: Path, out: Path, *, true_model: bool = False) -> None:
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix == ".safetensors":
-        name = "model.safetensors" if true_model else "released.safetensors"
-        finished.read_tensors(folder, true_model)  # says what is wrong, if anything is
-        write_atomically(out, (folder / name).read_bytes())
+        found = finished.model_file(folder, true_model=true_model, silo=silo)
+        read_model(found)  # says what is wrong, if anything is
+        write_atomically(out, found.read_bytes())
         return
-    write_atomically(out, _onnx(finished.load(folder, true_model=true_model)))
+    write_atomically(out, _onnx(finished.load(folder, true_model=true_model, silo=silo)))
 
 
 def _onnx(model: finished.FinishedModel) -> bytes:

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from moretta.casting import cast
 from moretta.config_errors import nearest
 from moretta.config_sections import Engine, Faults, SecureAggregation
 from moretta.engines.checkpoint import Place, last_checkpoint
@@ -38,7 +39,7 @@ from moretta.protocols.enrolment import targets
 from moretta.protocols.fedsgd.params import Centralised
 from moretta.protocols.training import Training
 from moretta.result import Result
-from moretta.roles import Cast, Setting, Silo, cast, grid_of, row_shape
+from moretta.roles import Cast, Setting, Silo, grid_of, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster

@@ -14,7 +14,6 @@ from torch import nn
 from moretta import config, models
 from moretta.config import RunFile
 from moretta.errors import ParameterError
-from moretta.protocol import Array
 from moretta.protocols import modules
 from moretta.run_folder import read_json, read_model
 
@@ -35,12 +34,15 @@ class FinishedModel:
     dtype: torch.dtype
 
 
-def load(folder: Path, *, true_model: bool = False) -> FinishedModel:
-    """Load the released model of a run, or the server's true one.
+def load(folder: Path, *, true_model: bool = False, silo: str | None = None) -> FinishedModel:
+    """Load the released model of a run, the server's true one, or a silo's own.
 
     Raises `moretta.errors.ParameterError` for a folder without such a model, or one of a run made from Python.
     """
-    inputs, tensors = read_json(folder / "inputs.json"), read_tensors(folder, true_model)
+    inputs, tensors = (
+        read_json(folder / "inputs.json"),
+        read_model(model_file(folder, true_model=true_model, silo=silo)),
+    )
     if not (folder / "run.toml").exists():
         raise ParameterError(f"{folder}: expected a run of `moretta train`; one made from Python has its model there")
     run_file = config.load(folder / "run.toml")
@@ -58,9 +60,20 @@ def load(folder: Path, *, true_model: bool = False) -> FinishedModel:
     return FinishedModel(module.eval(), run_file, shape, list(inputs["columns"]), mean, deviation, dtype)
 
 
-def read_tensors(folder: Path, true_model: bool) -> dict[str, Array]:
-    """Return the weights of the released or the true model of a run."""
-    name = "model.safetensors" if true_model else "released.safetensors"
-    if not (folder / name).exists() and (folder / "models").is_dir():
-        raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, in models/")
-    return read_model(folder / name)
+def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:
+    """Return the file of the released or the true model of a run, or of a silo's own.
+
+    Raises `moretta.errors.ParameterError` where the run has others than the one that is asked for.
+    """
+    own = {path.stem: path for path in (folder / "models").glob("*.safetensors")}
+    own |= {path.parent.name: path for path in (folder / "participants").glob("*/confined.safetensors")}
+    if silo is not None:
+        if silo not in own:
+            there = f"it has those of {', '.join(sorted(own))!s:.200}" if own else "it has one model for all"
+            raise ParameterError(f"{folder}: expected a model of silo `{silo}`; {there}")
+        return own[silo]
+    if own:
+        raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, name one by --silo")
+    if (folder / "model.safetensors").exists() and not (folder / "released.safetensors").exists() and not true_model:
+        raise ParameterError(f"{folder}: expected a run that released a model; this one keeps no confined model")
+    return folder / ("model.safetensors" if true_model else "released.safetensors")

@@ -20,7 +20,9 @@ from moretta.protocol import Array
 from moretta.protocols.enrolment import standardised
 
 
-def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) -> tuple[int, int]:
+def predict(
+    folder: Path, rows: Path, out: Path, *, true_model: bool = False, silo: str | None = None
+) -> tuple[int, int]:
     """Predict the rows of a .csv or .npz file; write a .csv with a column an output, or a .npy. Return its shape.
 
     The file has the columns of the training data (its target may be there or not), or an array `x`. Where the run
@@ -32,7 +34,7 @@ def predict(folder: Path, rows: Path, out: Path, *, true_model: bool = False) ->
         raise ParameterError(f"{out}: expected an output file that ends in .csv or .npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    model = finished.load(folder, true_model=true_model)
+    model = finished.load(folder, true_model=true_model, silo=silo)
     x = _rows(rows, list(model.columns), model.shape, model.run_file.data)
     prepared = standardised(x, model.mean, model.deviation, model.dtype)
     try:
@@ -62,6 +64,8 @@ def _rows(path: Path, columns: list[str], shape: tuple[int, ...], wanted: config
         raise ParameterError(f"{path}: expected rows to predict in a .csv or .npz file")
     if x.ndim == 2 and x.shape[1] == len(given):
         x, _ = fill_missing(x, wanted.missing, tuple(given), str(path), indicators)
+    if len(shape) == 1 and len(x) and x[0].size == shape[0]:  # where columns were dealt out, samples are flat
+        x = x.reshape(len(x), -1)
     if x.shape[1:] != shape or not len(x):
         raise ParameterError(f"{path}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
     if x.dtype.kind == "f" and not np.isfinite(x).all():

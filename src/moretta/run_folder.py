@@ -6,6 +6,8 @@ result.json            what it came to                     log.txt       warning
 model.safetensors      the true model, as the server holds it
 released.safetensors   what the silos may be given
 models/<silo>.safetensors   where each silo has its own
+participants/<name>/confined.safetensors   of CGD, and only where one machine simulates all participants; then
+                     model.safetensors is D, what they have all moved by
 inputs.json            what inputs mean: columns, standardisation, classes
 best/                  under early stopping, checkpoints of the best rounds, secrets and all
 """
@@ -30,6 +32,9 @@ from moretta.errors import ParameterError
 from moretta.protocol import Array, Tensors
 
 FORMAT = 1
+SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
+Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
+"""
 
 
 class RunFolder:
@@ -87,9 +92,18 @@ class RunFolder:
     def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
         """Write one model as safetensors. mode: only what may be given away is for others to read."""
         path = self.path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
         write_atomically(path, save(arrays, {"format": str(FORMAT)}), mode)
+
+    def write_confined(self, displacement: Tensors, models: Mapping[str, Tensors], most: int) -> None:
+        """Write D and confined models, unless they are more than `most`; each is its participant's secret."""
+        self.write_model("model.safetensors", displacement)
+        if len(models) > most:
+            return
+        for name, tensors in models.items():
+            self.write_model(f"participants/{name}/confined.safetensors", tensors)
+        write_atomically(self.path / "participants" / "SIMULATION.txt", SIMULATION.encode())
 
 
 def _finite(value: Any) -> Any:

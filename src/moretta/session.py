@@ -22,6 +22,7 @@ from moretta.engines.driver import Driver, Dropped, RoundEnd
 from moretta.engines.faults import Injector
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
+from moretta.errors import ParameterError, RunFailed
 from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
 from moretta.protocols import enrolment, modules
@@ -112,7 +113,7 @@ class Session:
             self._chosen if self._of.participation < 1 else None,
         )
         try:
-            for line in self._lines(driver):
+            for line in self._rounds_kept(driver):
                 if self._keep(line):
                     break
             if self._best is not None:
@@ -136,6 +137,15 @@ class Session:
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)
         return stops
+
+    def _rounds_kept(self, driver: Driver) -> Iterator[dict[str, Any]]:
+        """Yield each round's line; where a round fails for good, keep what the last good one came to."""
+        try:
+            yield from self._lines(driver)
+        except (RunFailed, ParameterError):
+            if self._history:
+                self._save(self._history[-1]["round"])
+            raise
 
     def _lines(self, driver: Driver) -> Iterator[dict[str, Any]]:
         every = self._of.evaluate_every or max(1, self._rounds // EVALUATIONS)
@@ -264,7 +274,8 @@ class Session:
         test: dict[str, Any] = {} if of.test is None else self._scores_of_all(models, *of.test)
         if of.test is not None and self._players.displacement is not None:
             test["displacement"] = self._scores(self._players.displacement(), *of.test)
-        if "" in models and not any(silo.columns for silo in of.silos):
+        noised = getattr(of.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
+        if "" in models and not noised and not any(silo.columns for silo in of.silos):
             test["per_silo"] = {silo.name: self._scores(models[""], silo.x, silo.y) for silo in of.silos}
         scheme = self._players.scheme
         return {
@@ -299,7 +310,7 @@ class Session:
         return {**outcome.facts, **ring, **best}
 
     def _warnings(self, outcome: Outcome) -> list[str]:
-        warnings = []
+        warnings = list(self._players.warnings)
         if outcome.facts.get("free_scales") == 0.0:
             warnings.append(
                 "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
@@ -330,6 +341,8 @@ class Session:
             folder.write_model("released.safetensors", outcome.released, mode=0o644)
         for name, tensors in outcome.models.items():
             folder.write_model(f"models/{name}.safetensors", tensors)
+        if self._players.displacement is not None:
+            folder.write_confined(self._players.displacement(), self._players.models(), MANY)
         inputs = {
             "shape": list(row_shape(self._of.silos)),
             "outputs": self._of.outputs,

@@ -33,10 +33,19 @@ class SiloScore(_Part):
     mse: float | None = None
 
 
+class PlainScores(_Part):
+    """A loss, and an accuracy or an mse."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    mse: float | None = None
+
+
 class TestScores(_Part):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
     per_silo: a shared model on each silo's own rows; where each silo has a model of its own, that one on the test rows.
+    mean, displacement: of confined models (CGD), whose worst the other scores are then: their mean, and D alone.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class
@@ -47,6 +56,8 @@ class TestScores(_Part):
     top5: float | None = None
     metrics: Mapping[str, float | None] = {}
     per_silo: Mapping[str, SiloScore] = {}
+    mean: PlainScores | None = None
+    displacement: PlainScores | None = None
 
     @model_validator(mode="after")
     def _has_a_score(self) -> TestScores:

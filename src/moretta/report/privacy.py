@@ -56,6 +56,12 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
         case "centralised":
             server = ["Holds every row of every silo, and the model: nothing is hidden from it."]
             silo = ["Hands over its rows; nothing of them is hidden from whoever trains on them."]
+        case "cgd" if record.setting("engine", "name") in ("fused", "exact-ring"):
+            server = silo = [
+                "One process played all participants, so nothing was hidden from it: these figures are a simulation’s."
+            ]
+        case "cgd":
+            server, silo = _cgd_aggregator(record), _cgd_participant(record)
         case other:
             server = silo = [f"This version of the report has no sentence about the protocol {other}."]
     return (
@@ -79,6 +85,62 @@ def reading_notes(record: RunRecord) -> tuple[str, ...]:
             "not the memory of that machine, whose owner sees everything."
         )
     return tuple(notes)
+
+
+def _cgd_aggregator(record: RunRecord) -> list[str]:
+    first, *keys = _sum(record, "gradient")
+    if not _is_summed(record):
+        return [first, "Holds no model.", *_server_statistics(record)]
+    if record.setting("protocol", "blind") is False:
+        said = [first, "Sees D, the sum of all steps, by adding the sums up; holds no participant’s start.", *keys]
+        return [*said, *_server_statistics(record)]
+    said = [
+        "Adds up and relays sums that it cannot read, as each participant’s part is blinded under a key of its group; "
+        "holds no model. Sees who takes part in what, when, and how many rows an upload is about.",
+    ]
+    statistics = [f"Learns {which}."] if (which := _standardised_columns(record)) else []
+    return [*said, *keys, *statistics]
+
+
+def _cgd_participant(record: RunRecord) -> list[str]:
+    said = ["Holds its own confined model, which no other participant sees.", *_displacement(record)]
+    said.append("One iterate of another’s model, if it leaks, gives all of that one’s iterates, earlier and later.")
+    if record.setting("data", "grid") or record.setting("data", "columns"):
+        if record.setting("protocol", "vertical") == "independent":
+            said.append("Holds the labels of its rows, whoever else holds columns of them.")
+        else:
+            said += [
+                "Whoever holds a row’s labels sees the sum of the parts of its first layer’s values in every round. "
+                "With D of all columns, which one member of each column group has, that gives the row’s raw features "
+                "after as many rounds as there are columns for each unit of the first layer, and one more.",
+                "A participant without labels receives the loss’s derivative at the first layer for each of its rows, "
+                "by which rows fall into clusters of like labels.",
+            ]
+    if record.silos == 2 or any("nobody else" in warning for warning in record.warnings):
+        said.append(
+            "Where two participants share layers, each works out the other’s gradient from the sum and its own: groups "
+            "of fewer than three expose each other."
+        )
+    return [*said, *_silo_statistics(record)]
+
+
+def _displacement(record: RunRecord) -> list[str]:
+    """What a participant can do with D, with this run's own figure where it has one."""
+    test = record.test
+    alone = ""
+    if test.displacement is not None and test.displacement.accuracy is not None and test.accuracy is not None:
+        alone = (
+            f" (on this run’s test rows {100 * test.displacement.accuracy:.1f} %, the worst confined model "
+            f"{100 * test.accuracy:.1f} %)"
+        )
+    elif test.displacement is not None and test.displacement.mse is not None and test.mse is not None:
+        alone = (
+            f" (on this run’s test rows an mse of {test.displacement.mse:.3g}, the worst confined model {test.mse:.3g})"
+        )
+    return [
+        "Knows D, the sum of all steps, of the layers that it shares; D alone is a model, and can predict better than "
+        f"confined ones{alone}: confinement keeps a participant’s start from the others, not a good model."
+    ]
 
 
 def _pbpfl_server(record: RunRecord) -> list[str]:

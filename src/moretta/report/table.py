@@ -147,10 +147,14 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
     tests = [record.test for record in records]
     metrics = {"auc": "AUC", "balanced_accuracy": "Balanced accuracy"}
     metrics |= {key: _words(key) for test in tests for key in test.metrics if key not in metrics}
+    worst = ", worst confined model" if all(test.mean is not None for test in tests) else ""
+    beside = {"mean of confined models": [test.mean for test in tests], "D alone": [t.displacement for t in tests]}
     return [
-        row("Accuracy", [test.accuracy for test in tests]),
-        row("Mean squared error", [test.mse for test in tests]),
-        row("Loss", [test.loss for test in tests]),
+        row(f"Accuracy{worst}", [test.accuracy for test in tests]),
+        *(row(f"Accuracy, {whose}", [one and one.accuracy for one in scores]) for whose, scores in beside.items()),
+        row(f"Mean squared error{worst}", [test.mse for test in tests]),
+        *(row(f"Mean squared error, {whose}", [one and one.mse for one in scores]) for whose, scores in beside.items()),
+        row(f"Loss{worst}", [test.loss for test in tests]),
         row("Top-5 accuracy", [test.top5 for test in tests]),
         *(row(name, [test.metrics.get(key) for test in tests]) for key, name in metrics.items()),
     ]

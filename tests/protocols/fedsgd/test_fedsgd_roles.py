@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from moretta import Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta.casting import cast
 from moretta.errors import MisuseError, PeerError
 from moretta.protocol import Message, Stamp
 from moretta.protocols import modules
@@ -19,7 +20,7 @@ from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.losses import Loss
 from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting, cast
+from moretta.roles import Cast, Setting
 
 NOW = Stamp("run", 1, 0)
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from moretta import PBPFL, Engine, Faults, Federation, FedSGD, Silo, federation
+from moretta.casting import cast
 from moretta.protocol import Client, Message
 from moretta.protocols.pbpfl.messages import Softmax
 from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting, cast
+from moretta.roles import Cast, Setting
 
 COUNTS = {"north": 20, "south": 33, "east": 9, "west": 15, "centre": 27}
 LOST = {2: "south", 4: "north"}

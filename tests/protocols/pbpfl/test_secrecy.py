@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from moretta import PBPFL, Federation, SecureAggregation, Silo
+from moretta.casting import cast
 from moretta.keystream import SecretRoot
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.roles import cast
 
 
 def federation_of(out: Path | None = None) -> Federation:

@@ -1,0 +1,32 @@
+"""Who plays: from a protocol's settings to its server, its clients and the messages they know, a file a protocol."""
+
+from __future__ import annotations
+
+from moretta.casting.baselines import cast_fedsgd, cast_local
+from moretta.casting.cgd import cast_cgd, cast_simulation
+from moretta.casting.parts import POOL, pooled_rows, rows_of
+from moretta.casting.pbpfl import cast_pbpfl
+from moretta.protocols.cgd.params import CGD
+from moretta.protocols.fedsgd.params import Centralised, FedAvg, Local
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.training import Training
+from moretta.roles import Cast, Setting
+
+
+def cast(protocol: Training, setting: Setting) -> Cast:
+    """Cast the roles of a protocol. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
+    scheme = setting.secure_aggregation.scheme
+    match protocol:
+        case Centralised():
+            pool, batch = {POOL: pooled_rows(protocol, setting)}, setting.batch_size * len(setting.silos)
+            return cast_fedsgd(protocol, setting, pool, "none", batch)
+        case FedAvg():  # an epoch uses all of a silo's rows
+            return cast_fedsgd(protocol, setting, rows_of(protocol, setting), scheme, 0)
+        case Local():
+            return cast_local(protocol, setting)
+        case PBPFL():
+            return cast_pbpfl(protocol, setting)
+        case CGD():
+            return cast_cgd(protocol, setting) if setting.engine == "in-process" else cast_simulation(protocol, setting)
+        case _:
+            return cast_fedsgd(protocol, setting, rows_of(protocol, setting), scheme, setting.batch_size)

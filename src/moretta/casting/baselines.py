@@ -1,0 +1,54 @@
+"""The casts of the plain baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moretta.casting.parts import cast_of, contributor_of, enrolment_of, rows_of
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.fedsgd.accountant import Accountant
+from moretta.protocols.fedsgd.client import Client, LoneClient
+from moretta.protocols.fedsgd.messages import MESSAGES
+from moretta.protocols.fedsgd.params import FedSGD
+from moretta.protocols.fedsgd.private import PrivateGradient
+from moretta.protocols.fedsgd.server import LoneServer, Server
+from moretta.protocols.training import Training
+from moretta.roles import Cast, Setting
+
+
+def cast_fedsgd(
+    protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int
+) -> Cast:
+    """Cast FedSGD, and with their settings federated averaging and centralised training."""
+    agreed = enrolment_of(setting, scheme, batch_size, ask_scales=False)
+    privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
+    # Where K silos' sum alone is seen, each adds a K-th of the noise's variance; an upload in the clear has all of it.
+    sharers = 1 if scheme == "none" else setting.least(scheme)
+    private, accountant = dict[str, PrivateGradient](), None
+    if privacy is not None:
+        for name, own in rows.items():
+            root = setting.root(name)
+            private[name] = PrivateGradient(privacy, own, batch_size, protocol.loss_function, root, sharers)
+        left_out = "means and deviations of the input columns, summed without noise" if setting.columns else ""
+        accountant = Accountant(privacy, max(one.rate for one in private.values()), sharers, left_out)
+    largest, rounds = setting.secure_aggregation.largest, setting.rounds
+    server = Server(protocol, setting.model, agreed, largest, rounds, accountant)
+    clients = {
+        name: Client(
+            protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), rounds, private.get(name)
+        )
+        for name, own in rows.items()
+    }
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
+
+
+def cast_local(protocol: Training, setting: Setting) -> Cast:
+    """Cast silos that train alone."""
+    scheme = setting.secure_aggregation.scheme if len(setting.silos) > 1 else "none"
+    agreed = enrolment_of(setting, scheme, setting.batch_size, ask_scales=False)
+    clients = {
+        name: LoneClient(protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), setting.rounds)
+        for name, own in rows_of(protocol, setting).items()
+    }
+    server = LoneServer(agreed, setting.model)
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))

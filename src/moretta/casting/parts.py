@@ -1,0 +1,127 @@
+"""What casts are made of, whatever the protocol: halves of the secure sum, rows, what is agreed on with the cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError
+from moretta.protocol import Client, Message, Server, Tensors
+from moretta.protocols import enrolment, modules
+from moretta.protocols.batches import Batches, UnionBatches
+from moretta.protocols.enrolment import Enrolment, SiloRows
+from moretta.protocols.training import Training
+from moretta.roles import Cast, Setting, grid_of
+from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
+from moretta.secure_aggregation import Contributor, Credentials, aggregator, contributor
+from moretta.secure_aggregation.identity import Identity, fingerprint
+
+POOL = "everybody"  # the one silo of centralised training
+
+
+def cast_of(
+    server: Server, clients: Mapping[str, Client], agreed: Enrolment, messages: Sequence[type[Message]], least: int
+) -> Cast:
+    """Return the cast of a protocol whose server holds the model, or whose silos each have one."""
+
+    def models() -> Mapping[str, Tensors]:
+        common = modules.under("model/", server.state())
+        return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
+
+    return Cast(server, clients, agreed, agreed.aggregation.scheme, schema_of(messages), least, models)
+
+
+def enrolment_of(setting: Setting, scheme: str, batch_size: int, *, ask_scales: bool) -> Enrolment:
+    """Return the server's half of the enrolment of all silos. ask_scales: see `Enrolment`."""
+    rules = setting.rules(scheme)
+    if scheme == "pairwise":
+        rules.check(len(setting.silos))
+    summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
+    return Enrolment(summing, modules.schema(setting.model), setting.columns, batch_size, ask_scales)
+
+
+def contributor_of(setting: Setting, scheme: str, name: str) -> Contributor:
+    """Return a silo's half of the secure sum."""
+    insecure = None if setting.insecure is None else setting.root(name)
+    secure = setting.secure_aggregation
+    credentials = credentials_of(setting, name, scheme)
+    return contributor(
+        scheme,
+        name,
+        secure.ring_bits,
+        setting.rules(scheme),
+        credentials=credentials,
+        insecure=insecure,
+        session=setting.session,
+    )
+
+
+def credentials_of(setting: Setting, name: str, scheme: str) -> Credentials | None:
+    """Return how a silo proves who it is, where there is a roster and something to protect."""
+    secure = setting.secure_aggregation
+    if setting.roster is None or secure.identity is None or scheme == "none":
+        return None
+    identity = Identity.load(secure.identity.replace("{silo}", name))
+    if identity.public_key != setting.roster.keys[name]:
+        raise ParameterError(
+            f"the identity of silo `{name}` is not the one that the roster lists for it; expected "
+            f"{fingerprint(setting.roster.keys[name])}, got {fingerprint(identity.public_key)} (moretta keys show)"
+        )
+    return Credentials(identity, setting.roster)
+
+
+def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
+    """Return each silo's rows and batches, by its name."""
+    return {
+        silo.name: SiloRows(
+            silo.x,
+            enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype),
+            Batches(len(silo.x), setting.batch_size, setting.seed, silo.name),
+            setting.dtype,
+            setting.device,
+            augment=setting.augment,
+        )
+        for silo in setting.silos
+    }
+
+
+def pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
+    """Return everybody's rows as one party's, in the batches that the silos would take."""
+    x, y, counts = whole_rows(protocol, setting)
+    parts = [Batches(count, setting.batch_size, setting.seed, row) for row, count in counts.items()]
+    return SiloRows(x, y, UnionBatches(parts), setting.dtype, setting.device, augment=setting.augment)
+
+
+def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic], torch.Tensor, dict[str, int]]:
+    """Return the rows of all silos together, with all their columns: inputs, targets, and how many a row of the grid.
+
+    Rows of the grid come one after the other.
+    """
+    grid, silos = grid_of(setting.silos), {silo.name: silo for silo in setting.silos}
+    blocks, labels, counts = list[NDArray[np.generic]](), list[NDArray[np.generic]](), dict[str, int]()
+    for row, names in grid.rows.items():
+        head = silos[grid.heads[row]]
+        counts[row] = len(head.x)
+        labels.append(head.y)
+        if not head.columns:
+            blocks.append(head.x)
+            continue
+        whole = np.empty((len(head.x), sum(len(silos[name].columns) for name in names)), dtype=head.x.dtype)
+        for name in names:
+            if len(silos[name].x) != len(head.x):
+                raise ParameterError(
+                    f"row `{row}`: expected as many rows of `{name}` as of `{head.name}`, {len(head.x)}, in the same "
+                    f"order; got {len(silos[name].x)}"
+                )
+            whole[:, list(silos[name].columns)] = silos[name].x
+        blocks.append(whole)
+    y = enrolment.targets(np.concatenate(labels), setting.outputs, protocol.loss, POOL, setting.dtype)
+    return np.concatenate(blocks), y, counts
+
+
+def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
+    """Return all messages of a run: a protocol's own, and those that every protocol has."""
+    return (*SUM_MESSAGES, *enrolment.MESSAGES, *messages)
