@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from test_codec import json_values, same
 
-from moretta import roles
+from moretta import casting
 from moretta.codec import Codec, size
 from moretta.errors import CodecError
 from moretta.protocol import Array, Message, Stamp, Tensors
 from moretta.protocols import enrolment
+from moretta.protocols.cgd import messages as cgd
 from moretta.protocols.fedsgd import messages as fedsgd
 from moretta.protocols.pbpfl import messages as pbpfl
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
@@ -34,7 +35,7 @@ VECTORS = json.loads((FOLDER / "messages.json").read_text(encoding="utf-8"))
 GENERATOR = runpy.run_path(str(FOLDER / "generate.py"))
 wire = GENERATOR["wire"]
 GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR["good_messages"]().items()}
-SCHEMA = (*SUM_MESSAGES, *enrolment.MESSAGES, *fedsgd.MESSAGES, *pbpfl.MESSAGES)
+SCHEMA = (*SUM_MESSAGES, *enrolment.MESSAGES, *fedsgd.MESSAGES, *pbpfl.MESSAGES, *cgd.MESSAGES)
 KINDS = {kind.TAG: kind for kind in SCHEMA}
 CODEC = Codec(SCHEMA)
 MEMORY = 1 << 17  # bytes beside a few copies of what was sent
@@ -59,7 +60,7 @@ def test_every_message_of_every_protocol_has_a_vector() -> None:
 
 
 def test_no_message_is_declared_outside_the_schemas() -> None:
-    assert roles  # which imports all protocols there are
+    assert casting  # which imports all protocols there are
     declared = {kind for kind in Message.__subclasses__() if kind.__module__.split(".")[0] == "moretta"}
     assert declared == set(SCHEMA)
 
@@ -139,6 +140,13 @@ def makes_sense(message: Message) -> None:
             assert len(message.y) == len(message.k)
         case enrolment.Begin():
             assert message.mean.shape == message.deviation.shape
+        case cgd.Partial() | cgd.Join():
+            _, _ = message.words.shape
+            assert message.words.dtype == np.uint64
+        case cgd.Deltas() | cgd.Backward() | cgd.Displacement() | cgd.CatchUp():
+            assert message.sealed.data.nbytes == message.sealed.size == len(message.sealed)
+        case cgd.RowsDescribed():
+            assert message.rows >= 1
 
 
 SHAPES = [(), (0,), (1,), (2,), (3,), (2, 3), (3, 2), (1, 1), (0, 3), (2, 0), (1, 2, 3), (1,) * 32]

@@ -37,14 +37,15 @@ def bank(tmp_path: Path) -> Path:
 def test_listing_names_every_table_of_the_papers() -> None:
     told = {one["name"]: one for one in listing(EXPERIMENTS)}
     tables = ("pbpfl-table-1", "pbpfl-table-2", "pbpfl-table-3", "pbpfl-table-5", "pbpfl-figure-4")
-    assert {*tables, "pbpfl-first-table-2"} <= set(told)
+    of_cgd = ("cgd-table-4", "cgd-table-5", "cgd-table-6", "cgd-table-7", "cgd-table-8", "cgd-figure-8", "cgd-vertical")
+    assert {*tables, "pbpfl-first-table-2", *of_cgd} <= set(told)
     assert told["pbpfl-table-1"]["cells"] == 18
     assert told["pbpfl-table-1"]["quick_cells"] < 18
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_run(name: str, tmp_path: Path) -> None:
-    for folder in ("bank_marketing", "ham10000_subset", "cifar100_subset"):
+    for folder in ("bank_marketing", "ham10000_subset", "cifar100_subset", "mnist"):
         (tmp_path / folder).mkdir()
     for quick in (False, True):
         chosen = choose(name, EXPERIMENTS, tmp_path, quick)

@@ -32,7 +32,7 @@ from moretta.engines.in_process import InProcess
 from moretta.errors import MorettaError
 from moretta.federation import Federation
 from moretta.models import build
-from moretta.protocol import Message, Phase, Tensors, no_phase
+from moretta.protocol import Message, Phase, Stamp, Tensors, no_phase
 from moretta.protocols.cgd.circle import group_of
 from moretta.protocols.cgd.client import ROW_RING, Client
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Join, StepAlone
@@ -62,7 +62,7 @@ class Participant:
     """A participant that follows the protocol and keeps what it is sent and holds, round by round from 1.
 
     moved: D of the tensors that it holds, before each round. models, gradients: its own w_l(k) and g_l. rows: n_l, N.
-    others_z: as the head of a row, the others' part of z. deltas: as another member of the row, Delta.
+    own_z, deltas: in a row, its part of z and Delta. others_z: as the row's head, the others' parts of z in sum.
     """
 
     def __init__(self, client: Client) -> None:
@@ -84,10 +84,9 @@ class Participant:
                 words = np.array(message.words, order="C")
                 add_masks([words], me._circle.row_masks(now, me._others(), words.shape, message.fraction_bits))
                 self.others_z[now.round] = self._in_order(ROW_RING.decode(words, message.fraction_bits), now.round)
+                self._keep_delta(reply.sealed, now)
             case Backward():
-                sealed = me._circle.open(now, "delta", str(me._place.head), message.sealed)
-                delta = np.frombuffer(sealed, me._rows.x.numpy().dtype).reshape(len(me._rows.x), -1)
-                self.deltas[now.round] = self._in_order(delta, now.round)
+                self._keep_delta(message.sealed, now)
             case Contribute() if me._local is not None:
                 self.models[now.round], self.gradients[now.round] = me.model(), me._local[1].gradients
                 self.rows = (me._local[1].rows, message.encoding[MOST_WEIGHT])
@@ -96,6 +95,12 @@ class Participant:
         if me._own_z is not None and group_of(now).startswith("row="):
             self.own_z[now.round] = self._in_order(me._own_z[2], now.round)
         return reply
+
+    def _keep_delta(self, sealed: NDArray[np.uint8], now: Stamp) -> None:
+        me = self.client
+        content = me._circle.open(now, "delta", str(me._place.head), sealed)
+        delta = np.frombuffer(content, me._rows.x.numpy().dtype).reshape(len(me._rows.x), -1)
+        self.deltas[now.round] = self._in_order(delta, now.round)
 
     def _in_order(self, rows: NDArray[np.generic], number: int) -> Matrix:
         """Undo the order of a round's batch, which all of a row know."""
@@ -110,11 +115,16 @@ class Participant:
 
 
 def play(
-    protocol: CGD, silos: Sequence[Silo], model: nn.Module, outputs: int, rounds: int, dtype: torch.dtype
+    protocol: CGD,
+    silos: Sequence[Silo],
+    model: nn.Module,
+    rounds: int,
+    dtype: torch.dtype = torch.float32,
+    secrets: int = SEED,
 ) -> dict[str, Participant]:
     """Train by messages, full batch and blind, and return the participants with what they saw."""
-    whole = copy.deepcopy(model).to(dtype)
-    setting = Setting(whole, outputs, silos, SecureAggregation(), 0, 0, dtype, "cpu", SEED, rounds, insecure=SEED)
+    whole, outputs = copy.deepcopy(model).to(dtype), next(reversed(list(model.parameters()))).shape[0]
+    setting = Setting(whole, outputs, silos, SecureAggregation(), 0, 0, dtype, "cpu", SEED, rounds, insecure=secrets)
     players = cast(protocol, setting)
     looking = {name: Participant(client) for name, client in players.clients.items()}  # type: ignore[arg-type]
     engine = InProcess(looking, Codec(players.messages))
@@ -141,14 +151,14 @@ def _dealt(dataset: data.Dataset, grid: tuple[int, int]) -> tuple[list[Silo], tu
 
 
 def table(name: str) -> tuple[Matrix, Matrix]:
-    """Return a data set of scikit-learn as X, standardised, and y, [n, outputs]: centred, or of digits a 0/1 a class."""
+    """Return a data set of scikit-learn as X, standardised, and y, [n, outputs], centred; of digits a class each."""
     from sklearn import datasets
 
     bunch = {"diabetes": datasets.load_diabetes, "wdbc": datasets.load_breast_cancer, "digits": datasets.load_digits}
     x, y = bunch[name](return_X_y=True)
     x = x[:, x.std(0) > 0].astype(np.float64)
-    y = np.eye(10)[y] if name == "digits" else (y[:, None] - y.mean()) / y.std()
-    return (x - x.mean(0)) / x.std(0), y
+    y = np.eye(10)[y] if name == "digits" else y[:, None] / y.std()
+    return (x - x.mean(0)) / x.std(0), y - y.mean(0)
 
 
 def linear(name: str, parties: int) -> tuple[list[Silo], Matrix, Matrix]:
@@ -209,7 +219,7 @@ def d_alone(folder: Path | None, quick: bool) -> list[Score]:
 
 def leaked_iterate(folder: Path | None, quick: bool) -> list[Score]:
     """A participant of a horizontal split who once sees another's w_l(k), at k = 10: all the others by D(j) - D(k)."""
-    seen = play(CGD(delta=0.1), digits((4, 1)), mlp(32), 10, 30, torch.float32)
+    seen = play(CGD(delta=0.1), digits((4, 1)), mlp(32), 30)
     me, victim = seen["silo-1-1"], seen["silo-2-1"]
     leaked, worst, apart = victim.models[10], 0.0, 0.0
     for number, truth in victim.models.items():
@@ -224,7 +234,7 @@ def two_parties(folder: Path | None, quick: bool) -> list[Score]:
     """One of two participants takes its own part off what both came to; of three, the control, that is not enough."""
     scores = []
     for parties in (2, 3):
-        seen = play(CGD(delta=0.1), digits((parties, 1)), mlp(32), 10, 5, torch.float64)
+        seen = play(CGD(delta=0.1), digits((parties, 1)), mlp(32), 5, torch.float64)
         me, other = seen["silo-1-1"], seen["silo-2-1"]
         (mine, total), names = me.rows, list(me.gradients[1])
         sums = {name: me.summed(name, 0.5) for name in names}
@@ -238,7 +248,7 @@ def two_parties(folder: Path | None, quick: bool) -> list[Score]:
         what, beside = "relative error of another's n_l g_l", {"one's own n_l g_l instead": error(own, truth)}
         scores.append(Score(f"digits, {parties} x 1", what, error(found, truth), beside))
     for parties in (2, 3):
-        seen = play(CGD(delta=0.1), digits((2, parties)), mlp(32), 10, 5, torch.float64)
+        seen = play(CGD(delta=0.1), digits((2, parties)), mlp(32), 5, torch.float64)
         head, other = seen["silo-1-1"], seen["silo-1-2"]
         found = np.stack([head.others_z[k] for k in head.others_z])
         truth = np.stack([other.own_z[k] for k in other.own_z])
@@ -255,47 +265,50 @@ def features_from(differences: Sequence[Matrix], moved: Sequence[Matrix]) -> Mat
 
 
 def raw_features(folder: Path | None, quick: bool) -> list[Score]:
-    """The head of row 1 and a member of the other column group in row 2 (2 of 4, m - 2) look for silo-1-2's X.
+    """The head of row 1 and a member of the other column group in row 2 (2 of 4, so m - 2) look for silo-1-2's X.
 
-    The head has z of silo-1-2, the helper D1 of its columns; the control gives the head the D1 of another federation.
+    The head has z of silo-1-2, its helper D1 of the same columns. Control: D1 of a federation with other starts.
     """
-    scores, silos, width = [], digits((2, 2)), 16
-    rounds = (2, 3, 5, 20) if quick else (2, 3, 5, 20, 100)
-    truth, known = silos[1].x.astype("f8"), silos[3].x.mean(0)
-    assert silos[1].name == "silo-1-2"
-    other = play(CGD(delta=0.1), silos[::-1], _other(mlp(width)), 10, max(rounds), torch.float32)
+    silos, scores, last = digits((2, 2)), list[Score](), 20 if quick else 100
+    protocol, model, truth = CGD(delta=0.1), mlp(16), silos[1].x.astype("f8")
+    other = play(protocol, silos, model, last, secrets=SEED + 1)["silo-2-2"].moved
+    (name,) = other[1]
     for dtype in (torch.float32, torch.float64):
-        seen = play(CGD(delta=0.01), silos, mlp(width), 10, max(rounds), dtype)
-        head, helper = seen["silo-1-1"], seen["silo-2-2"]
-        z, (name,) = head.others_z, helper.moved[1]
-        for last in rounds:
-            number = range(2, last + 1)
-            found = features_from([z[k] - z[1] for k in number], [helper.moved[k][name] for k in number])
-            wrong = features_from([z[k] - z[1] for k in number], [_turned(other, k, name) for k in number])
-            beside = {
-                "D1 of another federation": error(wrong, truth),
-                "the mean row": error(np.broadcast_to(known, truth.shape), truth),
-            }
-            case = f"digits, 2 x 2, H1 {width}, d_j {truth.shape[1]}, {str(dtype)[6:]}, {last} iterations"
+        seen = play(protocol, silos, model, last, dtype)
+        z, moved = seen["silo-1-1"].others_z, seen["silo-2-2"].moved
+        for number in (one for one in (2, 3, 5, 20, 100) if one <= last):
+            differences = [z[k] - z[1] for k in range(2, number + 1)]
+            found, wrong = (
+                features_from(differences, [of[k][name] for k in range(2, number + 1)]) for of in (moved, other)
+            )
+            mean = np.broadcast_to(silos[3].x.mean(0), truth.shape)
+            beside = {"other starts' D1": error(wrong, truth), "the helper's mean row": error(mean, truth)}
+            case = f"digits, 2 x 2, 32 columns, H1 16, {str(dtype)[6:]}, {number} iterations"
             scores.append(Score(case, "relative error of silo-1-2's features", error(found, truth), beside))
     return scores
 
 
-def _other(model: nn.Module) -> nn.Module:
-    return model
-
-
-def _turned(seen: Mapping[str, Participant], k: int, name: str) -> Matrix:
-    return seen["silo-2-2"].moved[k][name]
-
-
 def one_row(folder: Path | None, quick: bool) -> list[Score]:
-    """The head of the only row, alone: D1 of the other columns is then -sum alpha X' Delta / n of its own Delta.
+    """The head of the only row, alone: D1 of the other columns is -sum alpha X' Delta / n, of its own Delta.
 
-    So z(k) - z(1) = -X X' S(k) with S(k) = sum alpha Delta / n known, which gives X X': all inner products of the other
-    holder's rows, hence X up to a rotation of its columns. Nobody colludes. The control has a second row of the grid.
+    So z(k) - z(1) = -X X' S(k), where it knows S(k) = sum alpha Delta / n: it finds X X', all inner products of the
+    other holder's rows, which is X up to a rotation of its columns. Control: the same in a grid of two rows.
     """
-    return []
+    scores, last = list[Score](), 20
+    for rows in (1, 2):
+        silos = digits((rows, 2))
+        truth = silos[1].x.astype("f8") @ silos[1].x.astype("f8").T
+        own = silos[0].x.astype("f8") @ silos[0].x.astype("f8").T
+        head = play(CGD(delta=0.1), silos, mlp(16), last, torch.float64)["silo-1-1"]
+        z, deltas, total = head.others_z, head.deltas, head.rows[1]
+        stepped = np.cumsum([0.5 * deltas[k] / total for k in range(1, last)], axis=0)
+        left = np.concatenate([z[1] - z[k] for k in range(2, last + 1)], axis=1)  # X X' S
+        right = np.concatenate(list(stepped), axis=1)
+        found = left @ np.linalg.pinv(right.T @ left, rcond=1e-11, hermitian=rows == 1) @ left.T
+        case = f"digits, {rows} x 2, 32 columns, H1 16, float64, {last} iterations"
+        beside = {"its own columns' instead": error(own, truth)}
+        scores.append(Score(case, "relative error of silo-1-2's X X'", error(found, truth), beside))
+    return scores
 
 
 def labels(folder: Path | None, quick: bool) -> list[Score]:
@@ -307,7 +320,7 @@ def labels(folder: Path | None, quick: bool) -> list[Score]:
     truth = silos[0].y  # the head's
     scores = []
     for delta in (0.01, 0.1):
-        seen = play(CGD(delta=delta), silos, mlp(32), 10, 20, torch.float32)["silo-1-2"].deltas
+        seen = play(CGD(delta=delta), silos, mlp(32), 20)["silo-1-2"].deltas
         for number in (1, 5, 20):
             rows = seen[number] / np.maximum(np.linalg.norm(seen[number], axis=1, keepdims=True), 1e-30)
             found = KMeans(10, n_init=10, random_state=SEED).fit_predict(rows)
@@ -327,3 +340,109 @@ def labels(folder: Path | None, quick: bool) -> list[Score]:
 def purity(found: NDArray, truth: NDArray) -> float:
     """Return the share of rows whose label is the commonest of their cluster."""
     return float(sum(np.bincount(truth[found == one]).max() for one in np.unique(found)) / len(truth))
+
+
+def curvature_from(steps: Sequence[Matrix], gradients: Sequence[Matrix], tolerance: float) -> Matrix:
+    """Solve g(k+1) - g(k) = (D(k+1) - D(k)) A for symmetric A, as far as the steps reach. All are [outputs, d]."""
+    s, y = np.concatenate(steps[:-1]), np.diff(np.stack(gradients), axis=0).reshape(-1, steps[0].shape[1])
+    _, sizes, rows = np.linalg.svd(s, full_matrices=False)
+    basis = rows[sizes > tolerance * sizes[0]].T  # [d, directions reached]
+    onto = basis @ np.linalg.lstsq(s @ basis, y, rcond=None)[0]  # P A
+    return onto + onto.T - onto @ basis @ basis.T
+
+
+def linear_regression(folder: Path | None, quick: bool) -> list[Score]:
+    """Any one participant of five that fit a linear model takes X'X / N of all rows from how the sums change.
+
+    g(k) = sum X_l' (X_l w_l(k) - y_l) / N, and all w_l move alike: g(k+1) - g(k) = (X'X / N) (D(k+1) - D(k)), whatever
+    the starts. And -g(1) = X'y / N - sum X_l' X_l w_l(1) / N, which is X'y up to the starts.
+    """
+    scores = []
+    cases = [("diabetes", 0.2, (10, 30, 300)), ("wdbc", 0.1, (30, 300)), ("digits", 0.2, (8, 30, 100))]
+    for source, rate, rounds in cases[: 1 if quick else 3]:
+        silos, x, y = linear(source, 5)
+        model = nn.Sequential(nn.Linear(x.shape[1], y.shape[1], bias=False))
+        truth, cross, best = x.T @ x / len(x), y.T @ x / len(x), np.linalg.lstsq(x, y, rcond=None)[0]
+        protocol = CGD(loss="mse", learning_rate=rate, delta=0.1)
+        me = play(protocol, silos, model, rounds[-1], torch.float64)["silo-1"]
+        sums = me.summed("0.weight", rate)
+        for number in rounds:
+            steps = [-rate * one for one in sums[:number]]
+            found = curvature_from(steps, sums[:number], 1e-9)
+            shuffled = curvature_from(steps, [sums[k] for k in np.random.default_rng(SEED).permutation(number)], 1e-9)
+            predicted = x @ np.linalg.lstsq(found, -sums[0].T, rcond=1e-9)[0]
+            own = silos[0].x.T @ silos[0].x / len(silos[0].x)
+            beside = {
+                "from its own rows": error(own, truth),
+                "sums in a wrong order": error(shuffled, truth),
+                "X'y, relative error": error(-sums[0], cross),
+                "predictions, relative error": error(predicted, x @ best),
+            }
+            case = f"{source}, {x.shape[1]} columns, {y.shape[1]} outputs, 5 x 1, delta 0.1, {number} sums"
+            scores.append(Score(case, "relative error of X'X", error(found, truth), beside))
+    return scores
+
+
+def theorem(folder: Path | None, quick: bool) -> list[Score]:
+    """Nobody attacks: Theorem 1's bound, up to its unnamed constant, beside the regret of linear regression on digits.
+
+    R: mean over k of F(w_l(k)) - F(w*), of the worst l. Rate: the theorem's, mu = 0.5, T = 300; and constant.
+    """
+    scores = [_distance()]
+    rounds, mu, rate = 60 if quick else 300, 0.5, 0.2
+    for schedule, delta, parties in (
+        ("inverse-square", 0.01, 10),
+        ("inverse-square", 0.1, 2),
+        ("inverse-square", 0.1, 10),
+        ("inverse-square", 0.1, 50),
+        ("inverse-square", 1.0, 10),
+        ("constant", 0.1, 10),
+    ):
+        protocol = CGD(
+            loss="mse", learning_rate=rate, delta=delta, schedule=schedule, mu=mu if schedule != "constant" else 0.0
+        )
+        silos, x, y = linear("digits", parties)
+        model = nn.Sequential(nn.Linear(x.shape[1], 10, bias=False)).double()
+        setting = Setting(model, 10, silos, SecureAggregation(), 0, 0, torch.float64, "cpu", SEED, rounds,
+                          insecure=SEED, engine="fused")  # fmt: skip
+        players = cast(protocol, setting)
+        starts = np.stack([one["0.weight"] for one in players.models().values()])
+        path = [np.zeros_like(starts[0])]
+        engine = InProcess({}, Codec(()))
+        for _ in Driver(players.server, [], "leaks", engine.deliver, 0).rounds(1, rounds):
+            path.append(players.displacement()["0.weight"])  # type: ignore[misc]
+        curvature, best = x.T @ x / len(x), np.linalg.lstsq(x, y, rcond=None)[0].T
+        gaps = np.array([[_gap(start + moved - best, curvature) for start in starts] for moved in path])
+        away = np.linalg.norm(starts - starts.mean(0), axis=(1, 2))
+        worst = gaps[:-1].mean(0).argmax()
+        rates = [protocol.rate(k, rounds) for k in range(1, rounds + 1)]
+        halves = [0.5 * np.linalg.norm(starts[worst] + moved - best) ** 2 for moved in path]
+        beside = {
+            "epsilon = m |E_j (w_l(1) - w_j(1))|": parties * float(away[worst]),
+            "1 / (mu T + 1)": 1 / (mu * rounds + 1),
+            "ln(mu T + 1) / T": float(np.log(mu * rounds + 1)) / rounds,
+            "F(w_l) - F(w*) after T": float(gaps[-1, worst]),
+            "F(0) - F(w*)": _gap(best, curvature),
+            "left of (19)": sum((halves[k] - halves[k + 1]) / rates[k] for k in range(rounds)),
+            "right of (19)": sum(
+                0.5 * float(np.linalg.norm(path[k + 1] - path[k])) ** 2 / rates[k] for k in range(rounds)
+            ),
+        }
+        case = f"digits, {parties} x 1, delta {delta:g}, {schedule}, {rounds} iterations"
+        scores.append(Score(case, "regret R", float(gaps[:-1].mean(0)[worst]), beside))
+    return scores
+
+
+def _distance() -> Score:
+    seen = play(CGD(delta=0.1), digits((4, 1)), mlp(32), 100, torch.float64)
+    one, other = seen["silo-1-1"].models, seen["silo-2-1"].models
+    apart = [
+        np.sqrt(sum(float(np.square(one[k][name] - other[k][name]).sum()) for name in one[k])) for k in sorted(one)
+    ]
+    away = np.sqrt(sum(float(np.square(one[100][name] - one[1][name]).sum()) for name in one[1]))
+    beside = {"distance": apart[0], "way that each has gone": away}
+    return Score("digits, 4 x 1, delta 0.1, 100 iterations", "change of |w_l(k) - w_j(k)|", max(apart) - min(apart), beside)
+
+
+def _gap(away: Matrix, curvature: Matrix) -> float:
+    return 0.5 * float(np.einsum("od,de,oe->", away, curvature, away))

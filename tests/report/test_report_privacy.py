@@ -164,7 +164,7 @@ def test_without_masks_the_server_sees_each_silo(make_run):
 
 
 def test_a_protocol_or_scheme_without_sentences_says_so(make_run):
-    assert "no sentence about the protocol cgd" in said(read_run(make_run("cgd")), "Server")
+    assert "no sentence about the protocol baffle" in said(read_run(make_run("baffle")), "Server")
     record = read_run(make_run("fedavg", secure_aggregation={"scheme": "homomorphic", "ring_bits": 64}))
     assert "no sentence about the aggregation scheme homomorphic" in said(record, "Server")
 
@@ -201,3 +201,54 @@ def test_a_late_silo_is_not_always_protected(make_run, scheme, reason, exposed):
     dropped = [{"round": 3, "silo": "silo-2", "reason": reason}]
     record = read_run(make_run("fedsgd", dropped=dropped, secure_aggregation={"scheme": scheme, "ring_bits": 64}))
     assert ("given up as late" in said(record, "Server")) == exposed
+
+
+CONFINED = {"displacement": {"loss": 0.05, "accuracy": 0.95}, "mean": {"loss": 0.1, "accuracy": 0.92}}
+
+
+def cgd(make_run, folder, *, engine="in-process", data=None, test=None, **protocol):
+    settings = {
+        "data": {"standardise": True, **(data or {})},
+        "protocol": {"name": "cgd", **protocol},
+        "engine": {"name": engine},
+        "secure-aggregation": {"scheme": "pairwise", "ring-bits": 64},
+    }
+    scores = {"loss": 0.2, "accuracy": 0.9, **(test or {})}
+    return read_run(make_run("cgd", folder=folder, settings=settings, test=scores, **SUMMED))
+
+
+def test_cgd_says_what_is_known_of_it(make_run):
+    blind = cgd(make_run, "blind", test=CONFINED)
+    assert "sums that it cannot read" in said(blind, "Server")
+    assert "took them on trust" in said(blind, "Server")
+    silo = said(blind, "A silo")
+    assert "D alone is a model" in silo
+    assert "95.0 %, the worst confined model 90.0 %" in silo
+    assert "raw features" not in silo
+    seeing = said(cgd(make_run, "seeing", blind=False), "Server")
+    assert "Sees D, the sum of all steps" in seeing
+    assert "cannot read" not in seeing
+
+
+def test_cgd_of_columns_says_what_its_rows_tell_each_other(make_run):
+    joint = said(cgd(make_run, "joint", data={"grid": [3, 3]}, vertical="joint"), "A silo")
+    assert "raw features" in joint
+    assert "clusters of like labels" in joint
+    independent = said(cgd(make_run, "independent", data={"grid": [3, 3]}, vertical="independent"), "A silo")
+    assert "raw features" not in independent
+    assert "Holds the labels of its rows" in independent
+
+
+def test_a_simulation_hid_nothing(make_run):
+    fused = cgd(make_run, "fused", engine="fused")
+    assert "nothing was hidden" in said(fused, "Server")
+    assert "nothing was hidden" in said(fused, "A silo")
+
+
+def test_noise_is_said_with_what_it_bounds_and_what_it_leaves_out(make_run):
+    facts = {"epsilon": 2.0, "delta": 1e-5, "epsilon_to_silos": 4.5, "epsilon_leaves_out": "means of the columns"}
+    server = said(read_run(make_run("fedsgd", facts=facts, **SUMMED)), "Server")
+    assert "ε = 2 and δ = 1e-05" in server
+    assert "with ε = 4.5" in server
+    assert "Not counted: means of the columns." in server
+    assert "private" not in said(read_run(make_run("fedsgd", folder="plain", **SUMMED)), "Server")

@@ -56,13 +56,18 @@ def members(scheme: str, bits: int, rules: Rules = WEIGHTS[0], count: int = 4) -
 
 
 def relayed(
-    server: Aggregator, cohort: Mapping[str, Silo], now: Stamp = NOW, replaced: Mapping[str, Answer] | None = None
+    server: Aggregator,
+    cohort: Mapping[str, Silo],
+    now: Stamp = NOW,
+    replaced: Mapping[str, Answer] | None = None,
+    *,
+    codec: bool = True,
 ) -> tuple[Relayed, dict[str, int]]:
     """Have the tensors of a cohort added up unread. Returns also how they were encoded."""
     shapes = {name: value.shape for name, value in next(iter(cohort.values())).tensors.items()}
     wanted = server.want(shapes, dict.fromkeys(shapes, 100.0), sum(silo.weight for silo in cohort.values()))
     ask = Train(stamp=now, encoding=wanted.fraction_bits)
-    total = play(server.relay(ask, wanted), {**cohort, **(replaced or {})})
+    total = play(server.relay(ask, wanted), {**cohort, **(replaced or {})}, codec=codec)
     assert isinstance(total, Relayed)
     return total, dict(wanted.fraction_bits)
 
@@ -117,7 +122,9 @@ def test_what_members_read_is_the_sum_to_the_last_bit(
         assert same(found, in_the_open)
         assert found.weight == sum(weight for _, weight in rows)
         for name in shapes:
-            assert found.means[name].ravel().tolist() == exact_means(cohort, list(cohort), name, encoding[name]).tolist()
+            assert (
+                found.means[name].ravel().tolist() == exact_means(cohort, list(cohort), name, encoding[name]).tolist()
+            )
 
 
 @each_way
@@ -246,7 +253,11 @@ def test_tampered_words_read_as_other_numbers(scheme: str, bits: int, rules: Rul
 
 def broken(total: Relayed, encoding: dict[str, int]) -> Iterator[tuple[str, Relayed, dict[str, int]]]:
     other = np.dtype("uint32") if total.weight.dtype == np.uint64 else np.dtype("uint64")
-    yield "words of the other ring", replace(total, tensors={k: v.astype(other) for k, v in total.tensors.items()}), encoding
+    yield (
+        "words of the other ring",
+        replace(total, tensors={k: v.astype(other) for k, v in total.tensors.items()}),
+        encoding,
+    )
     yield "a weight of the other ring", replace(total, weight=total.weight.astype(other)), encoding
     yield "floats", replace(total, tensors={k: v.astype(float) for k, v in total.tensors.items()}), encoding
     yield "two weights", replace(total, weight=total.weight.reshape(1)), encoding
@@ -289,29 +300,28 @@ LARGEST_CHI = CELLS - 1 + 2 * np.sqrt((CELLS - 1) * 20) + 40
 
 def chi_square(words: Sequence[np.ndarray]) -> float:
     """Return chi-square of the bytes of ring elements, against all bytes alike."""
-    octets = np.concatenate([array.reshape(-1).view(np.uint8) for array in words])
+    octets = np.concatenate([array.ravel().view(np.uint8) for array in words])
     counts = np.bincount(octets, minlength=CELLS)
     expected = len(octets) / CELLS
-    assert expected > 10, "chi-square needs some in every cell"
+    assert expected >= 5, "chi-square needs some in every cell"
     return float(((counts - expected) ** 2).sum() / expected)
 
 
 @each_way
 def test_what_is_relayed_is_uniform(scheme: str, bits: int) -> None:
-    """The same sum, of zeros and small weights, under 400 stamps and keys: also the weights' own bytes are uniform."""
+    """The same sum, of zeros and the weight 2, under many stamps and some keys: its weights are as uniform as words."""
     cohort = {name: Member(scheme, name, bits, {"w": np.zeros(40)}) for name in "ab"}
     server, weights, words = agreed(cohort, scheme, bits), [], []
-    for number in range(1, 401 if bits == 64 else 801):
+    for number in range(1, 1 + 11_000 // bits):
         for silo in cohort.values():
             silo.key = derive(KEY, number % 7)
-        total, _ = relayed(server, cohort, Stamp("test", number, 0))
-        weights.append(np.array([total.weight]))
+        total, _ = relayed(server, cohort, Stamp("test", number, 0), codec=False)
+        weights.append(total.weight)
         words.append(total.tensors["w"])
     assert chi_square(weights) < LARGEST_CHI
     assert chi_square(words) < LARGEST_CHI
-    assert len({int(weight[0]) for weight in weights}) == len(weights) or bits == 32  # 800 of 2^32: 7e-5 for a pair
-    # A column has one value each round; its words are as good as fresh: in order, and of one entry over the rounds.
-    assert chi_square([np.stack(words)[:, 0], np.stack(words)[:, -1]]) < LARGEST_CHI
+    assert chi_square([array[:1] for array in words]) < LARGEST_CHI  # one entry over the rounds
+    assert len({int(weight) for weight in weights}) == len(weights)  # 343 of 2^32 words: a pair has a chance of 1e-5
 
 
 @each_way

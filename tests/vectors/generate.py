@@ -14,6 +14,7 @@ import hmac
 import json
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal, getcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,54 @@ def sum_vectors() -> dict[str, Any]:
             for uploads in [Uploads(Pairs(STAMP, ROOTS), DATA, bits)]
         ],
         "dropout": _dropout(),
+        "blinded": [_blinded(Uploads(Pairs(STAMP, ROOTS), DATA, bits)) for bits in (32, 64)],
+    }
+
+
+BLIND = hashlib.sha256(b"a secret of the members").digest()
+
+
+def _blinded(uploads: Uploads) -> dict[str, Any]:
+    """Return one sum that is relayed unread: the members' keys, what whoever adds up holds, and what members read."""
+    names, bits = uploads.pairs.names, uploads.bits
+    keys = {name: hkdf(BLIND, purpose("blind", *uploads.label, name)) for name in names}
+    total = [sum(entries) % 2**bits for entries in zip(*map(uploads.plain, names), strict=True)]
+    blinded = total
+    for key in keys.values():
+        stream = words(keystream(key, len(total) * bits // 8), bits)
+        blinded = [(entry + word) % 2**bits for entry, word in zip(blinded, stream, strict=True)]
+    weight, *entries = blinded
+    w, b = entries[2:], entries[:2]
+    total_weight, *signed = [entry - 2**bits if entry >= 2 ** (bits - 1) else entry for entry in total]
+    tampered: list[tuple[str, Fields]] = [
+        ("another key", {"key": hashlib.sha256(BLIND).hexdigest()}),
+        ("a silo too few", {"members": names[1:]}),
+        ("a silo too many", {"members": [*names, "emil"]}),
+        ("the next attempt", {"stamp": (*STAMP[:2], STAMP[2] + 1)}),
+        ("another round", {"stamp": (STAMP[0], STAMP[1] + 1, STAMP[2])}),
+        ("another run", {"stamp": ("vector", *STAMP[1:])}),
+        ("a bit more behind the point", {"encoding": {"w": uploads.fraction_bits + 1}}),
+        ("another bound of the weight", {"encoding": {"most weight": MOST_WEIGHT + 1}}),
+        ("two tensors swapped", {"words": {"w": b, "b": w}}),
+        ("the highest bit of the weight", {"weight": weight ^ 1 << (bits - 1)}),
+        ("a weight beyond the bound", {"weight": (weight + MOST_WEIGHT) % 2**bits}),
+        ("no weight", {"weight": (weight - total_weight) % 2**bits}),
+    ]
+    return {
+        "source": "this generator, as the uploads, whose masks cancel; one keystream a silo on top",
+        "stamp": STAMP,
+        "roots": {name: root.hex() for name, root in ROOTS.items()},
+        "bits": bits,
+        "limit": LIMIT,
+        "most_weight": MOST_WEIGHT,
+        "silos": {name: {"weight": number, "values": values} for name, (number, values) in uploads.data.items()},
+        "key": BLIND.hex(),
+        "label": _written(list(uploads.label)),
+        "blind_keys": {name: key.hex() for name, key in keys.items()},
+        "weight": weight,
+        "words": {"w": w, "b": b},
+        "sum": {"weight": total_weight, "entries": signed, "fraction_bits": uploads.fraction_bits},
+        "tampered": [{"why": why, "changes": changes} for why, changes in tampered],
     }
 
 
@@ -725,6 +774,143 @@ def shamir_vectors() -> dict[str, Any]:
     }
 
 
+CIRCLE, GROUP, ROW = (f"{group}/vectors" for group in ("circle", "columns-1", "row=clinic 1"))  # run ids
+DELTA, DISPLACEMENT = bytes(range(40)), bytes(range(255, 215, -1))
+
+
+def starts() -> dict[str, Any]:
+    """Return confined starts, in decimals of 50 digits, so that no machine's library decides their last bits."""
+    getcontext().prec = 50
+    pi = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534")
+
+    def series(x: Decimal, first: int) -> Decimal:
+        """Return cos (first = 0) or sin (first = 1) of x by Taylor's series."""
+        term = total = x if first else Decimal(1)
+        for n in range(first + 1, first + 99, 2):
+            term *= -x * x / (n * (n + 1))
+            total += term
+        return total
+
+    def uniform(stream: bytes) -> list[Decimal]:
+        return [Decimal(word >> 11) / 2**53 for word in words(stream, 64)]
+
+    def normal(key: bytes, count: int) -> list[float]:
+        pairs = -(-count // 2)
+        drawn = uniform(keystream(key, 16 * pairs))
+        radii = [(-2 * (1 - u).ln()).sqrt() for u in drawn[:pairs]]
+        turns = [2 * pi * u for u in drawn[pairs:]]
+        both = [[r * series(t, first) for r, t in zip(radii, turns, strict=True)] for first in (0, 1)]
+        return [float(number) for number in (both[0] + both[1])[:count]]
+
+    low, high = 0.01, 0.1
+    return {
+        "source": "this generator: Box and Muller's transform in decimals of the root's keystream",
+        "roots": {name: root.hex() for name, root in ROOTS.items()},
+        "range": [low, high],
+        "deltas": {
+            name: float(
+                Decimal(low) + Decimal(high - low) * uniform(keystream(hkdf(root, purpose("confined delta")), 8))[0]
+            )
+            for name, root in ROOTS.items()
+        },
+        "cases": [
+            {
+                "root": ROOTS[name].hex(),
+                "tensor": tensor,
+                "shape": shape,
+                "normal": normal(hkdf(ROOTS[name], purpose("confined start", tensor)), int(np.prod(shape))),
+            }
+            for name, tensor, shape in [
+                ("anna", "0.weight", [3, 2]),
+                ("anna", "0.bias", [3]),
+                ("bea", "0.weight", [3, 2]),
+                ("bea", "0.weight", [2, 1, 3]),
+                ("città", "größe", [5]),
+                ("dora", "scale", []),
+            ]
+        ],
+    }
+
+
+def circle() -> dict[str, Any]:
+    """Return what participants seal for each other: a group's and a row's key, Delta, D, and digests of ids."""
+    _, number, attempt = STAMP
+    pairs = Pairs((CIRCLE, number, attempt), ROOTS)
+    maker, *others = pairs.names
+
+    def key_of(run: str, who: str, session: int = 0) -> bytes:
+        return hkdf(ROOTS[who], purpose("group key", run, number, attempt, session))
+
+    def sealed_key(run: str, who: str, holder: str) -> str:
+        seed = pairs.seeds[min(who, holder), max(who, holder)]
+        sealing = hkdf(seed, purpose("group key", run, number, attempt, who, holder))
+        return chacha20_poly1305(sealing, bytes(12), key_of(run, who), b"").hex()
+
+    def sealed(run: str, what: str, who: str, content: bytes) -> str:
+        sealing = hkdf(key_of(run, maker), purpose(what, run, number, attempt, who))
+        return chacha20_poly1305(sealing, bytes(12), content, b"").hex()
+
+    def digest(ids: list[str], run: str = ROW, at: int = number) -> str:
+        content = purpose(run, at, attempt, *ids).removeprefix(b"moretta/1")
+        return hmac.new(hkdf(key_of(run, maker), purpose("ids")), content, hashlib.sha256).hexdigest()
+
+    delta, moved = (sealed(ROW, "delta", maker, DELTA), sealed(GROUP, "displacement", maker, DISPLACEMENT))
+    good = sealed_key(GROUP, maker, others[0])
+    ids = ["p-1", "p-2", "p-3"]
+    return {
+        "source": "this generator: HKDF and HMAC from the standard library, RFC 8439 in whole numbers",
+        "stamp": (CIRCLE, number, attempt),
+        "roots": {name: root.hex() for name, root in ROOTS.items()},
+        "maker": maker,
+        "groups": {
+            run: {
+                "key": key_of(run, maker).hex(),
+                "resumed": key_of(run, maker, 1).hex(),
+                "sealed": {holder: sealed_key(run, maker, holder) for holder in others},
+            }
+            for run in (GROUP, ROW)
+        },
+        "tampered_keys": [  # each given to the first of the others, as the maker's of the first group
+            {"why": "a bit", "sealed": f"{int(good, 16) ^ 1:096x}"},
+            {"why": "the first bit", "sealed": f"{int(good, 16) ^ 1 << 383:096x}"},
+            {"why": "a byte short", "sealed": good[:-2]},
+            {"why": "a byte long", "sealed": good + "00"},
+            {"why": "nothing", "sealed": ""},
+            {"why": "no seal", "sealed": key_of(GROUP, maker).hex()},
+            {"why": "sealed for another", "sealed": sealed_key(GROUP, maker, others[1])},
+            {"why": "sealed by another", "sealed": sealed_key(GROUP, others[1], others[0])},
+            {"why": "sealed by the holder itself", "sealed": sealed_key(GROUP, others[0], maker)},
+            {"why": "the key of another group", "sealed": sealed_key(ROW, maker, others[0])},
+        ],
+        "contents": [
+            {"run": ROW, "what": "delta", "maker": maker, "content": DELTA.hex(), "sealed": delta},
+            {"run": GROUP, "what": "displacement", "maker": maker, "content": DISPLACEMENT.hex(), "sealed": moved},
+            {"run": GROUP, "what": "displacement", "maker": others[1], "content": "",
+             "sealed": sealed(GROUP, "displacement", others[1], b"")},
+        ],
+        "tampered_contents": [
+            {"why": "a bit", "run": ROW, "what": "delta", "maker": maker, "sealed": f"{int(delta, 16) ^ 1:0112x}"},
+            {"why": "a byte short", "run": ROW, "what": "delta", "maker": maker, "sealed": delta[:-2]},
+            {"why": "nothing", "run": ROW, "what": "delta", "maker": maker, "sealed": ""},
+            {"why": "in the clear", "run": ROW, "what": "delta", "maker": maker, "sealed": DELTA.hex()},
+            {"why": "another's", "run": ROW, "what": "delta", "maker": others[0], "sealed": delta},
+            {"why": "another group's", "run": GROUP, "what": "delta", "maker": maker, "sealed": delta},
+            {"why": "another thing", "run": ROW, "what": "displacement", "maker": maker, "sealed": delta},
+            {"why": "of D, a bit", "run": GROUP, "what": "displacement", "maker": maker,
+             "sealed": f"{int(moved, 16) ^ 1 << 200:0112x}"},
+        ],
+        "digests": [
+            {"ids": some, "digest": digest(some)}
+            for some in (ids, ids[::-1], ids[:2], ["p-1p-2", "p-3"], ["p-1", "p-2", "p-3", ""], [""], [], ["città"])
+        ],
+        "elsewhere": {"ids": ids, "next round": digest(ids, at=number + 1), "other run": digest(ids, f"{ROW} b")},
+    }  # fmt: skip
+
+
+def cgd_vectors() -> dict[str, Any]:
+    return {"starts": starts(), "circle": circle()}
+
+
 Fields = dict[str, Any]
 Change = Callable[[Fields], Any]
 
@@ -871,6 +1057,46 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "encoding": {"scalars": 30, "most weight": 96},
             },
         ),
+        **cgd_messages(),
+    }
+
+
+def cgd_messages() -> dict[str, tuple[str, Fields]]:
+    made = "chosen here"
+    u64, u8 = (functools.partial(np.array, dtype=name) for name in ("u8", "u1"))
+    encoding = {"0.weight": 40, "loss": -2, "most weight": 96}
+    return {
+        "cgd/where": (made, {}),
+        "cgd/here": ("chosen here; the latest round there is", {"steps": {"all": 0, "columns-2": 2**31 - 1}}),
+        "cgd/draw-key": (made, {"members": ["anna", "bea", "città"]}),
+        "cgd/group-key": (made, {"sealed": {"bea": "5e" * 48, "città": "5f" * 48}}),
+        "cgd/take-key": (made, {"maker": "anna", "sealed": "5e" * 48}),
+        "cgd/key-taken": (made, {}),
+        "cgd/describe-rows": (made, {}),
+        "cgd/rows": (made, {"rows": 569, "digest": "d0" * 32}),
+        "cgd/forward": (made, {"fraction_bits": 41}),
+        "cgd/partial": ("chosen here; with the ring's largest element", {"words": u64([[0, 2**64 - 1], [7, 2**63]])}),
+        "cgd/join": (
+            "chosen here; of a head alone in its row, fraction bits below zero",
+            {"words": np.empty((0, 0), dtype=np.uint64), "fraction_bits": -3},
+        ),
+        "cgd/deltas": ("chosen here; 4 bytes and a seal's tag", {"sealed": u8(range(20))}),
+        "cgd/backward": ("chosen here; of a head alone, nothing is sealed", {"sealed": u8([])}),
+        "cgd/done": (made, {}),
+        "cgd/contribute": (made, {"encoding": encoding}),
+        "cgd/descend": (
+            "chosen here; words of the ring, of the weight too, and who is in the sum",
+            {
+                "tensors": {"0.weight": u64([[1, 2**64 - 1], [3, 0]]), "loss": u64(5)},
+                "weight": u64(2**63),
+                "silos": ["anna", "città"],
+                "encoding": encoding,
+            },
+        ),
+        "cgd/step-alone": (made, {}),
+        "cgd/show-displacement": (made, {}),
+        "cgd/displacement": (made, {"sealed": u8(range(235, 255)), "steps": 12}),
+        "cgd/catch-up": (made, {"maker": "anna", "sealed": u8(range(235, 255)), "steps": 12}),
     }
 
 
@@ -1080,6 +1306,61 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("k", "a row of k too many", _as("k", [[-2.0, 2.0], [1.0, -4.0], [0.0, 0.0]])),
         ("k", "k without axes", _as("k", 0.5)),
     ],
+    "cgd/here": [
+        ("steps", "a round below zero", lambda fields: fields["steps"] | {"all": -1}),
+        ("steps", "a round of 2^31", lambda fields: fields["steps"] | {"all": 2**31}),
+        ("steps", "half a round", lambda fields: fields["steps"] | {"all": 0.5}),
+        ("steps", "a round of true", lambda fields: fields["steps"] | {"all": True}),
+    ],
+    "cgd/group-key": [
+        ("sealed", "a key that is not hexadecimal", lambda fields: {"bea": "xy" * 48}),
+        ("sealed", "a key of half a byte", lambda fields: {"bea": "5"}),
+    ],
+    "cgd/take-key": [("sealed", "a key that is not hexadecimal", lambda fields: "xy" * 48)],
+    "cgd/rows": [
+        ("rows", "no rows", lambda fields: 0),
+        ("rows", "rows below zero", lambda fields: -569),
+        ("digest", "a digest of 31 bytes", lambda fields: "d0" * 31),
+        ("digest", "a digest of 33 bytes", lambda fields: "d0" * 33),
+        ("digest", "a digest of 1 byte", lambda fields: "d0"),
+    ],
+    "cgd/partial": [
+        ("words", "words of the small ring", _as("words", dtype="uint32")),
+        ("words", "words with a sign", _as("words", dtype="int64")),
+        ("words", "floats for words", _as("words", dtype="float64")),
+        ("words", "words of one axis", _as("words", 1, 2)),
+        ("words", "words without axes", _as("words", 7)),
+        ("words", "words of three axes", _as("words", [[[1]]])),
+    ],
+    "cgd/join": [
+        ("words", "words of the small ring", _as("words", dtype="uint32")),
+        ("words", "floats for words", _as("words", dtype="float64")),
+        ("words", "words of one axis", _as("words", [])),
+        ("words", "words without axes", _as("words", 7)),
+    ],
+    "cgd/deltas": [
+        ("sealed", "numbers for bytes", _as("sealed", dtype="float64")),
+        ("sealed", "words for bytes", _as("sealed", dtype="uint64")),
+        ("sealed", "flags for bytes", _as("sealed", dtype="bool")),
+        ("sealed", "bytes of two axes", lambda fields: fields["sealed"].reshape(4, 5)),
+        ("sealed", "a byte without axes", _as("sealed", 7)),
+    ],
+    "cgd/backward": [
+        ("sealed", "numbers for bytes", _as("sealed", dtype="float64")),
+        ("sealed", "bytes of two axes", _as("sealed", [[1, 2]])),
+        ("sealed", "a byte without axes", _as("sealed", 7)),
+    ],
+    "cgd/displacement": [
+        ("sealed", "numbers for bytes", _as("sealed", dtype="float64")),
+        ("sealed", "bytes of two axes", lambda fields: fields["sealed"].reshape(4, 5)),
+        ("steps", "a round below zero", lambda fields: -1),
+        ("steps", "a round of 2^31", lambda fields: 2**31),
+    ],
+    "cgd/catch-up": [
+        ("sealed", "numbers for bytes", _as("sealed", dtype="float64")),
+        ("sealed", "bytes of two axes", lambda fields: fields["sealed"].reshape(4, 5)),
+        ("sealed", "a byte without axes", _as("sealed", 7)),
+    ],
 }  # fmt: skip
 
 
@@ -1149,6 +1430,7 @@ VECTORS = {
     "shamir": shamir_vectors,
     "messages": message_vectors,
     "identity": identity_vectors,
+    "cgd": cgd_vectors,
 }
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
             server, silo = _pbpfl_server(record), _pbpfl_silo(record)
         case "fedsgd" | "fedavg":
             upload = "gradient" if record.protocol == "fedsgd" else "weight change"
-            server = [*_sum(record, upload), "Holds the model.", *_server_statistics(record)]
+            server = [*_sum(record, upload), "Holds the model.", *_noise(record), *_server_statistics(record)]
             silo = ["Receives the model itself, every round.", *_silo_statistics(record), *_two_silos(record, upload)]
         case "local":
             server = [
@@ -85,6 +85,22 @@ def reading_notes(record: RunRecord) -> tuple[str, ...]:
             "not the memory of that machine, whose owner sees everything."
         )
     return tuple(notes)
+
+
+def _noise(record: RunRecord) -> list[str]:
+    """What noise on the gradients bounds, where there is any (DP-SGD)."""
+    epsilon, delta = record.facts.get("epsilon"), record.facts.get("delta")
+    if epsilon is None or not isinstance(delta, float):
+        return []
+    bound = f"{epsilon:.3g}" if isinstance(epsilon, float) else str(epsilon)
+    said = (
+        f"All models of this run together are (ε, δ)-differentially private with ε = {bound} and δ = {delta:.0e} for one "
+        "example added or removed at one silo, towards the server and whoever gets the model"
+    )
+    if isinstance(others := record.facts.get("epsilon_to_silos"), float):
+        said += f"; towards another silo, which can take its own noise off, with ε = {others:.3g}"
+    left_out = record.facts.get("epsilon_leaves_out")
+    return [f"{said}." + (f" Not counted: {left_out}." if left_out else "")]
 
 
 def _cgd_aggregator(record: RunRecord) -> list[str]:

@@ -151,9 +151,15 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
     beside = {"mean of confined models": [test.mean for test in tests], "D alone": [t.displacement for t in tests]}
     return [
         row(f"Accuracy{worst}", [test.accuracy for test in tests]),
-        *(row(f"Accuracy, {whose}", [one and one.accuracy for one in scores]) for whose, scores in beside.items()),
+        *(
+            row(f"Accuracy, {whose}", [None if one is None else one.accuracy for one in scores])
+            for whose, scores in beside.items()
+        ),
         row(f"Mean squared error{worst}", [test.mse for test in tests]),
-        *(row(f"Mean squared error, {whose}", [one and one.mse for one in scores]) for whose, scores in beside.items()),
+        *(
+            row(f"Mean squared error, {whose}", [None if one is None else one.mse for one in scores])
+            for whose, scores in beside.items()
+        ),
         row(f"Loss{worst}", [test.loss for test in tests]),
         row("Top-5 accuracy", [test.top5 for test in tests]),
         *(row(name, [test.metrics.get(key) for test in tests]) for key, name in metrics.items()),

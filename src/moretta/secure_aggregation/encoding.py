@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocol import Tensors
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key
-from moretta.secure_aggregation.ring import Ring, Words
+from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words
 from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_real, check_limits, check_weight
 
 MOST_WEIGHT = "most weight"
@@ -82,13 +82,15 @@ def read(
 ) -> Sum:
     """Return what a relayed sum came to: take off the blinds of all who are in it, and decode.
 
-    Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible weight.
+    Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible encoding or weight.
     """
     everything = [relayed.weight, *relayed.tensors.values()]
     if any(words.dtype != ring.dtype for words in everything) or relayed.weight.shape != ():
         raise PeerError(f"expected a sum of elements of Z_2^{ring.bits}")
     if set(encoding) != {*relayed.tensors, MOST_WEIGHT}:
         raise PeerError(f"expected a sum of the tensors {sorted(relayed.tensors)!r:.200}")
+    if any(not -EXPONENTS - 60 <= encoding[name] <= EXPONENTS + 64 for name in relayed.tensors):
+        raise PeerError("expected fraction bits that a limit leads to")  # others leave float64
     tensors = {name: np.array(words, order="C") for name, words in relayed.tensors.items()}
     weight = np.array(relayed.weight)
     if blind is not None:

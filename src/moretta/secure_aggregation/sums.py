@@ -111,7 +111,7 @@ class Contributor(Protocol):
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
         blind: for `Aggregator.relay`, a secret of the members, of which a keystream for this silo and sum is added.
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then, and
-        `moretta.errors.ParameterError` for a blind where the scheme has no ring to hide in.
+        `moretta.errors.MisuseError` for a blind where the scheme has no ring to hide in.
         """
 
     def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:

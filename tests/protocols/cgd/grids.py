@@ -240,9 +240,7 @@ def failing(*faults: Fault) -> Wrap:
     return wrap
 
 
-def _befallen(
-    faults: Sequence[Fault], name: str, answer: Callable[[Message], Message], message: Message
-) -> Message:
+def _befallen(faults: Sequence[Fault], name: str, answer: Callable[[Message], Message], message: Message) -> Message:
     for fault in faults:
         if fault.is_of(name, message):
             fault.happened += 1
