@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from moretta import config, config_errors
 from moretta.errors import ParameterError
+from moretta.protocols.cgd.params import CGD
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
 
@@ -209,10 +210,58 @@ def test_local_training_needs_no_second_silo(write: Write) -> None:
     assert config.load(write(SMALL), ["data.silos=1", "secure-aggregation.scheme=none"]).data.silos == 1
 
 
+@pytest.mark.parametrize(
+    ("toml", "delta"),
+    [
+        ("0.25", 0.25),
+        ("1", 1.0),
+        ("[0.01, 0.1]", (0.01, 0.1)),
+        ("[0.1, 0.1]", (0.1, 0.1)),
+        ("{silo-1 = 0.1, silo-2 = 2}", {"silo-1": 0.1, "silo-2": 2.0}),
+    ],
+)
+def test_delta_is_a_number_a_range_or_one_a_participant(write: Write, toml: str, delta: object) -> None:
+    run_file = config.load(write(SMALL), [*CGD_RUN, f"protocol.delta={toml}"])
+    assert isinstance(run_file.protocol, CGD)
+    assert run_file.protocol.delta == delta
+    assert config.load(write(config.dump(run_file))) == run_file
+
+
+def test_cgd_has_the_papers_defaults(write: Write) -> None:
+    given = config.load(write(SMALL), CGD_RUN).protocol
+    assert given == CGD(loss="cross-entropy", learning_rate=0.5, delta=0.01, around="zero", vertical="joint")
+    assert (given.schedule, given.mu, given.decay_from, given.blind) == ("constant", 0.0, 0, None)
+
+
+def test_every_key_of_cgd_has_a_value_that_loads(write: Write) -> None:
+    values = ["delta=0.5", "around=model", "vertical=independent", "schedule=inverse-square", "mu=0.5", "decay-from=7",
+              "blind=false", "loss=mse", "learning-rate=2", "warm-start=start.pt"]  # fmt: skip
+    for engine in ("in-process", "fused", "exact-ring"):
+        overrides = [*CGD_RUN, *(f"protocol.{value}" for value in values), f"engine.name={engine}"]
+        run_file = config.load(write(SMALL), overrides)
+        assert run_file.engine.name == engine
+        assert run_file.protocol == CGD(
+            delta=0.5, around="model", vertical="independent", schedule="inverse-square", mu=0.5, decay_from=7,
+            blind=False, loss="mse", learning_rate=2.0, warm_start=Path("start.pt"),
+        )  # fmt: skip
+        assert config.load(write(config.dump(run_file))) == run_file
+
+
+def test_a_simulation_needs_no_second_silo(write: Write) -> None:
+    for engine in ("fused", "exact-ring"):
+        assert config.load(write(SMALL), [*CGD_RUN, "data.silos=1", f"engine.name={engine}"]).data.silos == 1
+
+
 # What does not. Each row: what is put into SMALL by --set, and the sentence after the file's name.
 
 GRID = ["data.partition=grid", "data.grid=[2, 2]"]
 BY_FEATURE = ["data.partition=by-feature", "data.columns=[[0, 1], [2]]"]
+CGD_RUN, DECAY = ["protocol.name=cgd"], ["protocol.schedule=inverse-square"]
+MU = 'mu and decay-from belong to schedule = "inverse-square"; add it or remove them'
+PLAIN_STEPS = (
+    "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum, weight-decay and"
+    " clip-norm"
+)
 BAD = [
     # unknown keys and sections
     (["protocol.learning-rat=1"], "[protocol] learning-rat is not known; did you mean learning-rate?"),
@@ -231,7 +280,11 @@ BAD = [
     (["protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of fedsgd; remove it"),
     (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg, not of fedsgd; remove it"),
     (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg, not of fedsgd; remove it"),
-    (["protocol.mu=3"], "[protocol] mu is a key of cgd, a protocol that this version does not have yet; remove it"),
+    (["protocol.sigma=3"], "[protocol] sigma is a key of baffle, a protocol that this version does not have yet; remove"
+     " it"),
+    (["protocol.mu=3"], "[protocol] mu is a key of cgd, not of fedsgd; remove it"),
+    (["protocol.delta=3"], "[protocol] delta is a key of cgd, not of fedsgd; remove it"),
+    (["protocol.name=cgd", "protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of cgd; remove it"),
     (["protocol.variant=paper"], "[protocol] variant is a key of pbpfl, not of fedsgd; remove it"),
     (["protocol.name=pbpfl", "protocol.variant=papre"], '[protocol] variant: expected "probabilities" or "paper", got'
      ' "papre"; did you mean "paper"?'),
@@ -290,16 +343,17 @@ BAD = [
     (["engine.faults.drop=[{round = 1, silo = 'a', phase = 'uplod'}]"], '[engine.faults.drop] phase: expected "set-up",'
      ' "upload" or "unmasking", got "uplod"; did you mean "upload"?'),
     # values of a later version
-    (["protocol.name=cgd"], "[protocol] name: `cgd` is a protocol of Moretta that this version does not have yet;"
-     " choose fedsgd, fedavg, local, centralised or pbpfl"),
+    (["protocol.name=baffle"], "[protocol] name: `baffle` is a protocol of Moretta that this version does not have yet;"
+     " choose fedsgd, fedavg, local, centralised, pbpfl or cgd"),
     (["engine.name=flare"], "[engine] name: `flare` is an engine of Moretta that this version does not have yet;"
-     " choose in-process"),
+     " choose in-process, fused or exact-ring"),
     # wrong values
-    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl",'
+    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl" or "cgd",'
      ' got "fedsdg"; did you mean "fedsgd"?'),
-    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl",'
+    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl" or "cgd",'
      ' got "baffl"; did you mean "baffle", which this version does not have yet?'),
-    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised" or "pbpfl", got 3'),
+    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl" or "cgd",'
+     " got 3"),
     (["protocol.loss=mae"], '[protocol] loss: expected "mse" or "cross-entropy", got "mae"; did you mean "mse"?'),
     (["protocol.name=fedavg", "protocol.optimizer=adam"], '[protocol] optimizer: expected "sgd", got "adam"'),
     (["secure-aggregation.ring-bits=48"], "[secure-aggregation] ring-bits: expected 64 or 32, got 48"),
@@ -374,6 +428,39 @@ BAD = [
      ' and optimizer is "adam", which has its own; remove one of them'),
     (["data.silos=1"], '[secure-aggregation] scheme = "pairwise" needs two silos or more, and [data] silos is 1; one'
      ' silo needs scheme = "none"'),
+    # cgd
+    ([*CGD_RUN, "protocol.delta=0"], "[protocol] delta: expected more than 0, got 0"),
+    ([*CGD_RUN, "protocol.delta=-0.1"], "[protocol] delta: expected more than 0, got -0.1"),
+    ([*CGD_RUN, "protocol.delta=[0.2, 0.1]"], "delta = [0.2, 0.1]: expected the lower number first"),
+    ([*CGD_RUN, "protocol.delta={silo-1 = nan}"], "[protocol] delta: expected a finite number, got a table"),
+    ([*CGD_RUN, "protocol.around=one"], '[protocol] around: expected "zero" or "model", got "one"'),
+    ([*CGD_RUN, "protocol.vertical=both"], '[protocol] vertical: expected "joint" or "independent", got "both"'),
+    ([*CGD_RUN, "protocol.schedule=cosine"], '[protocol] schedule: expected "constant" or "inverse-square", got'
+     ' "cosine"'),
+    ([*CGD_RUN, "protocol.mu=0.5"], MU),
+    ([*CGD_RUN, "protocol.decay-from=5"], MU),
+    ([*CGD_RUN, *DECAY, "protocol.mu=1"], "[protocol] mu: expected less than 1, got 1"),
+    ([*CGD_RUN, *DECAY, "protocol.mu=-0.5"], "[protocol] mu: expected 0 or more, got -0.5"),
+    ([*CGD_RUN, *DECAY, "protocol.decay-from=-1"], "[protocol] decay-from: expected 0 or more, got -1"),
+    ([*CGD_RUN, "protocol.momentum=0.9"], PLAIN_STEPS),
+    ([*CGD_RUN, "protocol.optimizer=adam"], PLAIN_STEPS),
+    ([*CGD_RUN, "protocol.weight-decay=0.1"], PLAIN_STEPS),
+    ([*CGD_RUN, "protocol.clip-norm=1"], PLAIN_STEPS),
+    ([*CGD_RUN, "protocol.lr-schedule=cosine"], "cgd has a schedule of its own; remove lr-schedule, use"
+     ' schedule = "inverse-square"'),
+    ([*CGD_RUN, "protocol.class-weights=[1, 2]"], "cgd weighs participants by their rows; remove class-weights"),
+    ([*CGD_RUN, "protocol.warm-start=a.pt"], 'warm-start needs around = "model", as starts confined around zero forget'
+     " it"),
+    ([*CGD_RUN, "protocol.blind=1"], "[protocol] blind: expected true or false, got 1"),
+    ([*CGD_RUN, "data.silos=1"], '[secure-aggregation] scheme = "pairwise" needs two silos or more, and [data] silos is'
+     ' 1; one silo needs scheme = "none"'),
+    *[
+        ([f"protocol.name={protocol}", f"engine.name={engine}"], f'[engine] name = "{engine}" simulates cgd alone;'
+         f' {protocol} needs "in-process"')
+        for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl") for engine in ("fused", "exact-ring")
+    ],
+    (["engine.name=fusd"], '[engine] name: expected "in-process", "fused" or "exact-ring", got "fusd"; did you mean'
+     ' "fused"?'),
     (["protocol.name=pbpfl", "secure-aggregation.ring-bits=32"], "[secure-aggregation] ring-bits = 32 is too coarse"
      " for pbpfl, whose corrections multiply the rounding; use ring-bits = 64"),
     # constructor's arguments
@@ -393,8 +480,8 @@ def test_a_mistake_earns_one_sentence(write: Write, overrides: list[str], expect
 
 FILES = [
     (SMALL.replace("rounds = 1", ""), ": [run] rounds is missing; add it"),
-    (SMALL.replace('name = "fedsgd"', ""), ": [protocol] name is missing; choose fedsgd, fedavg, local, centralised"
-     " or pbpfl"),
+    (SMALL.replace('name = "fedsgd"', ""), ": [protocol] name is missing; choose fedsgd, fedavg, local, centralised,"
+     " pbpfl or cgd"),
     (SMALL.replace('[model]\nsource = "mlp"', ""), ": the section [model] is missing; add it, with its key source"),
     ("", ": the section [run] is missing; add it, with its key rounds"),
     ("rounds = 3\n" + SMALL, ": the key rounds stands before any section; put it under [run]"),
@@ -490,7 +577,21 @@ def _some(optional: dict[str, st.SearchStrategy[Any]], **required: st.SearchStra
 
 
 PROTOCOL = st.one_of(
-    _some({"learning-rate": NUMBER, "weight-decay": NUMBER}, name=st.sampled_from(sorted(config.PROTOCOLS))),
+    _some(
+        {"learning-rate": NUMBER, "weight-decay": NUMBER}, name=st.sampled_from(sorted(set(config.PROTOCOLS) - {"cgd"}))
+    ),
+    _some(
+        {
+            "delta": NUMBER | st.tuples(NUMBER, NUMBER).map(sorted) | st.dictionaries(TEXT, NUMBER, max_size=3),
+            "learning-rate": NUMBER,
+            "around": st.sampled_from(["zero", "model"]),
+            "mu": st.floats(0, 0.99),
+            "decay-from": st.integers(0, 99),
+            "blind": st.booleans(),
+        },
+        name=st.just("cgd"),
+        schedule=st.just("inverse-square"),
+    ),
     _some({"local-epochs": st.integers(1, 9), "momentum": st.floats(0, 0.99)}, name=st.just("fedavg")),
     _some({"rho": NUMBER, "partitions": st.integers(1, 9)}, name=st.just("pbpfl")),
 )
@@ -608,6 +709,16 @@ def test_the_digest_leaves_out_what_may_change(write: Write, override: str) -> N
 def test_the_digest_changes_with_the_run(write: Write, override: str) -> None:
     path = write(DESIGN)
     assert config.digest(config.load(path, [override])) != config.digest(config.load(path))
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["protocol.delta=0.02", "protocol.delta=[0.01, 0.02]", "protocol.delta={silo-1 = 0.01}", "protocol.around=model",
+     "protocol.vertical=independent", "protocol.schedule=inverse-square", "protocol.blind=false", "engine.name=fused"],
+)  # fmt: skip
+def test_the_digest_changes_with_cgds_settings(write: Write, override: str) -> None:
+    path = write(SMALL)
+    assert config.digest(config.load(path, [*CGD_RUN, override])) != config.digest(config.load(path, CGD_RUN))
 
 
 def test_how_often_the_model_is_tested_belongs_to_a_run_that_early_stopping_ends(write: Write) -> None:

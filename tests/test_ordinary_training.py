@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from moretta import PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
+from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.augmentation import PADDING, crop_and_flip
 from moretta.protocols.training import Training
@@ -56,6 +56,75 @@ def weights(result: Result) -> np.ndarray:
 def test_rates_follow_their_schedule(schedule: str, rates: list[float]) -> None:
     training = Training(learning_rate=0.2, lr_schedule=schedule)  # type: ignore[arg-type]
     assert [training.rate(number, 8) for number in range(1, 9)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("decay_from", [0, 3])
+@pytest.mark.parametrize("mu", [0.0, 0.25, 0.9])
+def test_cgds_rate_begins_at_alpha_and_decays_as_stated(mu: float, decay_from: int) -> None:
+    """alpha until `decay_from`, and at the first decaying round; then alpha ((1 + mu T) / (k + mu T))^2."""
+    alpha, rounds = 0.2, 13
+    cgd = CGD(learning_rate=alpha, schedule="inverse-square", mu=mu, decay_from=decay_from)
+    rates = [cgd.rate(number, rounds) for number in range(1, rounds + 1)]
+    assert rates[: decay_from + 1] == [alpha] * (decay_from + 1)
+    left = rounds - decay_from
+    decaying = [alpha * ((1 + mu * left) / (k + mu * left)) ** 2 for k in range(1, left + 1)]
+    assert rates[decay_from:] == pytest.approx(decaying, rel=1e-15)
+    assert rates[decay_from:] == sorted(rates[decay_from:], reverse=True)
+    assert len(set(rates[decay_from:])) == left
+    if mu == 0:
+        assert rates[decay_from:] == pytest.approx([alpha / k**2 for k in range(1, left + 1)])
+
+
+def test_cgds_rate_is_constant_unless_it_is_to_decay() -> None:
+    assert [CGD(learning_rate=0.2).rate(number, 9) for number in range(1, 10)] == [0.2] * 9
+    assert {CGD().rate(number, 9) for number in range(1, 10)} == {0.5}
+
+
+def test_a_round_of_cgd_steps_by_its_rate() -> None:
+    """Two rounds at the full rate are the same; of the third round's step, the decayed one is its part."""
+    decaying = CGD(loss="mse", learning_rate=0.3, schedule="inverse-square", mu=0.5, decay_from=1)
+    constant = CGD(loss="mse", learning_rate=0.3)
+    begun, decayed, full = run_of_cgd(constant, 2), run_of_cgd(decaying, 3), run_of_cgd(constant, 3)
+    assert list(begun) == [silo.name for silo in SILOS]
+    part = decaying.rate(3, 3) / 0.3
+    assert part == pytest.approx((2 / 3) ** 2)
+    for name, before in begun.items():
+        np.testing.assert_array_equal(before, run_of_cgd(decaying, 2)[name])
+        step = full[name] - before
+        assert np.abs(step).max() > 1e-5
+        # Weights of about 0.02, each rounded to 2^-53 of itself.
+        np.testing.assert_allclose(decayed[name] - before, part * step, rtol=0, atol=1e-16)
+
+
+def run_of_cgd(params: CGD, rounds: int) -> dict[str, np.ndarray]:
+    """Return what participants' first layers are after some rounds of three."""
+    federation = Federation(model(), SILOS, params, dtype="float64", batch_size=0, insecure_secret_seed=3)
+    from moretta.casting import cast
+    from moretta.codec import Codec
+    from moretta.engines.driver import Driver
+    from moretta.engines.in_process import InProcess
+
+    players = cast(params, federation._setting(5, 3, 0))
+    engine = InProcess(players.clients, Codec(players.messages))
+    driver = Driver(players.server, list(players.clients), "run", engine.deliver, 2, engine.clock.phase)
+    list(driver.rounds(1, rounds))
+    return {name: tensors["0.weight"] for name, tensors in players.models().items()}
+
+
+@pytest.mark.parametrize("aggregation", [SecureAggregation(), PLAIN])
+def test_a_delta_for_each_participant_leaves_nobody_out(tmp_path: Path, aggregation: SecureAggregation) -> None:
+    deltas = {"a": 0.1, "b": 0.2, "c": 0.3}
+    lacking = Federation(model(), SILOS, CGD(loss="mse", delta=deltas), aggregation=aggregation, out=tmp_path / "run")
+    for begin in (lambda: lacking.train(2), lambda: lacking.rehearse(2)):
+        with pytest.raises(ParameterError, match="delta: expected a number for participant `d`"):
+            begin()
+    assert not (tmp_path / "run").exists()
+    Federation(model(), SILOS, CGD(loss="mse", delta={**deltas, "d": 0.4}), aggregation=aggregation).rehearse(2)
+
+
+def test_blind_sums_need_something_to_hide_in() -> None:
+    with pytest.raises(ParameterError, match='blind = true has nothing to hide sums in under scheme = "none"'):
+        Federation(model(), SILOS, CGD(loss="mse", blind=True), aggregation=PLAIN).rehearse(2)
 
 
 def test_fedsgd_with_a_schedule_equals_pytorchs_own() -> None:
@@ -196,7 +265,9 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
     )
     list(driver.rounds(1, 1))
     pooled = np.concatenate([silo.x for silo in silos])
-    np.testing.assert_allclose(players.enrolment.mean, pooled.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(players.standardisation.mean, pooled.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(players.standardisation.deviation, pooled.std(0), rtol=1e-12)
+    assert players.scheme == "none"
 
 
 def test_all_silos_have_their_turn() -> None:

@@ -197,6 +197,11 @@ class Federation:
                 "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
                 f"alone puts the columns together, {getattr(self.protocol, 'name', 'this one')} does not"
             )
+        if self.participation < 1:
+            raise ParameterError(
+                f"participation = {self.participation:g}: a row of a grid trains only where all its silos take part; "
+                "leave it at 1"
+            )
         for silo in self.silos:
             if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
                 raise ParameterError(

@@ -852,7 +852,7 @@ def circle() -> dict[str, Any]:
 
     def digest(ids: list[str], run: str = ROW, at: int = number) -> str:
         content = purpose(run, at, attempt, *ids).removeprefix(b"moretta/1")
-        return hmac.new(hkdf(key_of(run, maker), purpose("ids")), content, hashlib.sha256).hexdigest()
+        return hmac.new(hkdf(key_of(ROW, maker), purpose("ids")), content, hashlib.sha256).hexdigest()
 
     delta, moved = (sealed(ROW, "delta", maker, DELTA), sealed(GROUP, "displacement", maker, DISPLACEMENT))
     good = sealed_key(GROUP, maker, others[0])

@@ -94,8 +94,8 @@ def _noise(record: RunRecord) -> list[str]:
         return []
     bound = f"{epsilon:.3g}" if isinstance(epsilon, float) else str(epsilon)
     said = (
-        f"All models of this run together are (ε, δ)-differentially private with ε = {bound} and δ = {delta:.0e} for one "
-        "example added or removed at one silo, towards the server and whoever gets the model"
+        f"All models of this run together are (ε, δ)-differentially private with ε = {bound} and δ = {delta:.0e} for "
+        "one example added or removed at one silo, towards the server and whoever gets the model"
     )
     if isinstance(others := record.facts.get("epsilon_to_silos"), float):
         said += f"; towards another silo, which can take its own noise off, with ε = {others:.3g}"

@@ -147,7 +147,8 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
     tests = [record.test for record in records]
     metrics = {"auc": "AUC", "balanced_accuracy": "Balanced accuracy"}
     metrics |= {key: _words(key) for test in tests for key in test.metrics if key not in metrics}
-    worst = ", worst confined model" if all(test.mean is not None for test in tests) else ""
+    confined = [test.mean is not None for test in tests]
+    worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""
     beside = {"mean of confined models": [test.mean for test in tests], "D alone": [t.displacement for t in tests]}
     return [
         row(f"Accuracy{worst}", [test.accuracy for test in tests]),

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from moretta.errors import MisuseError, PeerError
 from moretta.keystream import SecretRoot
-from moretta.protocol import Missing, Replies, Stamp
+from moretta.protocol import Replies, Stamp
 from moretta.protocols.cgd.circle import KEY_BYTES, NAME, Circle, at, group_of, row_group
 from moretta.protocols.cgd.messages import Where
 from moretta.secure_aggregation import Rules
@@ -26,25 +25,27 @@ from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 
 NOW = Stamp("run", 3, 1)
-GROUP = at(NOW, "columns-1")
+AGREED_AT, GROUP = at(NOW, NAME), at(NOW, "columns-1")
 RULES = complete(Rules(min_survivors=2))
 RING = Ring(64)
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "cgd.json").read_text(encoding="utf-8"))["circle"]
 Circles = Mapping[str, Circle]
 
 
-def agree(circles: Circles, now: Stamp = at(NOW, NAME), *, among: Sequence[str] = ()) -> None:
+def agree(circles: Circles, now: Stamp = AGREED_AT, *, among: Sequence[str] = ()) -> None:
     """Let participants agree on seeds, in messages as a server relays them."""
-    exchange = agree_on_keys(now, list(among or circles), RULES)
-    replies: Any = None
-    with pytest.raises(StopIteration) as ended:
-        while True:
-            ask = exchange.send(replies)
-            answers = {name: circles[name].answer(asked) for name, asked in ask.messages.items()}
-            for name, answer in answers.items():
-                ask.check(name, answer)
-            replies = Replies(answers, dict[str, Missing]())
-    assert isinstance(ended.value.value, Cohort)
+    exchange, replies = agree_on_keys(now, list(among or circles), RULES), None
+    while True:
+        try:
+            ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration as end:
+            agreed_on = end.value
+            break
+        answers = {name: circles[name].answer(asked) for name, asked in ask.messages.items()}
+        for name, answer in answers.items():
+            ask.check(name, answer)
+        replies = Replies(answers)
+    assert isinstance(agreed_on, Cohort)
 
 
 def circles_of(

@@ -282,7 +282,14 @@ class Client:
             z = z + ROW_RING.decode(words, ask.fraction_bits)
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(ask.stamp.round))]
         with self._rows.randomness(ask.stamp.round):
-            delta, local = head_pass(self._layers, self.model(), z, targets, self._params.loss_function, self.phase)
+            delta, local = head_pass(
+                self._layers,
+                self.model(),
+                torch.from_numpy(z).to(self._rows.x),
+                targets,
+                self._params.loss_function,
+                self.phase,
+            )
         self._take_gradient(ask.stamp, delta, local)
         content = delta.cpu().contiguous().numpy().tobytes() if others else b""
         sealed = self._circle.seal(ask.stamp, "delta", self._place.me, content) if others else np.empty(0, np.uint8)

@@ -62,7 +62,7 @@ def part_of_z(x: Tensor, weight: Array) -> Array:
 
 
 def head_pass(
-    layers: Layers, weights: Tensors, z: Array, targets: Tensor, loss: Loss, phase: Phase
+    layers: Layers, weights: Tensors, z: Tensor, targets: Tensor, loss: Loss, phase: Phase
 ) -> tuple[Tensor, Local]:
     """Return Delta = d(sum of the row's losses)/dz, [rows, H1], and the mean gradients of all but the first weight.
 
@@ -70,9 +70,7 @@ def head_pass(
     """
     upper = modules.trainable(layers.upper)
     modules.load(layers.upper, {name: value for name, value in weights.items() if name not in layers.first})
-    leaf = torch.from_numpy(z).to(next(layers.upper.parameters()))
-    if layers.bias:
-        leaf += torch.from_numpy(weights[layers.bias]).to(leaf)
+    leaf = z + torch.from_numpy(weights[layers.bias]).to(z) if layers.bias else z.clone()
     leaf.requires_grad_()
     with phase("local_forward"):
         mean = loss(layers.upper(leaf), targets)

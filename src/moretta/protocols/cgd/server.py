@@ -92,12 +92,13 @@ class Server:
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree on everybody's keys, on each group's, on its secure sum, and on who is how far."""
         self._cohort = ()
+        complete = self._whole_rows(cohort)
         for name, group in self._groups.items():
-            left = set(group.members) & set(cohort)
+            left = _of(complete, group.members)
             if len(left) < min(2, len(group.members)):
                 raise RunFailed(
-                    f"round {now.round}: {len(left)} of the {len(group.members)} participants of group `{name}` are "
-                    "left, too few to sum; mend the others and go on with --resume"
+                    f"round {now.round}: {len(left)} of the {len(group.members)} participants of group `{name}` can "
+                    "take part, too few to sum; mend the others and go on with --resume"
                 )
         if len(cohort) > 1:
             agreed = yield from agree_on_keys(at(now, CIRCLE), cohort, self._rules)
@@ -109,7 +110,7 @@ class Server:
             )
             if aborted is not None:
                 return aborted
-        for stage in self._stages(self._whole_rows(cohort)):
+        for stage in self._stages(complete):
             aborted = yield from _all_of(
                 {
                     name: self._enrolments[name].setup(at(now, name), members)

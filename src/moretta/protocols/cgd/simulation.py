@@ -3,14 +3,15 @@
 Every confined weight is w_l(k) = w_l(1) + D(k) with one D for all who share the layer, so a simulation holds D once,
 and of the starts only what they come to: Z0 = X_i W1_i(1) + b1_i, made once. One iteration over a whole grid is then
 
-    Z     = Z0 + X D1                    one product over all rows of all participants
+    Z     = Z0 + X D1                    one product over the rows of many participants
     out   = upper(Z; U_i(1) + D_U)       small layers, batched over the models that have them
     Delta = d loss / d Z                 by autograd, like the upper layers' gradients
     G1    = Delta' X                     one product, which sums over participants inside
     D    -= alpha_k G
 
-`fused` does that. `exact-ring` takes each participant's gradient apart, encodes it and adds in the ring, as secure
-aggregation does. Both equal the message-passing protocol; a test runs all three.
+block by block of participants, so that nothing but Z0 is as long as the data and a block stays in the processor's
+cache. `fused` does that. `exact-ring` takes each participant's gradient apart, encodes it and adds in the ring, as
+secure aggregation does. Both equal the message-passing protocol; a test runs all three.
 
 Who learns what: nothing is hidden here, as one process holds everybody's rows and the roots of all starts.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -38,6 +40,9 @@ from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
 from moretta.secure_aggregation.encoding import add_up, decode, encode, plan
 from moretta.secure_aggregation.ring import Ring
+
+BLOCK = 8192
+"""How many rows go through the layers at once, where no single model has more."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,15 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Local:
-    """What a forward and backward pass came to: d loss / dz, [n, H1]; per model, those of upper layers; the loss."""
+    """What a block's forward and backward pass came to: its share of the mean loss, and gradients of that.
 
+    x: the block's inputs, [models, each, columns]. delta: d loss / dz, [models, each, H1]. rest: those of all tensors
+    but the first layer's weight, [models, ...].
+    """
+
+    x: Tensor
     delta: Tensor
-    upper: Mapping[str, Tensor]
+    rest: Mapping[str, Tensor]
     loss: float
 
 
@@ -115,7 +125,7 @@ class Simulation:
         self._layers, self._centers = Layers.of(model), centers(params, model)
         self._displacement = {name: np.zeros(tuple(value.shape)) for name, value in modules.trainable(model).items()}
         self._batches = [Batches(count, batch_size, seed, row) for row, count in rows.counts.items()]
-        self._upper = torch.vmap(self._upper_layers, randomness="different")
+        self._upper = torch.vmap(partial(torch.func.functional_call, self._layers.upper), randomness="different")
         self._models = list[_Models]()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -128,7 +138,8 @@ class Simulation:
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Take one iteration of Algorithm 2, or of Algorithm 1 where nothing is split by column."""
         yield from ()
-        gradient, loss = self._gradient(now.round)
+        counts, drawn = self._batch(now.round)
+        gradient, loss = self._multiplied(counts, drawn) if self._adding.how == "fused" else self._added(counts, drawn)
         if not np.isfinite(loss) or not all(np.isfinite(value).all() for value in gradient.values()):
             raise RunFailed(
                 f"round {now.round}: expected finite gradients, got NaN or infinity, so the run has diverged; round "
@@ -138,7 +149,7 @@ class Simulation:
             rate = self._params.rate(now.round, self._rounds)
             for name, value in gradient.items():
                 self._displacement[name] -= rate * value
-        return Report({"loss": loss, "rows": float(len(self._batch(now.round)))})
+        return Report({"loss": loss, "rows": float(sum(counts))})
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release nothing: confined models are made when they are looked at."""
@@ -229,91 +240,65 @@ class Simulation:
 
     # One iteration
 
-    def _batch(self, number: int) -> NDArray[np.int64]:
+    def _batch(self, number: int) -> tuple[Sequence[int], Tensor | None]:
+        """Return how many rows each row of the grid uses, and which of all: None is every one, as they lie."""
+        if not self._batch_size:
+            return list(self._rows.counts.values()), None
         begins = np.cumsum([0, *self._rows.counts.values()])
-        return np.concatenate([batch.of_round(number) + begins[i] for i, batch in enumerate(self._batches)])
+        drawn = [batch.of_round(number) + begins[i] for i, batch in enumerate(self._batches)]
+        return [len(rows) for rows in drawn], torch.from_numpy(np.concatenate(drawn))
 
-    def _gradient(self, number: int) -> tuple[dict[str, NDArray[np.float64]], float]:
-        """Return sum n_l g_l / sum n_l by tensor, over those who share it, and the mean loss."""
-        batch = torch.from_numpy(self._batch(number)) if self._batch_size else None
-        counts = [len(one.of_round(number)) for one in self._batches]
-        y = self._rows.y if batch is None else self._rows.y[batch]
-        first, rest = self._layers.weight, list[tuple[Tensors, int]]()
-        total: dict[str, NDArray[np.float64]] = {first: np.zeros_like(self._displacement[first])}
-        losses = list[float]()
+    def _multiplied(self, counts: Sequence[int], drawn: Tensor | None) -> tuple[Tensors, float]:
+        """Return sum n_l g_l / sum n_l by tensor, over those who share it, and the mean loss: sums inside products."""
+        total = {name: np.zeros_like(value) for name, value in self._displacement.items()}
+        loss = 0.0
         for models in self._models:
-            x, start = (models.x, models.start) if batch is None else (models.x[batch], models.start[batch])
-            local = self._local(models, x, y, start, counts)
-            losses.append(local.loss)
-            if self._adding.how == "fused":
-                total[first][:, models.columns] = (local.delta.T @ x).double().numpy()
-                sums = {name: value.sum(0) for name, value in local.upper.items()}
-                if self._layers.bias:
-                    sums[self._layers.bias] = local.delta.sum(0)
-                rest.append(({name: value.double().numpy() for name, value in sums.items()}, 1))
-            else:
-                rest += self._taken_apart(models, local, x, counts, total[first])
-        if self._adding.how == "fused":
-            total |= {name: np.mean([tensors[name] for tensors, _ in rest], axis=0) for name in rest[0][0]}
-        else:
-            total |= self._ring_mean(rest)
-        return total, float(np.mean(losses))
+            first = torch.zeros(self._layers.width, len(models.columns), dtype=models.x.dtype)
+            for local in self._passes(models, counts, drawn):
+                first.addmm_(local.delta.flatten(0, 1).T, local.x.flatten(0, 1))
+                for name, value in local.rest.items():
+                    total[name] += value.sum(0).numpy() / len(self._models)
+                loss += local.loss / len(self._models)
+            total[self._layers.weight][:, models.columns] = first.numpy()
+        return total, loss
 
-    def _local(self, models: _Models, x: Tensor, y: Tensor, start: Tensor, counts: Sequence[int]) -> _Local:
-        first = {name: torch.from_numpy(self._displacement[name]).to(x.dtype) for name in self._layers.first}
-        with self.phase("local_forward"):
-            z = torch.addmm(start, x, first[self._layers.weight][:, models.columns].T)
-            if self._layers.bias:
-                z += first[self._layers.bias]
-            z.requires_grad_()
-            upper = {
-                name: (stack + torch.from_numpy(self._displacement[name]).to(stack)).requires_grad_()
-                for name, stack in models.upper.items()
-            }
-            loss = self._params.loss_function(self._outputs(upper, z, counts), y)
-        with self.phase("local_backward"):
-            delta, *gradients = torch.autograd.grad(loss, [z, *upper.values()])
-        return _Local(delta, dict(zip(upper, gradients, strict=True)), float(loss.detach()))
-
-    def _outputs(self, upper: Mapping[str, Tensor], z: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return all models' outputs, [n, outputs]; those with equally many rows go through their layers at once."""
-        outputs, model, row = list[Tensor](), 0, 0
-        for count, alike in itertools.groupby(counts):
-            many = len(list(alike))
-            layers = {name: stack[model : model + many] for name, stack in upper.items()}
-            block = z[row : row + many * count].view(many, count, -1)
-            outputs.append(self._upper(layers, block).flatten(0, 1))
-            model, row = model + many, row + many * count
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-
-    def _upper_layers(self, parameters: dict[str, Tensor], z: Tensor) -> Tensor:
-        outputs: Tensor = torch.func.functional_call(self._layers.upper, parameters, (z,))
-        return outputs
+    def _passes(self, models: _Models, counts: Sequence[int], drawn: Tensor | None) -> Iterator[_Local]:
+        """Pass forward and backward, block by block."""
+        layers, bias = self._layers, self._layers.bias
+        moved = {name: torch.from_numpy(value).to(models.x.dtype) for name, value in self._displacement.items()}
+        for some, rows, each in _blocks(counts):
+            own = rows if drawn is None else drawn[rows]
+            x, y, start = models.x[own], self._rows.y[own], models.start[own]
+            with self.phase("local_forward"):
+                z = start + moved[bias] if bias else start.clone()
+                z.addmm_(x, moved[layers.weight][:, models.columns].T)
+                z = z.view(-1, each, layers.width).requires_grad_()
+                upper = {name: (one[some] + moved[name]).requires_grad_() for name, one in models.upper.items()}
+                loss = self._params.loss_function(self._upper(upper, z).flatten(0, 1), y) * (len(x) / sum(counts))
+            with self.phase("local_backward"):
+                delta, *gradients = torch.autograd.grad(loss, [z, *upper.values()])
+                rest = dict(zip(upper, gradients, strict=True)) | ({bias: delta.sum(1)} if bias else {})
+            yield _Local(x.view(-1, each, x.shape[1]), delta, rest, float(loss.detach()))
 
     # The ring
 
-    def _taken_apart(
-        self, models: _Models, local: _Local, x: Tensor, counts: Sequence[int], first: NDArray[np.float64]
-    ) -> list[tuple[Tensors, int]]:
-        """Add the first layer's gradient into `first`, column group by column group; return the rest by model."""
-        parts: dict[tuple[int, ...], list[tuple[Tensors, int]]] = {}
-        rest, begin, weight = list[tuple[Tensors, int]](), 0, self._layers.weight
-        place = {column: index for index, column in enumerate(models.columns)}
-        for number, (names, count) in enumerate(zip(models.readers.values(), counts, strict=True)):
-            rows, own = slice(begin, begin + count), len(x) / count  # the mean over a participant's own rows
-            delta = local.delta[rows] * own
-            for name in names:
-                held = tuple(self._held(name))
-                gradient = delta.T @ x[rows][:, [place[column] for column in held]]
-                parts.setdefault(held, []).append(({weight: gradient.numpy()}, count))
-            tensors = {name: (value[number] * own).numpy() for name, value in local.upper.items()}
-            if self._layers.bias:
-                tensors[self._layers.bias] = delta.sum(0).numpy()
-            rest.append((tensors, count))
-            begin = rows.stop
+    def _added(self, counts: Sequence[int], drawn: Tensor | None) -> tuple[Tensors, float]:
+        """Return what `_multiplied` returns, from each participant's gradient: the first layer's by column group."""
+        total = {self._layers.weight: np.zeros_like(self._displacement[self._layers.weight])}
+        rest, parts, loss = list[tuple[Tensors, int]](), dict[tuple[int, ...], list[tuple[Tensors, int]]](), 0.0
+        for models in self._models:
+            readers, place = iter(models.readers.values()), {column: i for i, column in enumerate(models.columns)}
+            for local in self._passes(models, counts, drawn):
+                loss += local.loss / len(self._models)
+                for number, (x, delta) in enumerate(zip(local.x, local.delta, strict=True)):
+                    count, own = len(x), sum(counts) / len(x)  # the mean over a participant's own rows
+                    rest.append(({name: (value[number] * own).numpy() for name, value in local.rest.items()}, count))
+                    for held in (tuple(self._held(name)) for name in next(readers)):
+                        gradient = (delta * own).T @ x[:, [place[column] for column in held]]
+                        parts.setdefault(held, []).append(({self._layers.weight: gradient.numpy()}, count))
         for held, group in parts.items():
-            first[:, held] = self._ring_mean(group)[weight]
-        return rest
+            total[self._layers.weight][:, held] = self._ring_mean(group)[self._layers.weight]
+        return total | self._ring_mean(rest), loss
 
     def _ring_mean(self, parts: Sequence[tuple[Tensors, int]]) -> dict[str, NDArray[np.float64]]:
         """Return the weighted mean that secure aggregation comes to."""
@@ -323,6 +308,17 @@ class Simulation:
         words = [encode(ring, tensors, count, wanted.fraction_bits, len(parts)) for tensors, count in parts]
         added = {name: add_up([one[name] for one in words]) for name in shapes}
         return dict(decode(ring, added, weight, silos, wanted).means)
+
+
+def _blocks(counts: Sequence[int]) -> Iterator[tuple[slice, slice, int]]:
+    """Cut models, by how many rows each has, into neighbours with equally many: which models, their rows, how many."""
+    model, row = 0, 0
+    for each, alike in itertools.groupby(counts):
+        last = model + len(list(alike))
+        while model < last:
+            many = min(last - model, max(1, BLOCK // each))
+            yield slice(model, model + many), slice(row, row + many * each), each
+            model, row = model + many, row + many * each
 
 
 class Confined(Mapping[str, Tensors]):

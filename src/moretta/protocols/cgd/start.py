@@ -17,7 +17,7 @@ from moretta.protocol import Array, Tensors
 from moretta.protocols import modules
 from moretta.protocols.cgd.params import CGD, Delta
 
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def delta_of(delta: Delta, name: str, root: SecretRoot) -> float:
