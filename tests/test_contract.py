@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from moretta import (
+    CGD,
     PBPFL,
     Centralised,
     Engine,
@@ -31,11 +32,12 @@ from moretta.casting import cast
 from moretta.config import PROTOCOLS
 from moretta.engines import in_process
 from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.protocol import Client, Message, Stamp, State
+from moretta.protocol import Client, Message, Stamp, State, Tensors
 from moretta.protocols.enrolment import Ready
 from moretta.protocols.training import Training
 from moretta.result import Result
 from moretta.roles import Cast, Setting
+from moretta.session import Session
 
 CASES: Mapping[str, Training] = {
     "fedsgd": FedSGD(learning_rate=0.05, momentum=0.5),
@@ -43,8 +45,16 @@ CASES: Mapping[str, Training] = {
     "local": Local(learning_rate=0.01, optimizer="adam"),
     "centralised": Centralised(learning_rate=0.05, weight_decay=0.01),
     "pbpfl": PBPFL(learning_rate=0.05, momentum=0.5, partitions=2),
+    "cgd": CGD(learning_rate=0.3, delta=0.3),
+    "cgd-open": CGD(learning_rate=0.3, delta=0.3, blind=False),  # whose server knows loss and rows of a round
 }
+GRIDS: Mapping[str, Training] = {
+    "cgd-joint": CGD(learning_rate=0.3, delta=0.3),
+    "cgd-independent": CGD(learning_rate=0.3, delta=0.3, vertical="independent"),
+}
+STARTS_IN_SECRET = ["cgd", "cgd-open", *GRIDS]  # where weights follow from secrets
 FEDERATED = [name for name in CASES if name != "centralised"]  # centralised has one party, so nobody can be missing
+BLIND = ["cgd"]  # whose server knows neither loss nor rows
 SUMMED = [name for name in FEDERATED if name != "local"]  # whose rounds are secure sums
 ROWS = {"north": 20, "south": 33, "east": 9}
 PAIRWISE, ADDITIVE = SecureAggregation(), SecureAggregation(scheme="additive-shares")
@@ -59,6 +69,21 @@ def silos(counts: Mapping[str, int] = ROWS) -> list[Silo]:
     return made
 
 
+def silos_of(name: str) -> list[Silo]:
+    """The silos of a case; of a grid, each of three rows of data has another silo for two of its four columns."""
+    if name not in GRIDS:
+        return silos()
+    joint, made = name == "cgd-joint", list[Silo]()
+    for whole in silos():
+        for number, columns in enumerate([(0, 3), (1, 2)]):
+            labels = whole.y[:0] if joint and number else whole.y
+            part = f"{whole.name}-{number}"
+            made.append(
+                Silo(part, whole.x[:, columns], labels, whole.name, columns, np.arange(len(whole.x)).astype(str))
+            )
+    return made
+
+
 def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -67,19 +92,48 @@ def network() -> nn.Module:
 
 def federation_of(name: str, out: Path | None = None, **settings: Any) -> Federation:
     chosen: dict[str, Any] = {
-        "silos": silos(), "insecure_secret_seed": 5, "batch_size": 8, "standardise": True, "checkpoint_every": 2,
+        "silos": silos_of(name), "insecure_secret_seed": 5, "batch_size": 8, "standardise": True, "checkpoint_every": 2,
     } | settings  # fmt: skip
-    return Federation(network(), protocol=CASES[name], out=out, **chosen)
+    return Federation(network(), protocol={**CASES, **GRIDS}[name], out=out, **chosen)
+
+
+CONFINED: dict[int, tuple[Result, Mapping[str, Tensors]]] = {}
+"""Models that no result holds, as they belong to their participants: by the result's identity, which stays its own."""
+
+
+@pytest.fixture(autouse=True)
+def _confined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    play = Session.play
+
+    def kept(session: Session) -> Result:
+        result = play(session)
+        if isinstance(session._of.protocol, CGD):
+            CONFINED[id(result)] = result, dict(session._players.models())
+        return result
+
+    monkeypatch.setattr(Session, "play", kept)
+    yield
+    CONFINED.clear()
 
 
 def weights(result: Result) -> dict[str, bytes]:
     """Everything that a run leaves, as bytes."""
+    _, confined = CONFINED.get(id(result), (result, {}))
+    if confined:
+        return {
+            f"{which}/{name}": tensor.tobytes() for which, model in confined.items() for name, tensor in model.items()
+        }
     models = {"true": result.model, "released": result.released, **result.models}
     return {
         f"{which}/{name}": tensor.numpy().tobytes()
         for which, model in models.items() if model is not None
         for name, tensor in model.state_dict().items()
     }  # fmt: skip
+
+
+def figures(result: Result, name: str) -> list[float | None]:
+    """One figure of each round; None where sums are blind and the server does not know it."""
+    return [line.get(name) for line in result.history]
 
 
 # -- silos that misbehave ----------------------------------------------------------------------------------------------
@@ -226,20 +280,20 @@ def players_of(made: Federation) -> Cast:
 
 
 def test_every_protocol_is_in_the_suite() -> None:
-    assert set(CASES) == set(PROTOCOLS)
+    assert {protocol.model_dump()["name"] for protocol in CASES.values()} == set(PROTOCOLS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRIDS])
 def test_a_strict_engine_changes_no_bit(name: str, dtype: str) -> None:
     one = federation_of(name, dtype=dtype).train(6)
     two = federation_of(name, dtype=dtype, engine=Engine(strict=True)).train(6)
     assert weights(one) == weights(two)
-    assert [line["loss"] for line in one.history] == [line["loss"] for line in two.history]
+    assert figures(one, "loss") == figures(two, "loss")
     assert [line["bytes"] for line in one.history] == [line["bytes"] for line in two.history]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRIDS])
 def test_one_insecure_seed_gives_one_transcript(name: str, tmp_path: Path) -> None:
     def run(folder: str, seed: int) -> tuple[dict[str, bytes], dict[str, bytes]]:
         views = tmp_path / folder / "views"
@@ -252,14 +306,16 @@ def test_one_insecure_seed_gives_one_transcript(name: str, tmp_path: Path) -> No
     assert one == two
     assert first == second
     assert one != other
-    if name != "pbpfl":  # whose key decides how the true weights are rounded
+    if name not in STARTS_IN_SECRET and name != "pbpfl":  # whose key decides how the true weights are rounded
         assert first == third
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRIDS])
 def test_a_model_learns(name: str) -> None:
-    history = federation_of(name).train(30).history
-    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+    x, y = (np.concatenate(parts) for parts in zip(*((silo.x, silo.y) for silo in silos()), strict=True))
+    history = federation_of(name, test=(x, y)).train(30).history
+    loss = "test_mean_loss" if name in STARTS_IN_SECRET else "loss"
+    assert history[-1][loss] < 0.8 * history[0][loss]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -277,9 +333,12 @@ def test_a_fault_is_named_costs_one_round_and_the_silo_comes_back(
     assert (dropped["round"], dropped["silo"]) == (3, "south")
     assert dropped["reason"].startswith(FAULTS[fault])
     # The sum of the others is used: the rows are theirs, and before that round nothing was different.
-    rows = [line["rows"] for line in whole.history]
-    assert [line["rows"] for line in result.history] == [rows[0], rows[1], rows[2] - rows_of_south(name, 3), rows[3]]
-    assert [line["loss"] for line in result.history[:2]] == [line["loss"] for line in whole.history[:2]]
+    rows = figures(whole, "rows")
+    if name in BLIND:
+        assert figures(result, "participants") == [3, 3, 2, 3]
+    else:
+        assert figures(result, "rows") == [rows[0], rows[1], rows[2] - rows_of_south(name, 3), rows[3]]
+    assert figures(result, "loss")[:2] == figures(whole, "loss")[:2]
 
 
 @pytest.mark.parametrize("name", FEDERATED)
@@ -287,7 +346,7 @@ def test_additive_shares_come_to_the_bits_of_masks(name: str) -> None:
     masks = federation_of(name).train(4)
     shares = federation_of(name, aggregation=ADDITIVE, engine=Engine(strict=True)).train(4)
     assert weights(shares) == weights(masks)
-    assert [line["loss"] for line in shares.history] == [line["loss"] for line in masks.history]
+    assert figures(shares, "loss") == figures(masks, "loss")
     assert shares.record["secure_aggregation"] == {"scheme": "additive-shares", "ring_bits": 64}
 
 
@@ -308,7 +367,8 @@ def test_a_round_goes_on_without_those_who_vanish(name: str) -> None:
     result = federation_of(name, aggregation=LOSSY, engine=lossy, **given).train(5)
     assert [line["attempt"] for line in result.history] == [0] * 5
     assert [line["bytes"]["set_up"] > 0 for line in result.history] == [True] + [False] * 4
-    assert [line["rows"] for line in result.history] == [sum(map(MORE.__getitem__, names)) for names in COUNTED]
+    if name not in BLIND:
+        assert figures(result, "rows") == [sum(map(MORE.__getitem__, names)) for names in COUNTED]
     dropped = [(one["round"], one["silo"]) for one in result.record["dropped"]]
     assert dropped == [(number, silo) for number, silo, _ in DROPS]
     # In the clear, whoever uploads counts: there those who are not in the sum vanish before.
@@ -316,9 +376,11 @@ def test_a_round_goes_on_without_those_who_vanish(name: str) -> None:
     clear = federation_of(
         name, aggregation=SecureAggregation(scheme="none"), engine=Engine(faults=dropping(absent)), **given
     ).train(5)
-    assert result.model is not None
-    assert clear.model is not None
-    torch.testing.assert_close(result.model.state_dict(), clear.model.state_dict(), rtol=0, atol=1e-8)
+    found, expected = weights(result), weights(clear)
+    assert set(found) == set(expected)
+    assert found
+    for tensor, value in found.items():
+        np.testing.assert_allclose(np.frombuffer(value), np.frombuffer(expected[tensor]), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", SUMMED)
@@ -373,10 +435,10 @@ def test_a_silo_that_misses_the_first_setup_comes_back(name: str, tag: str, misb
     history = federation_of(name).train(3).history
     assert [[gone["silo"] for gone in line["dropped"]] for line in history] == [["south"], [], []]
     rows = [29, 62, 62] if name == "fedavg" else [16, 17, 20]  # 20, 33 and 9 in batches of 8
-    assert [line["rows"] for line in history] == rows
+    assert [line.get("rows") for line in history] == ([None] * 3 if name in BLIND else rows)
 
 
-@pytest.mark.parametrize("name", ["fedsgd", "fedavg", "pbpfl"])
+@pytest.mark.parametrize("name", ["fedsgd", "fedavg", "pbpfl", "cgd-open"])
 @pytest.mark.parametrize("tag", SET_UP[:3])
 def test_a_silo_whose_rows_were_not_counted_comes_back_with_all_of_them(
     name: str, tag: str, misbehave: Misbehave
@@ -422,21 +484,21 @@ def test_input_that_nobody_can_use_is_the_users_to_mend(name: str, misbehave: Mi
         federation_of(name).train(2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRIDS])
 def test_a_run_in_two_parts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_path: Path) -> None:
     whole = federation_of(name, tmp_path / "whole").train(7)
     federation_of(name, tmp_path / "parts").train(3)
     federation_of(name, tmp_path / "parts").train(4, resume=True)
     parts = federation_of(name, tmp_path / "parts").train(7, resume=True)
     assert weights(parts) == weights(whole)
-    assert [line["loss"] for line in parts.history] == [line["loss"] for line in whole.history]
+    assert figures(parts, "loss") == figures(whole, "loss")
     assert parts.record["sessions"] == 3
     for path in sorted((tmp_path / "whole").rglob("*.safetensors")):
         if "checkpoint" not in path.parts:
             assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRIDS])
 def test_what_a_role_states_is_what_it_takes_up(name: str) -> None:
     made = federation_of(name)
     players, others = players_of(made), players_of(federation_of(name, insecure_secret_seed=6))
@@ -459,7 +521,7 @@ def arrays_in(message: Message) -> Iterator[np.ndarray]:
         yield from (entry for entry in entries if isinstance(entry, np.ndarray))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *GRIDS])
 def test_what_was_received_is_never_written_to(name: str, misbehave: Misbehave) -> None:
     kept: list[tuple[np.ndarray, bytes]] = []
 
@@ -468,7 +530,7 @@ def test_what_was_received_is_never_written_to(name: str, misbehave: Misbehave) 
             kept.append((array, array.tobytes()))
         return message
 
-    for silo in ROWS if name != "centralised" else ["everybody"]:
+    for silo in ["everybody"] if name == "centralised" else [silo.name for silo in silos_of(name)]:
         misbehave(silo, lambda client, message: noted(client.answer(noted(message))), lambda message: True)
     federation_of(name).train(4)
     assert kept
@@ -491,11 +553,19 @@ def test_no_secret_is_written_shown_or_sent(
     assert (root is not None) == (name == "pbpfl")
     roots = [root] if isinstance(root, bytes) else []
     seeds: list[bytes] = []
-    for client in players.clients.values():
-        contributor = client._contributor  # type: ignore[attr-defined]
-        if hasattr(contributor, "_keys"):
-            seeds += contributor._keys.agreed[0].seeds.values()
+    own: dict[str, bytes] = {}  # what a silo keeps in its own checkpoint
+    for silo, client in players.clients.items():
+        if isinstance(client, Faulty):
+            client = client._client
+        held = getattr(client, "_contributors", None) or {"": getattr(client, "_contributor", None)}
+        for contributor in held.values():
+            if hasattr(contributor, "_keys"):
+                seeds += contributor._keys.agreed[0].seeds.values()
+        if circle := getattr(client, "_circle", None):
+            seeds += [*circle._set_up.agreed[0].seeds.values(), *circle._keys.values()]
+            own[silo] = client.state()["root"]
     assert bool(seeds) == (name != "centralised")
+    assert bool(own) == (name in STARTS_IN_SECRET)
     output = "".join(capfd.readouterr())
     shown = [output, *(repr(role) for role in (players, players.server, *players.clients.values(), run))]
     shown += [repr(value) for role in (players.server, *players.clients.values()) for value in vars(role).values()]
@@ -503,12 +573,13 @@ def test_no_secret_is_written_shown_or_sent(
         if path.is_file():
             data = path.read_bytes()
             kept = "checkpoint" in path.parts and path.name == "server.safetensors"
-            for secret in [*seeds, *([] if kept else roots)]:
+            others = [secret for silo, secret in own.items() if path.name != f"silo-{silo}.safetensors"]
+            for secret in [*seeds, *others, *([] if kept else roots)]:
                 assert secret not in data
                 assert secret.hex().encode() not in data
             if kept and roots:
                 assert roots[0].hex().encode() in data  # the one place, of mode 0600
-    for secret in [*seeds, *roots]:
+    for secret in [*seeds, *roots, *own.values()]:
         assert all(secret.hex() not in text and repr(secret) not in text for text in shown)
 
 
@@ -525,7 +596,7 @@ def test_the_record_says_what_was_exchanged(name: str) -> None:
         assert parameters < down < parameters + 4000
     assert (result.bytes["secure_aggregation"] > 0) == (name != "centralised")
     assert result.bytes["set_up"] > 0
-    assert result.record["protocol"] == name
+    assert result.record["protocol"] == CASES[name].model_dump()["name"]
     assert result.record["silo_names"] == list(ROWS)
     assert set(result.test) >= {"loss", "accuracy", "metrics", "per_silo"}
     assert set(result.test["per_silo"]) == set(ROWS)
@@ -534,13 +605,19 @@ def test_the_record_says_what_was_exchanged(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", FEDERATED)
+@pytest.mark.parametrize("name", [*FEDERATED, *GRIDS])
 def test_the_order_of_the_silos_does_not_matter(name: str) -> None:
     one = federation_of(name).train(3)
-    turned = Federation(
-        network(), silos()[::-1], CASES[name], insecure_secret_seed=5, batch_size=8, standardise=True
-    ).train(3)
+    turned = federation_of(name, silos=silos_of(name)[::-1]).train(3)
     assert weights(one) == weights(turned)
+
+
+def test_a_blind_run_comes_to_the_bits_of_an_open_one() -> None:
+    for aggregation in (PAIRWISE, ADDITIVE):
+        blind, unhidden = (federation_of(name, aggregation=aggregation).train(4) for name in ("cgd", "cgd-open"))
+        assert weights(blind) == weights(unhidden)
+        assert figures(blind, "loss") == [None] * 4
+        assert [line["bytes"] for line in blind.history] == [line["bytes"] for line in unhidden.history]
 
 
 def test_fedavg_runs_with_the_clear_sum() -> None:

@@ -43,6 +43,7 @@ from moretta.secure_aggregation.masks import add_masks
 
 Matrix = NDArray[np.float64]
 SEED = 0
+F32, F64 = torch.float32, torch.float64
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,8 @@ class Participant:
         self.phase: Phase = no_phase
         self.client = client
         self.moved: dict[int, Tensors] = {1: dict(client.displacement)}
-        self.models: dict[int, Tensors] = {}
-        self.gradients: dict[int, Tensors] = {}
-        self.own_z: dict[int, Matrix] = {}
-        self.others_z: dict[int, Matrix] = {}
-        self.deltas: dict[int, Matrix] = {}
+        self.models, self.gradients = dict[int, Tensors](), dict[int, Tensors]()
+        self.own_z, self.others_z, self.deltas = (dict[int, Matrix]() for _ in range(3))
         self.rows = (0, 0)
 
     def answer(self, message: Message) -> Message:
@@ -115,12 +113,7 @@ class Participant:
 
 
 def play(
-    protocol: CGD,
-    silos: Sequence[Silo],
-    model: nn.Module,
-    rounds: int,
-    dtype: torch.dtype = torch.float32,
-    secrets: int = SEED,
+    protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int, dtype: torch.dtype = F32, secrets: int = SEED
 ) -> dict[str, Participant]:
     """Train by messages, full batch and blind, and return the participants with what they saw."""
     whole, outputs = copy.deepcopy(model).to(dtype), next(reversed(list(model.parameters()))).shape[0]
@@ -149,23 +142,18 @@ def dealt(dataset: data.Dataset, rows: int, columns: int = 1) -> tuple[list[Silo
     return silos, (parts.test.x.reshape(len(parts.test.x), -1), parts.test.y)
 
 
-def table(name: str) -> tuple[Matrix, Matrix]:
-    """Return a data set of scikit-learn as X, standardised, and y, [n, outputs], centred; of digits a class each."""
+def linear(name: str, parties: int) -> tuple[list[Silo], Matrix, Matrix]:
+    """Return a data set of scikit-learn dealt to parties, X, standardised, and y, [n, outputs], centred."""
     from sklearn import datasets
 
-    bunch = {"diabetes": datasets.load_diabetes, "wdbc": datasets.load_breast_cancer, "digits": datasets.load_digits}
-    x, y = bunch[name](return_X_y=True)
-    x = x[:, x.std(0) > 0].astype(np.float64)
-    y = np.eye(10)[y] if name == "digits" else y[:, None] / y.std()
-    return (x - x.mean(0)) / x.std(0), y - y.mean(0)
-
-
-def linear(name: str, parties: int) -> tuple[list[Silo], Matrix, Matrix]:
-    """Return a table's rows, shuffled and dealt to parties, with X and y in the same order."""
-    x, y = table(name)
+    load = {"diabetes": datasets.load_diabetes, "wdbc": datasets.load_breast_cancer, "digits": datasets.load_digits}
+    x, y = load[name](return_X_y=True)
     order = np.random.default_rng(SEED).permutation(len(x))
-    parts = np.array_split(order, parties)
-    return [Silo(f"silo-{i}", x[part], y[part]) for i, part in enumerate(parts, 1)], x[order], y[order]
+    x, y = x[order][:, x.std(0) > 0].astype(np.float64), y[order]
+    x, y = (x - x.mean(0)) / x.std(0), np.eye(10)[y] if name == "digits" else y[:, None] / y.std()
+    y = y - y.mean(0)
+    parts = np.array_split(np.arange(len(x)), parties)
+    return [Silo(f"silo-{i}", x[part], y[part]) for i, part in enumerate(parts, 1)], x, y
 
 
 def mlp(width: int, inputs: int = 64) -> nn.Module:
@@ -208,10 +196,9 @@ def leaked_iterate(folder: Path | None, quick: bool) -> list[Score]:
     seen = play(CGD(delta=0.1), digits(4), mlp(32), 30)
     me, victim, worst, apart = seen["silo-1"], seen["silo-2"], 0.0, 0.0
     for number, truth in victim.models.items():
-        for name in truth:
+        for name, tensor in truth.items():
             found = victim.models[10][name] + (me.moved[number][name] - me.moved[10][name])
-            worst = max(worst, error(found, truth[name]))
-            apart = max(apart, error(me.models[number][name], truth[name]))
+            worst, apart = max(worst, error(found, tensor)), max(apart, error(me.models[number][name], tensor))
     beside = {"one's own model instead": apart}
     return [Score("digits, 4 x 1, 30 iterations", "worst relative error of w_l(j), by tensor", worst, beside)]
 
@@ -220,7 +207,7 @@ def two_parties(folder: Path | None, quick: bool) -> list[Score]:
     """One of two participants takes its own part off what both came to; of three, the control, that is not enough."""
     scores = []
     for parties in (2, 3):
-        seen = play(CGD(delta=0.1), digits(parties), mlp(32), 5, torch.float64)
+        seen = play(CGD(delta=0.1), digits(parties), mlp(32), 5, F64)
         me, other = seen["silo-1"], seen["silo-2"]
         (rows, total), places = me.rows, [(k, name) for k in me.gradients for name in me.gradients[k]]
         sums = {name: me.summed(name, 0.5) for name in me.gradients[1]}
@@ -231,7 +218,7 @@ def two_parties(folder: Path | None, quick: bool) -> list[Score]:
         value = error(np.concatenate(found) - np.concatenate(own), truth)
         scores.append(Score(f"digits, {parties} x 1", "relative error of another's n_l g_l", value, beside))
     for parties in (2, 3):
-        seen = play(CGD(delta=0.1), digits(2, parties), mlp(32), 5, torch.float64)
+        seen = play(CGD(delta=0.1), digits(2, parties), mlp(32), 5, F64)
         head, other = seen["silo-1-1"], seen["silo-1-2"]
         found, own, truth = (np.stack(list(one.values())) for one in (head.others_z, head.own_z, other.own_z))
         case, beside = f"digits, joint row of {parties}", {"one's own instead": error(own, truth)}
@@ -254,7 +241,7 @@ def raw_features(folder: Path | None, quick: bool) -> list[Score]:
     protocol, model, truth = CGD(delta=0.1), mlp(16), silos[1].x.astype("f8")
     other = play(protocol, silos, model, last, secrets=SEED + 1)["silo-2-2"].moved
     (name,) = other[1]
-    for dtype in (torch.float32, torch.float64):
+    for dtype in (F32, F64):
         seen = play(protocol, silos, model, last, dtype)
         z, moved = seen["silo-1-1"].others_z, seen["silo-2-2"].moved
         for number in (one for one in (2, 3, 5, 20, 100) if one <= last):
@@ -279,8 +266,8 @@ def one_row(folder: Path | None, quick: bool) -> list[Score]:
     for rows in (1, 2):
         silos = digits(rows, 2)
         own, truth = (silo.x.astype("f8") @ silo.x.astype("f8").T for silo in silos[:2])
-        head = play(CGD(delta=0.1), silos, mlp(16), last, torch.float64)["silo-1-1"]
-        total = head.rows[1] or len(truth)  # in a single row nobody else has any
+        head = play(CGD(delta=0.1), silos, mlp(16), last, F64)["silo-1-1"]
+        total = head.rows[1] or len(head.others_z[1])  # N; in a single row nobody else has any
         stepped = np.cumsum([0.5 * head.deltas[k] / total for k in range(1, last)], axis=0)
         right = np.concatenate(list(stepped), axis=1)  # S
         left = np.concatenate([head.others_z[1] - head.others_z[k] for k in range(2, last + 1)], axis=1)  # X X' S
@@ -306,20 +293,13 @@ def labels(folder: Path | None, quick: bool) -> list[Score]:
         for number in (1, 5, 20):
             found = clusters(seen[number] / np.maximum(np.linalg.norm(seen[number], axis=1, keepdims=True), 1e-30))
             beside = {
-                "from its own columns": adjusted_rand_score(truth, own),
+                "from its own columns": float(adjusted_rand_score(truth, own)),
+                "in a wrong order": float(adjusted_rand_score(truth, np.random.default_rng(SEED).permutation(found))),
                 "chance": 0.0,
-                "purity": purity(found, truth),
-                "purity from its own columns": purity(own, truth),
-                "purity of chance": purity(np.random.default_rng(SEED).permutation(found), truth),
             }
             case = f"digits, 2 x 2, H1 32, delta {delta:g}, iteration {number}"
             scores.append(Score(case, "adjusted Rand index", float(adjusted_rand_score(truth, found)), beside))
     return scores
-
-
-def purity(found: NDArray, truth: NDArray) -> float:
-    """Return the share of rows whose label is the commonest of their cluster."""
-    return float(sum(np.bincount(truth[found == one]).max() for one in np.unique(found)) / len(truth))
 
 
 def curvature_from(steps: Sequence[Matrix], gradients: Sequence[Matrix], tolerance: float) -> Matrix:
@@ -345,7 +325,7 @@ def linear_regression(folder: Path | None, quick: bool) -> list[Score]:
         silos, x, y = linear(source, 5)
         model = nn.Sequential(nn.Linear(x.shape[1], y.shape[1], bias=False))
         truth, cross, best = x.T @ x / len(x), y.T @ x / len(x), np.linalg.lstsq(x, y, rcond=None)[0]
-        me = play(CGD(loss="mse", learning_rate=rate), silos, model, rounds[-1], torch.float64)["silo-1"]
+        me = play(CGD(loss="mse", learning_rate=rate), silos, model, rounds[-1], F64)["silo-1"]
         sums = me.summed("0.weight", rate)
         for number in rounds:
             steps = [-rate * one for one in sums[:number]]
@@ -362,7 +342,7 @@ def linear_regression(folder: Path | None, quick: bool) -> list[Score]:
     return scores
 
 
-def theorem(folder: Path | None, quick: bool) -> list[Score]:
+def theorem_1(folder: Path | None, quick: bool) -> list[Score]:
     """Nobody attacks: Theorem 1's bound, up to its unnamed constant, beside the regret of linear regression on digits.
 
     R: mean over k of F(w_l(k)) - F(w*), of the worst l. Rate: the theorem's, mu = 0.5, but for the last case.
@@ -397,7 +377,7 @@ def theorem(folder: Path | None, quick: bool) -> list[Score]:
 
 def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -> tuple[Matrix, Matrix]:
     """Return D of a linear model before each round and after the last, [T + 1, outputs, d], and all starts."""
-    setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, 0, torch.float64, "cpu", SEED, rounds,
+    setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, 0, F64, "cpu", SEED, rounds,
                       insecure=SEED, engine="fused")  # fmt: skip
     players = cast(protocol, setting)
     starts = np.stack([one["0.weight"] for one in players.models().values()])
@@ -408,28 +388,20 @@ def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -
 
 
 def _distance(rounds: int) -> Score:
-    seen = play(CGD(delta=0.1), digits(4), mlp(32), rounds, torch.float64)
+    seen = play(CGD(delta=0.1), digits(4), mlp(32), rounds, F64)
     one, other = (
         np.stack([np.concatenate([value.ravel() for value in model.values()]) for model in seen[name].models.values()])
         for name in ("silo-1", "silo-2")
     )
     apart = np.linalg.norm(one - other, axis=1)
     beside = {"distance": float(apart[0]), "way that each has gone": float(np.linalg.norm(one[-1] - one[0]))}
-    return Score(
-        f"digits, 4 x 1, delta 0.1, {rounds} iterations", "change of |w_l - w_j|", float(np.ptp(apart)), beside
-    )
+    case = f"digits, 4 x 1, delta 0.1, {rounds} iterations"
+    return Score(case, "change of |w_l - w_j|", float(np.ptp(apart)), beside)
 
 
-MEASUREMENTS: Mapping[str, Callable[[Path | None, bool], list[Score]]] = {
-    "d-alone": d_alone,
-    "leaked-iterate": leaked_iterate,
-    "two-parties": two_parties,
-    "raw-features": raw_features,
-    "one-row": one_row,
-    "labels": labels,
-    "linear-regression": linear_regression,
-    "theorem-1": theorem,
-}
+Measurement = Callable[[Path | None, bool], list[Score]]
+FUNCTIONS = (d_alone, leaked_iterate, two_parties, raw_features, one_row, labels, linear_regression, theorem_1)
+MEASUREMENTS: Mapping[str, Measurement] = {one.__name__.replace("_", "-"): one for one in FUNCTIONS}
 
 
 def say(line: str) -> None:
@@ -474,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=os.environ.get("MORETTA_DATA"), help="folder of data sets")
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="this measurement; may be given again")
-    parser.add_argument("--quick", action="store_true", help="smaller runs, digits and diabetes alone")
+    parser.add_argument("--quick", action="store_true", help="smaller runs, on digits alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, help="write the JSON object here too")
     given = parser.parse_args(arguments)
@@ -485,7 +457,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     text = json.dumps(found, indent=2)
     if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(text + "\n")
     print(text if given.json else printed(found))
     return 0
