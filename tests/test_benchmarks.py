@@ -29,8 +29,12 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
                 *("secure_over_plain_round_ratio", "additive_over_pairwise_ratio"),
             },
         ),
+        (
+            ["cgd.py", "--quick", "--data", ""],
+            {"10x7_fused_over_plain_ratio", "10x7_naive_over_plain_ratio", "10x7_peak_mib", "plain_peak_mib"},
+        ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation"],
+    ids=["engine", "pbpfl", "secure_aggregation", "cgd"],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

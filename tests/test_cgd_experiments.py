@@ -1,4 +1,6 @@
-"""The scripts beside CGD's tables, on tiny data: features of a frozen network, and participants that train alone."""
+"""The scripts beside CGD's tables, on tiny data: features of a frozen network, participants that train alone, and
+clipped gradients added up quickly.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,19 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
-from moretta import finished, prediction
+from moretta import finished, models, prediction
 from moretta.assembly import federation_of
 from moretta.config import load
 from moretta.data.images import load_images
 from moretta.errors import ParameterError
+from moretta.keystream import SecretRoot
+from moretta.protocols.batches import Batches
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.fedsgd.params import Privacy
+from moretta.protocols.fedsgd.private import PrivateGradient
+from moretta.protocols.losses import Loss
 
 CGD_EXPERIMENTS = Path(__file__).parents[1] / "experiments" / "cgd"
 
@@ -149,3 +158,20 @@ def test_a_sample_of_participants_is_drawn_kept_and_told(
     assert json.loads(path.read_text()) == first
     assert local.main([str(run_file), "2by4", "--out", str(tmp_path)]) == 2
     assert "expected a grid such as 100x49" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("shape", "hidden", "clip"), [((1, 4, 4), [5], 0.3), ((6,), [7, 3], 1e9), ((6,), [], 0.01)])
+def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
+    shape: tuple[int, ...], hidden: list[int], clip: float
+) -> None:
+    dp, random = script("dp"), np.random.default_rng(4)
+    model = models.build("mlp", inputs=shape, outputs=3, seed=1, hidden=hidden)
+    x, y = random.normal(size=(40, *shape)).astype(np.float32), torch.tensor(np.arange(40) % 3)
+    rows = SiloRows(x, y, Batches(40, 10, 0, "silo"), torch.float32, "cpu", augment=False)
+    root = SecretRoot.insecure(0, "silo")
+    private = PrivateGradient(Privacy(1.0, clip, 1e-5), rows, 10, Loss("cross-entropy"), root)
+    for lot in (np.arange(0, 40, 3), np.arange(0)):
+        slow, quick = dp.general(private, model, lot), dp.clipped_sum(private, model, lot)
+        assert list(quick) == list(slow)
+        for name, value in slow.items():
+            np.testing.assert_allclose(quick[name], value, rtol=1e-4, atol=1e-6)

@@ -721,6 +721,14 @@ def test_the_digest_changes_with_cgds_settings(write: Write, override: str) -> N
     assert config.digest(config.load(path, [*CGD_RUN, override])) != config.digest(config.load(path, CGD_RUN))
 
 
+def test_the_number_of_rounds_belongs_to_a_run_whose_rate_depends_on_it(write: Write) -> None:
+    path, longer = write(SMALL), ["run.rounds=2"]
+    for rate in (["protocol.lr-schedule=cosine"], [*CGD_RUN, *DECAY, "protocol.mu=0.5"]):
+        assert config.digest(config.load(path, rate)) != config.digest(config.load(path, [*rate, *longer]))
+    for rate in ([], CGD_RUN):
+        assert config.digest(config.load(path, rate)) == config.digest(config.load(path, [*rate, *longer]))
+
+
 def test_how_often_the_model_is_tested_belongs_to_a_run_that_early_stopping_ends(write: Write) -> None:
     path = write(DESIGN)
     early = ["run.early-stopping=9", "data.validation-fraction=0.2"]

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +53,7 @@ class Score:
     case: str
     what: str
     value: float
-    beside: Mapping[str, float] = field(default_factory=dict)
-
-
-# Who looks
+    beside: Mapping[str, float]
 
 
 class Participant:
@@ -120,8 +117,8 @@ def play(
     setting = Setting(whole, outputs, silos, SecureAggregation(), 0, 0, dtype, "cpu", SEED, rounds, insecure=secrets)
     players = cast(protocol, setting)
     looking = {name: Participant(client) for name, client in players.clients.items()}
-    engine = InProcess(looking, Codec(players.messages))
-    for _ in Driver(players.server, list(looking), "leaks", engine.deliver, players.least).rounds(1, rounds):
+    deliver = InProcess(looking, Codec(players.messages)).deliver
+    for _ in Driver(players.server, list(looking), "leaks", deliver, players.least).rounds(1, rounds):
         pass
     return looking
 
@@ -161,17 +158,20 @@ def mlp(width: int, inputs: int = 64) -> nn.Module:
     return build("mlp", inputs=(inputs,), outputs=10, hidden=[width], seed=SEED)
 
 
+def flat(tensors: Mapping[int, Tensors]) -> Matrix:
+    """Return tensors by round as one matrix, a line a round."""
+    return np.stack([np.concatenate([value.ravel() for value in of.values()]) for of in tensors.values()])
+
+
 def error(found: NDArray, truth: NDArray) -> float:
     """Return |found - truth| / |truth|, Frobenius norms: 1 is what the answer 0 scores."""
     return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 
-# The measurements
-
-
 def d_alone(folder: Path | None, quick: bool) -> list[Score]:
     """Any one participant of a horizontal split takes D, which it knows, as a model of its own."""
-    scores, cases = list[Score](), [("digits", data.load("digits", seed=SEED), 20, 60 if quick else 400, 32)]
+    parties, rounds, scores = (10, 30, list[Score]()) if quick else (20, 400, list[Score]())
+    cases = [("digits", data.load("digits", seed=SEED), parties, rounds, 32)]
     if folder is not None and not quick:
         cases.append(("mnist", data.load("mnist", path=folder / "mnist", seed=SEED), 1000, 200, 256))
     for source, dataset, parties, rounds, width in cases:
@@ -183,8 +183,7 @@ def d_alone(folder: Path | None, quick: bool) -> list[Score]:
             found = federation.train(rounds, SEED, progress=_progress(f"{source}, delta {delta:g}")).test
             confined = np.array([one["accuracy"] for one in found["per_silo"].values()])
             alone = found["displacement"]["accuracy"]
-            ours = {name: float(getattr(confined, name)()) for name in ("mean", "min", "max")}
-            beside = {f"{name} of confined models": value for name, value in ours.items()}
+            beside = {f"{name} of confined models": getattr(confined, name)().item() for name in ("mean", "min", "max")}
             beside |= {"share of them that D beats": float((confined < alone).mean()), "chance": 0.1}
             case = f"{source}, {parties} x 1, delta {delta:g}, {rounds} iterations"
             scores.append(Score(case, "accuracy of D alone", alone, beside))
@@ -194,13 +193,11 @@ def d_alone(folder: Path | None, quick: bool) -> list[Score]:
 def leaked_iterate(folder: Path | None, quick: bool) -> list[Score]:
     """A participant of a horizontal split who once sees another's w_l(k), at k = 10: all the others by D(j) - D(k)."""
     seen = play(CGD(delta=0.1), digits(4), mlp(32), 30)
-    me, victim, worst, apart = seen["silo-1"], seen["silo-2"], 0.0, 0.0
-    for number, truth in victim.models.items():
-        for name, tensor in truth.items():
-            found = victim.models[10][name] + (me.moved[number][name] - me.moved[10][name])
-            worst, apart = max(worst, error(found, tensor)), max(apart, error(me.models[number][name], tensor))
-    beside = {"one's own model instead": apart}
-    return [Score("digits, 4 x 1, 30 iterations", "worst relative error of w_l(j), by tensor", worst, beside)]
+    me, victim = seen["silo-1"], flat(seen["silo-2"].models)
+    moved = flat({k: {name: me.moved[k][name] for name in me.models[k]} for k in me.models})  # D(1), D(2), ...
+    found, own = victim[9] + moved - moved[9], flat(me.models)
+    beside = {"one's own models instead": error(own, victim)}
+    return [Score("digits, 4 x 1, 30 iterations", "relative error of all w_l(j)", error(found, victim), beside)]
 
 
 def two_parties(folder: Path | None, quick: bool) -> list[Score]:
@@ -209,14 +206,11 @@ def two_parties(folder: Path | None, quick: bool) -> list[Score]:
     for parties in (2, 3):
         seen = play(CGD(delta=0.1), digits(parties), mlp(32), 5, F64)
         me, other = seen["silo-1"], seen["silo-2"]
-        (rows, total), places = me.rows, [(k, name) for k in me.gradients for name in me.gradients[k]]
-        sums = {name: me.summed(name, 0.5) for name in me.gradients[1]}
-        own = [rows * me.gradients[k][name].ravel() for k, name in places]
-        found = [total * sums[name][k - 1].ravel() for k, name in places]
-        truth = np.concatenate([other.rows[0] * other.gradients[k][name].ravel() for k, name in places])
-        beside = {"one's own instead": error(np.concatenate(own), truth)}
-        value = error(np.concatenate(found) - np.concatenate(own), truth)
-        scores.append(Score(f"digits, {parties} x 1", "relative error of another's n_l g_l", value, beside))
+        (rows, total), names = me.rows, list(me.gradients[1])
+        both = flat({k: {name: total * me.summed(name, 0.5)[k - 1] for name in names} for k in me.gradients})
+        own, truth = rows * flat(me.gradients), other.rows[0] * flat(other.gradients)
+        case, beside = f"digits, {parties} x 1", {"one's own instead": error(own, truth)}
+        scores.append(Score(case, "relative error of another's n_l g_l", error(both - own, truth), beside))
     for parties in (2, 3):
         seen = play(CGD(delta=0.1), digits(2, parties), mlp(32), 5, F64)
         head, other = seen["silo-1-1"], seen["silo-1-2"]
@@ -237,7 +231,7 @@ def raw_features(folder: Path | None, quick: bool) -> list[Score]:
 
     The head has z of silo-1-2, its helper D1 of the same columns. Control: D1 of a federation with other starts.
     """
-    silos, scores, last = digits(2, 2), list[Score](), 20 if quick else 100
+    silos, scores, last = digits(2, 2), list[Score](), 5 if quick else 100
     protocol, model, truth = CGD(delta=0.1), mlp(16), silos[1].x.astype("f8")
     other = play(protocol, silos, model, last, secrets=SEED + 1)["silo-2-2"].moved
     (name,) = other[1]
@@ -245,10 +239,9 @@ def raw_features(folder: Path | None, quick: bool) -> list[Score]:
         seen = play(protocol, silos, model, last, dtype)
         z, moved = seen["silo-1-1"].others_z, seen["silo-2-2"].moved
         for number in (one for one in (2, 3, 5, 20, 100) if one <= last):
-            differences = [z[k] - z[1] for k in range(2, number + 1)]
-            found, wrong = (
-                features_from(differences, [of[k][name] for k in range(2, number + 1)]) for of in (moved, other)
-            )
+            later = range(2, number + 1)
+            differences = [z[k] - z[1] for k in later]
+            found, wrong = (features_from(differences, [of[k][name] for k in later]) for of in (moved, other))
             mean = np.broadcast_to(silos[3].x.mean(0), truth.shape)
             beside = {"other starts' D1": error(wrong, truth), "the helper's mean row": error(mean, truth)}
             case = f"digits, 2 x 2, 32 columns, H1 16, {str(dtype)[6:]}, {number} iterations"
@@ -260,21 +253,21 @@ def one_row(folder: Path | None, quick: bool) -> list[Score]:
     """The head of the only row, alone: D1 of the other columns is -sum alpha X' Delta / n, of its own Delta.
 
     So z(k) - z(1) = -X X' S(k), where it knows S(k) = sum alpha Delta / n: it finds X X', all inner products of the
-    other holder's rows, which is X up to a rotation of its columns. Control: the same in a grid of two rows.
+    others' rows, which of one other is X up to a rotation of its columns. Control: the same in a grid of two rows.
     """
-    scores, last = list[Score](), 20
-    for rows in (1, 2):
-        silos = digits(rows, 2)
-        own, truth = (silo.x.astype("f8") @ silo.x.astype("f8").T for silo in silos[:2])
+    scores, last = list[Score](), 10 if quick else 20
+    for rows, columns in ((1, 2), (1, 3), (2, 2)):
+        silos = digits(rows, columns)
+        own, *others = (silo.x.astype("f8") @ silo.x.astype("f8").T for silo in silos[:columns])
+        truth = np.sum(others, axis=0)
         head = play(CGD(delta=0.1), silos, mlp(16), last, F64)["silo-1-1"]
         total = head.rows[1] or len(head.others_z[1])  # N; in a single row nobody else has any
         stepped = np.cumsum([0.5 * head.deltas[k] / total for k in range(1, last)], axis=0)
         right = np.concatenate(list(stepped), axis=1)  # S
         left = np.concatenate([head.others_z[1] - head.others_z[k] for k in range(2, last + 1)], axis=1)  # X X' S
         found = left @ np.linalg.pinv(right.T @ left, rcond=1e-11) @ left.T
-        case = f"digits, {rows} x 2, 32 columns, H1 16, float64, {last} iterations"
-        beside = {"its own columns' instead": error(own, truth)}
-        scores.append(Score(case, "relative error of the partner's X X'", error(found, truth), beside))
+        case, beside = f"digits, {rows} x {columns}, H1 16, float64, {last} iterations", {"its own": error(own, truth)}
+        scores.append(Score(case, "relative error of the others' X X'", error(found, truth), beside))
     return scores
 
 
@@ -289,8 +282,8 @@ def labels(folder: Path | None, quick: bool) -> list[Score]:
     silos, scores = digits(2, 2), list[Score]()
     truth, own = silos[0].y, clusters(silos[1].x)  # the head's; of what it holds anyway
     for delta in (0.1,) if quick else (0.1, 0.01):
-        seen = play(CGD(delta=delta), silos, mlp(32), 20)["silo-1-2"].deltas
-        for number in (1, 5, 20):
+        seen = play(CGD(delta=delta), silos, mlp(32), 5 if quick else 20)["silo-1-2"].deltas
+        for number in (one for one in (1, 5, 20) if one in seen):
             found = clusters(seen[number] / np.maximum(np.linalg.norm(seen[number], axis=1, keepdims=True), 1e-30))
             beside = {
                 "from its own columns": float(adjusted_rand_score(truth, own)),
@@ -319,9 +312,7 @@ def linear_regression(folder: Path | None, quick: bool) -> list[Score]:
     """
     scores = []
     cases = [("digits", 0.2, (8, 30, 100)), ("diabetes", 0.2, (10, 30, 300)), ("wdbc", 0.1, (30, 300))]
-    if quick:
-        cases = [("digits", 0.2, (8, 30))]
-    for source, rate, rounds in cases:
+    for source, rate, rounds in [("digits", 0.2, (8, 30))] if quick else cases:
         silos, x, y = linear(source, 5)
         model = nn.Sequential(nn.Linear(x.shape[1], y.shape[1], bias=False))
         truth, cross, best = x.T @ x / len(x), y.T @ x / len(x), np.linalg.lstsq(x, y, rcond=None)[0]
@@ -389,19 +380,17 @@ def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -
 
 def _distance(rounds: int) -> Score:
     seen = play(CGD(delta=0.1), digits(4), mlp(32), rounds, F64)
-    one, other = (
-        np.stack([np.concatenate([value.ravel() for value in model.values()]) for model in seen[name].models.values()])
-        for name in ("silo-1", "silo-2")
-    )
+    one, other = flat(seen["silo-1"].models), flat(seen["silo-2"].models)
     apart = np.linalg.norm(one - other, axis=1)
     beside = {"distance": float(apart[0]), "way that each has gone": float(np.linalg.norm(one[-1] - one[0]))}
     case = f"digits, 4 x 1, delta 0.1, {rounds} iterations"
     return Score(case, "change of |w_l - w_j|", float(np.ptp(apart)), beside)
 
 
-Measurement = Callable[[Path | None, bool], list[Score]]
 FUNCTIONS = (d_alone, leaked_iterate, two_parties, raw_features, one_row, labels, linear_regression, theorem_1)
-MEASUREMENTS: Mapping[str, Measurement] = {one.__name__.replace("_", "-"): one for one in FUNCTIONS}
+MEASUREMENTS: Mapping[str, Callable[[Path | None, bool], list[Score]]] = {
+    one.__name__.replace("_", "-"): one for one in FUNCTIONS
+}
 
 
 def say(line: str) -> None:
@@ -410,11 +399,7 @@ def say(line: str) -> None:
 
 
 def _progress(what: str) -> Callable[[int, int, Mapping[str, object]], None]:
-    def told(number: int, rounds: int, line: Mapping[str, object]) -> None:
-        if number % max(1, rounds // 10) == 0:
-            say(f"  {what}: iteration {number} of {rounds}")
-
-    return told
+    return lambda number, rounds, _: say(f"  {what}: {number} of {rounds}") if number % (rounds // 10) == 0 else None
 
 
 def measure(names: Sequence[str], folder: Path | None, quick: bool) -> dict[str, object]:
@@ -424,8 +409,8 @@ def measure(names: Sequence[str], folder: Path | None, quick: bool) -> dict[str,
         say(f"{name} ({number} of {len(names)})")
         began = time.perf_counter()
         scores = [asdict(score) for score in MEASUREMENTS[name](folder, quick)]
-        attacker = " ".join((MEASUREMENTS[name].__doc__ or "").split())
-        found[name] = {"attacker": attacker, "scores": scores, "seconds": round(time.perf_counter() - began, 1)}
+        seconds, attacker = round(time.perf_counter() - began, 1), " ".join((MEASUREMENTS[name].__doc__ or "").split())
+        found[name] = {"attacker": attacker, "scores": scores, "seconds": seconds}
     return found
 
 
@@ -433,11 +418,10 @@ def printed(found: Mapping[str, object]) -> str:
     """Return the scores as text for people."""
     lines = list[str]()
     for name, one in found.items():
-        lines += [f"{name} ({one['seconds']} s): {one['attacker']}"]
+        lines.append(f"{name} ({one['seconds']} s): {one['attacker']}")
         for score in one["scores"]:
             beside = "; ".join(f"{what} {value:.3g}" for what, value in score["beside"].items())
             lines.append(f"  {score['case']}: {score['what']} {score['value']:.3g} ({beside})")
-        lines.append("")
     return "\n".join(lines)
 
 
@@ -447,18 +431,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=os.environ.get("MORETTA_DATA"), help="folder of data sets")
     parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="this measurement; may be given again")
     parser.add_argument("--quick", action="store_true", help="smaller runs, on digits alone")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--out", type=Path, help="write the JSON object here too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, not text")
+    parser.add_argument("--out", type=Path, help="a file for the JSON object")
     given = parser.parse_args(arguments)
     try:
-        found = measure(given.only or list(MEASUREMENTS), None if given.data is None else Path(given.data), given.quick)
+        found = measure(given.only or list(MEASUREMENTS), given.data, given.quick)
     except MorettaError as error:
         say(f"error: {error}")
         return 2
-    text = json.dumps(found, indent=2)
     if given.out is not None:
-        given.out.write_text(text + "\n")
-    print(text if given.json else printed(found))
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps(found, indent=2) if given.json else printed(found))
     return 0
 
 

@@ -1360,6 +1360,8 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("sealed", "numbers for bytes", _as("sealed", dtype="float64")),
         ("sealed", "bytes of two axes", lambda fields: fields["sealed"].reshape(4, 5)),
         ("sealed", "a byte without axes", _as("sealed", 7)),
+        ("steps", "a round below zero", lambda fields: -1),
+        ("steps", "a round of 2^31", lambda fields: 2**31),
     ],
 }  # fmt: skip
 

@@ -145,16 +145,17 @@ def run(
     silos: Sequence[Silo],
     rounds: int = 4,
     protocol: CGD | None = None,
-    engine: str = "in-process",
+    engine: str | Engine = "in-process",
     scheme: str = "pairwise",
     wrap: Wrap | None = None,
     model: nn.Module | None = None,
     **settings: Any,
 ) -> Run:
     """Make a federation and train it."""
-    settings.setdefault("engine", Engine.model_validate({"name": engine, "strict": engine == "in-process"}))
+    if isinstance(engine, str):
+        engine = Engine.model_validate({"name": engine, "strict": engine == "in-process"})
     settings.setdefault("aggregation", SecureAggregation.model_validate({"scheme": scheme}))
-    return train(make(silos, protocol, model, **settings), rounds, wrap=wrap)
+    return train(make(silos, protocol, model, engine=engine, **settings), rounds, wrap=wrap)
 
 
 @contextlib.contextmanager
@@ -290,8 +291,8 @@ def oracle(
     """Return the confined models after len(rates) rounds and D, by plain autograd: D -= alpha sum n g / sum n.
 
     starts: a whole model by owner, a row of a joint grid or a participant; weights of columns that it does not read are
-    no part of it. absent: round, owner and what of its gradient was in no sum: "" all, the columns of a silo, or "heads",
-    all but the first layer's weight.
+    no part of it. absent: round, owner and what of its gradient was in no sum: "" all, a silo's name the columns of
+    that silo, "heads" all but the first layer's weight.
     """
     model = network(columns_of(silos), hidden, bias=bias).double()
     displacement = {name: torch.zeros_like(value) for name, value in model.named_parameters()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from moretta import CGD, SecureAggregation, Silo
 from moretta.protocol import Tensors
 from moretta.protocols.batches import Batches
 from moretta.protocols.cgd import client as client_module
+from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
 from moretta.roles import Cast
 
@@ -60,7 +62,7 @@ CASES: dict[str, tuple[list[Silo], dict[str, Any], dict[str, Any]]] = {
     "independent": (INDEPENDENT, {"vertical": "independent"}, {}),
     "independent, a batch": (INDEPENDENT, {"vertical": "independent"}, {"batch_size": 5}),
     "independent, standardised": (INDEPENDENT, {"vertical": "independent"}, {"standardise": True}),
-    "independent, one row": (grid([9], [4, 2, 3], joint=False), {"vertical": "independent"}, {"standardise": True}),
+    "independent, one row": (grid([9], [4, 2], joint=False), {"vertical": "independent"}, {"standardise": True}),
     "independent, shares": (INDEPENDENT, {"vertical": "independent"}, {"scheme": "additive-shares"}),
     "rows": (ROWS, {}, {}),
     "rows, a batch": (ROWS, {}, {"batch_size": 5}),
@@ -77,9 +79,14 @@ def by_all(silos: list[Silo], protocol: dict[str, Any], rest: dict[str, Any], ro
     return {engine: run(silos, rounds, settings, engine, **rest) for engine in ENGINES}
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float64", 1e-9), ("float32", 1e-5)])
-@pytest.mark.parametrize("case", CASES)
-def test_three_ways_to_the_same_models(case: str, dtype: str, most: float) -> None:
+IN_32_BITS = {"joint, a batch", "joint, standardised", "independent", "rows"}
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float64") for case in CASES), *((case, "float32") for case in sorted(IN_32_BITS))]
+)
+def test_three_ways_to_the_same_models(case: str, dtype: str) -> None:
+    most = {"float64": 1e-9, "float32": 1e-5}[dtype]
     silos, protocol, rest = CASES[case]
     found = by_all(silos, protocol, {**rest, "dtype": dtype})
     joint, split = protocol.get("vertical") != "independent", bool(silos[0].columns)
@@ -91,7 +98,7 @@ def test_three_ways_to_the_same_models(case: str, dtype: str, most: float) -> No
     if protocol.get("blind") is False or rest.get("scheme") == "none":
         np.testing.assert_allclose(lines[0], lines[2], rtol=1e-5)
     else:
-        assert lines[2] == [None] * 4
+        assert lines[2] == [None] * len(lines[0])
     if rest.get("standardise"):
         return
     # And all are what the boxes of Algorithms 1 and 2 come to.
@@ -115,10 +122,10 @@ def test_in_32_bits_the_ring_and_the_messages_agree(case: str, scheme: str) -> N
     assert 1e-9 < apart(found["exact-ring"], found["fused"]) < 1e-5  # 4 steps of 0.5 * 2^-26 or so, on D of 0.01 and up
 
 
-def test_uneven_batches_of_32_bits(most: float = 1e-5) -> None:
+def test_uneven_batches_of_32_bits() -> None:
     secure = SecureAggregation.model_validate({"ring_bits": 32})
     found = by_all(JOINT, {}, {"aggregation": secure, "batch_size": 5})
-    assert apart(found["in-process"], found["exact-ring"]) < most
+    assert apart(found["in-process"], found["exact-ring"]) < 1e-5
 
 
 PHASES = (Phase.explicit, Phase.generate)  # a grid that fails is small as it is
@@ -137,7 +144,7 @@ def grids(draw: st.DrawFn) -> tuple[list[Silo], dict[str, Any], dict[str, Any]]:
     return silos, protocol, rest
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, database=None, phases=PHASES)
+@settings(max_examples=5, deadline=None, derandomize=True, database=None, phases=PHASES)
 @given(grids())
 def test_any_grid(case: tuple[list[Silo], dict[str, Any], dict[str, Any]]) -> None:
     found = by_all(*case, rounds=3)
@@ -187,7 +194,7 @@ def test_a_split_of_columns_changes_nothing() -> None:
 def test_one_row_is_plain_gradient_descent(engine: str, columns: list[int]) -> None:
     silos = grid([17], columns, holders=len(columns) - 1)
     protocol = CGD(delta=0.2, learning_rate=0.4)
-    for rounds in (1, 2, 5):
+    for rounds in (1, 4):
         found = run(silos, rounds, protocol, engine, scheme="none")
         (start,), (end,) = found.starts.values(), found.models.values()
         model, (x, y) = network(6).double(), table(17, 6)
@@ -200,21 +207,36 @@ def test_one_row_is_plain_gradient_descent(engine: str, columns: list[int]) -> N
         assert furthest(end, {name: value.numpy() for name, value in model.state_dict().items()}) < 1e-11
 
 
-@pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
-@pytest.mark.parametrize("vertical", ["joint", "independent"])
+@pytest.mark.parametrize(("vertical", "loss"), [("joint", "mse"), ("independent", "cross-entropy")])
 def test_networks_without_biases_and_of_one_layer(vertical: str, loss: str) -> None:
     joint = vertical == "joint"
     silos = grid([9, 5, 12], [4, 1, 3], joint=joint, holders=1)
     protocol = {"vertical": vertical, "loss": loss}
     one_layer = nn.Sequential(nn.Linear(8, CLASSES))
     flat = nn.Sequential(nn.Flatten(), *network(8))
-    for model in (network(8, bias=False), one_layer, flat, nn.Sequential(*network(8, [6]), nn.LayerNorm(CLASSES))):
-        try:
-            found = by_all(silos, protocol, {"model": model}, rounds=3)
-        except Exception as error:
-            raise AssertionError(f"{model}: {error}") from error
+    for model in (network(8, bias=False), one_layer, nn.Sequential(*flat, nn.LayerNorm(CLASSES))):
+        found = by_all(silos, protocol, {"model": model}, rounds=2)
         assert apart(found["exact-ring"], found["fused"]) < 1e-9
         assert apart(found["in-process"], found["fused"]) < 1e-9
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("case", ["joint", "joint, a batch", "independent"])
+def test_blocks_of_any_length_come_to_the_same(case: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    silos, protocol, rest = CASES[case]
+    settings = CGD.model_validate({"delta": DELTA, **protocol})
+    at_once = run([*silos, *twins(silos)], 3, settings, "fused", **rest)
+    monkeypatch.setattr(simulation, "BLOCK", rows)
+    for engine in ENGINES[:2]:
+        assert apart(run([*silos, *twins(silos)], 3, settings, engine, **rest), at_once) < 1e-9
+
+
+def twins(silos: list[Silo]) -> list[Silo]:
+    """As many rows of the grid again, so that neighbours have equally many rows."""
+    last = silos[-3:]
+    return [
+        dataclasses.replace(silo, name=f"{silo.name}-{n}", row=f"{silo.row}-{n}") for n in range(4) for silo in last
+    ]
 
 
 def test_losses_fall_and_models_differ() -> None:

@@ -139,8 +139,9 @@ BESIDE: dict[str, tuple[list[Fault], Absent, set[tuple[int, str]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("blind", [True, False])
-@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize(
+    ("case", "blind"), [*((case, True) for case in BESIDE), ("descend", False), ("upload of columns", False)]
+)
 def test_the_round_goes_on_without_it(case: str, blind: bool) -> None:
     faults, absent, dropped = BESIDE[case]
     faults = [dataclasses.replace(fault) for fault in faults]
@@ -152,7 +153,7 @@ def test_the_round_goes_on_without_it(case: str, blind: bool) -> None:
 @pytest.mark.parametrize(
     "kind", [AdvertiseKey, PeerKeys, DrawKey, TakeKey, DescribeRows, Where, Begin], ids=lambda kind: str(kind.TAG)
 )
-@pytest.mark.parametrize("silo", ["silo-0-0", "silo-0-1", "silo-1-0"])
+@pytest.mark.parametrize("silo", ["silo-0-0", "silo-0-1"])
 def test_a_round_that_could_not_be_set_up_is_repeated_without_it(kind: type[Message], silo: str) -> None:
     if (kind is DrawKey and silo != "silo-0-0") or (kind is TakeKey and silo == "silo-0-0"):
         pytest.skip("is not asked that")
@@ -162,7 +163,7 @@ def test_a_round_that_could_not_be_set_up_is_repeated_without_it(kind: type[Mess
 
 
 @pytest.mark.parametrize("phase", ["set-up", "upload", "unmasking"])
-@pytest.mark.parametrize("number", [1, 3, ROUNDS])
+@pytest.mark.parametrize("number", [1, ROUNDS])
 def test_injected_faults_of_a_joint_grid(phase: str, number: int) -> None:
     faults = Faults.model_validate({"drop": [{"round": number, "silo": "silo-0-1", "phase": phase}]})
     found = run(JOINT, ROUNDS, CGD(delta=(0.1, 0.3)), engine=Engine(strict=True, faults=faults))
@@ -202,17 +203,15 @@ def test_two_lost_in_one_sum_are_too_many_and_the_round_is_repeated() -> None:
 
 
 def test_a_threshold_that_bears_two_and_one_that_bears_none() -> None:
-    faults = [Fault("silo-0-1", 2, Contribute), Fault("silo-1-0", 2, Contribute, group="columns-1")]
-    low = SecureAggregation(threshold=2)
-    parts = [(2, "row-0", "silo-0-1"), (2, "row-1", "silo-1-0")]
-    found = played(JOINT, faults, parts, aggregation=low)
+    silos = grid([6, 4, 7, 5, 3], [3, 2], holders=1)
+    faults = [Fault("silo-0-0", 2, Contribute), Fault("silo-2-0", 2, Contribute)]
+    found = played(silos, faults, [(2, "row-0", "silo-0-0"), (2, "row-2", "silo-2-0")],
+                   aggregation=SecureAggregation(threshold=3))  # fmt: skip
     assert attempts(found) == [0] * ROUNDS
-    both_of_one_sum = [Fault("silo-0-1", 2, Contribute), Fault("silo-2-1", 2, Contribute)]
-    parts = [(2, "row-0", "silo-0-1"), (2, "row-2", "silo-2-1")]
-    assert attempts(played(JOINT, both_of_one_sum, parts, aggregation=low)) == [0] * ROUNDS
-    # By default it takes three of four.
-    found = played(JOINT, [dataclasses.replace(one, happened=0) for one in both_of_one_sum],
-                   [(2, "row-0", ""), (2, "row-2", "")])  # fmt: skip
+    again = [dataclasses.replace(fault, happened=0) for fault in faults]
+    found = played(silos, again, [(2, "row-0", ""), (2, "row-2", "")])  # by default it takes four of five
+    assert attempts(found) == [0, 1, 0, 0]
+    found = played(JOINT, [Fault("silo-0-1", 2, Contribute)], ROW_0, aggregation=SecureAggregation(threshold=4))
     assert attempts(found) == [0, 1, 0, 0]
 
 
@@ -263,7 +262,9 @@ GARBAGE: dict[str, tuple[Fault, Absent]] = {
         Fault("silo-0-1", 2, Forward, lambda one: Partial(stamp=one.stamp, words=np.tile(one.words, 2))), ROW_0
     ),
     "words of another stamp": (Fault("silo-0-1", 2, Forward, _later), ROW_0),
-    "words that are another message": (Fault("silo-0-1", 2, Forward, lambda one: Here(stamp=one.stamp, steps={})), ROW_0),
+    "words that are another message": (
+        Fault("silo-0-1", 2, Forward, lambda one: Here(stamp=one.stamp, steps={})), ROW_0
+    ),
     "Delta with a bit turned": (
         Fault("silo-0-0", 2, Join, lambda one: Deltas(stamp=one.stamp, sealed=_flipped(one.sealed))), ROW_0
     ),
@@ -363,7 +364,7 @@ def test_too_few_of_a_group_fail_the_run_by_name(tmp_path: Path) -> None:
 
 def test_too_few_silos_fail_the_run() -> None:
     faults = [Fault(f"silo-{row}-1", 3, Contribute, times=9) for row in range(3)]
-    with pytest.raises(RunFailed, match="round 3.* group `"):
+    with pytest.raises(RunFailed, match=r"round 3.* group `"):
         run(JOINT, ROUNDS, CGD(delta=0.2), wrap=failing(*faults))
     rows = [Fault(f"silo-{row}", 3, Contribute, times=9) for row in range(3)]
     with pytest.raises(RunFailed, match="round 3 cannot be completed by 1 of 4 silos"):
@@ -379,13 +380,12 @@ def test_nobody_is_asked_for_a_gradient_twice_under_one_stamp() -> None:
         assert len(asked) == len(set(asked)) > 0
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.25])
-def test_chance(probability: float) -> None:
-    faults = Faults(drop_probability=probability, seed=2)
+def test_chance() -> None:
+    faults = Faults(drop_probability=0.06, seed=2)
     silos = grid([6, 4, 7, 5, 6, 3, 8], [3, 2], holders=1)
-    aggregation = SecureAggregation(threshold=2)
-    found = run(silos, 12, CGD(delta=0.2), engine=Engine(strict=True, faults=faults), aggregation=aggregation)
-    assert len(found.dropped) > 5
+    aggregation = SecureAggregation(threshold=4)
+    found = run(silos, 8, CGD(delta=0.2), engine=Engine(strict=True, faults=faults), aggregation=aggregation)
+    assert len(found.dropped) > 3
     clients = participants(found.players)
     for group, members in shared(clients).items():
         name = next(iter(clients[members[0]]._place.groups[group].shapes))

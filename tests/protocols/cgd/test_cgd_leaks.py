@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from moretta import config
 
 SCRIPT = Path(__file__).parents[3] / "experiments" / "cgd" / "leaks.py"
 
@@ -42,7 +45,7 @@ def test_d_alone_is_better_than_most_confined_models(leaks: ModuleType) -> None:
 def test_one_leaked_iterate_gives_the_whole_path(leaks: ModuleType) -> None:
     (score,) = scores(leaks, "leaked-iterate")
     assert score.value < 1e-6  # float32
-    assert score.beside["one's own model instead"] > 0.5
+    assert score.beside["one's own models instead"] > 0.5
 
 
 def test_of_two_each_learns_the_others_part_and_of_three_not(leaks: ModuleType) -> None:
@@ -55,14 +58,15 @@ def test_a_head_and_who_knows_d1_recover_raw_features(leaks: ModuleType) -> None
     found = {score.case.partition("H1 16, ")[2]: score for score in scores(leaks, "raw-features")}
     assert found["float64, 2 iterations"].value > 0.1  # 16 equations for 32 unknowns
     assert found["float64, 3 iterations"].value < 1e-4  # ceil(32 / 16) + 1
-    assert found["float32, 20 iterations"].value < 0.01
+    assert found["float32, 5 iterations"].value < 0.1
     assert all(score.beside["other starts' D1"] > 1 for score in found.values())
 
 
 def test_the_head_of_a_single_row_learns_all_inner_products_alone(leaks: ModuleType) -> None:
-    single, of_two = scores(leaks, "one-row")
-    assert single.value < 1e-4
-    assert of_two.value > 0.4
+    one_partner, two_partners, two_rows = scores(leaks, "one-row")
+    assert one_partner.value < 1e-4
+    assert two_partners.value < 1e-3  # of their sum
+    assert two_rows.value > 0.4
 
 
 def test_delta_sorts_rows_by_label_at_once(leaks: ModuleType) -> None:
@@ -105,3 +109,15 @@ def test_a_folder_without_mnist_is_one_sentence(
 ) -> None:
     assert leaks.main(["--only", "d-alone", "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+
+
+def test_the_run_files_on_the_page_load(tmp_path: Path) -> None:
+    page = (SCRIPT.parents[2] / "docs" / "cgd.md").read_text()
+    blocks = [
+        block for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, flags=re.MULTILINE) if "[run]" in block
+    ]
+    assert len(blocks) == 2
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(re.sub(r"^    ", "", block, flags=re.MULTILINE))
+        assert config.load(file).protocol.name == "cgd"

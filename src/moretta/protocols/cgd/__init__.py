@@ -36,4 +36,5 @@ Differs from the paper:
 - The sum is weighted by rows and divided by their number, which the proof of Theorem 1 needs; as printed, a plain sum
   of means, it is m times as long a step, and diverges at m = 1000.
 - `joint` is the reading under which the paper's tables are possible; see ``docs/cgd.md``.
-- The rate: `params.CGD.rate`. Biases: `grid.groups_of`. Normalisation layers: `start.centers`. """
+- The rate: `params.CGD.rate`. Biases: `grid.groups_of`. Normalisation layers: `start.centers`.
+"""

@@ -266,13 +266,13 @@ class Simulation:
         """Pass forward and backward, block by block."""
         layers, bias = self._layers, self._layers.bias
         moved = {name: torch.from_numpy(value).to(models.x.dtype) for name, value in self._displacement.items()}
+        first = moved[layers.weight][:, models.columns].T
         for some, rows, each in _blocks(counts):
             own = rows if drawn is None else drawn[rows]
             x, y, start = models.x[own], self._rows.y[own], models.start[own]
             with self.phase("local_forward"):
                 z = start + moved[bias] if bias else start.clone()
-                z.addmm_(x, moved[layers.weight][:, models.columns].T)
-                z = z.view(-1, each, layers.width).requires_grad_()
+                z = z.addmm_(x, first).view(-1, each, layers.width).requires_grad_()
                 upper = {name: (one[some] + moved[name]).requires_grad_() for name, one in models.upper.items()}
                 loss = self._params.loss_function(self._upper(upper, z).flatten(0, 1), y) * (len(x) / sum(counts))
             with self.phase("local_backward"):

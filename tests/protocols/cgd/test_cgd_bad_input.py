@@ -1,0 +1,357 @@
+"""What cannot be trained on is refused in one sentence; what can, but protects less, is warned of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grids import CLASSES, FIRST, Fault, bytes_of, failing, grid, make, network, run, table, train
+from pydantic import ValidationError
+from torch import nn
+
+from moretta import (
+    CGD,
+    PBPFL,
+    Centralised,
+    Engine,
+    FedAvg,
+    Federation,
+    FedSGD,
+    Local,
+    SecureAggregation,
+    Silo,
+    config,
+)
+from moretta.assembly import federation_of
+from moretta.engines.checkpoint import last_checkpoint
+from moretta.errors import ParameterError, RunFailed
+from moretta.protocols.cgd.messages import DescribeRows
+from moretta.protocols.training import Training
+
+JOINT = grid([6, 4, 7], [3, 2], holders=1)
+ENGINES = ("in-process", "fused", "exact-ring")
+
+
+def changed(silos: list[Silo], name: str, **changes: Any) -> list[Silo]:
+    return [dataclasses.replace(silo, **changes) if silo.name == name else silo for silo in silos]
+
+
+# -- the grid ----------------------------------------------------------------------------------------------------------
+
+
+def run_file(folder: Path, **data: Any) -> Path:
+    x, y = table(12, 4)
+    rows = "\n".join(",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True))
+    (folder / "t.csv").write_text(f"a,b,c,d,target\n{rows}\n")
+    keys = "\n".join(f"{key.replace('_', '-')} = {value}" for key, value in data.items())
+    (folder / "run.toml").write_text(
+        f"""
+        [run]
+        rounds = 2
+        [data]
+        source = "t.csv"
+        test-fraction = 0.5
+        batch-size = 0
+        {keys}
+        [model]
+        source = "mlp"
+        hidden = [4]
+        [protocol]
+        name = "cgd"
+        """
+    )
+    return folder / "run.toml"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"partition": '"grid"', "grid": [7, 2]}, "6 training rows cannot be cut into 7 row parts"),
+        ({"partition": '"grid"', "grid": [2, 5]}, "4 columns cannot be cut into 5 column parts"),
+        (
+            {"partition": '"by-feature"', "silos": 4, "columns": '[["a", "b"], ["b", "c", "d"]]'},
+            "columns overlap: 'b' is in part 1 and again in part 2",
+        ),
+        ({"partition": '"by-feature"', "silos": 4, "columns": '[["a", "b"], ["c"]]'}, r"\bd\b"),
+    ],
+)
+def test_a_run_file_that_cuts_wrongly(data: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = run_file(tmp_path, **data)
+    with pytest.raises(ParameterError, match=said):
+        federation_of(config.load(path, []), None)
+
+
+def test_a_run_file_that_cuts_well(tmp_path: Path) -> None:
+    path = run_file(tmp_path, partition='"grid"', grid=[3, 2])
+    result = federation_of(config.load(path, []), None).train(2)
+    assert result.record["silos"] == 6
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("silos", "said"),
+    [
+        (changed(JOINT, "silo-1-1", columns=(2, 3)), r"row `row-1`: columns \[2\] are held by two"),
+        (changed(JOINT, "silo-1-1", columns=(3, 7)), r"row `row-1`: .*columns"),
+        (JOINT[:3] + JOINT[4:], r"row `row-1`: nobody holds columns \[3, 4\]"),
+        (changed(JOINT, "silo-2-1", columns=(3, 3)), r"row `row-2`: columns \[3\] are held by two"),
+        (changed(JOINT, "silo-1-1", y=np.empty(0, np.int64)), "row `row-1`: expected one of its .* hold the labels"),
+        (grid([6], [3, 2]) + grid([6, 4], [2, 3])[2:], "row `row-1` is cut into other columns than the first row"),
+        (changed(JOINT, "silo-0-0", row=""), "silo `silo-0-0`: expected the name of its row"),
+        (changed(JOINT, "silo-0-0", columns=(0, 1)), r"silo `silo-0-0`: .* inputs \[6, 3\] and 2 columns"),
+        (changed(JOINT, "silo-0-0", columns=()), "silo `silo-0-0`: expected the name of its row"),
+    ],
+)
+def test_columns_that_overlap_or_are_missing(silos: list[Silo], said: str, engine: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        run(silos, 1, CGD(delta=0.1), engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_participant_without_samples(engine: str) -> None:
+    empty = dataclasses.replace(JOINT[2], x=JOINT[2].x[:0])
+    with pytest.raises(ParameterError, match=r"silo `silo-1-0`: expected .* at least one; got 0 rows"):
+        run([*JOINT[:2], empty, *JOINT[3:]], 1, CGD(delta=0.1), engine)
+    rows = grid([6, 4], [5])
+    empty = dataclasses.replace(rows[1], x=rows[1].x[:0], y=rows[1].y[:0])
+    with pytest.raises(ParameterError, match=r"silo `silo-1`: expected .* at least one; got 0 rows"):
+        run([rows[0], empty], 1, CGD(delta=0.1), engine)
+
+
+# -- rows that are not the same ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_whose_participants_have_unequally_many(engine: str) -> None:
+    short = changed(JOINT, "silo-2-0", x=JOINT[4].x[:5])
+    with pytest.raises(ParameterError, match=r"row-2`: .*`silo-2-0`.*`silo-2-1`.* order") as caught:
+        run(short, 2, CGD(delta=0.1), engine)
+    assert "5" in str(caught.value)
+    assert "7" in str(caught.value)
+
+
+def with_ids(rows: int = 3) -> list[Silo]:
+    return grid([6, 4, 7, 5][:rows], [2, 1, 2], holders=1, ids=True)
+
+
+def ids_of(silo: Silo) -> list[str]:
+    assert silo.ids is not None
+    return [str(one) for one in silo.ids]
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda ids: ids[::-1], lambda ids: [*ids[1:], ids[0]], lambda ids: ["stranger", *ids[1:]]]
+)
+@pytest.mark.parametrize("name", ["silo-1-0", "silo-1-1"])
+def test_ids_that_differ_are_refused_by_name(name: str, wrong: Callable[[list[str]], list[str]]) -> None:
+    silos = with_ids()
+    own = next(silo for silo in silos if silo.name == name)
+    silos = changed(silos, name, ids=np.array(wrong(ids_of(own))))
+    with pytest.raises(ParameterError, match=r"row-1`: the ids of `silo-1-.` are not those of `silo-1-1`") as caught:
+        run(silos, 2, CGD(delta=0.1))
+    assert not [person for person in ids_of(own) if person in str(caught.value)]
+    others = ("silo-1-0", "silo-1-2") if name == "silo-1-1" else (name,)  # the head's are what all are compared with
+    assert all(f"the ids of `{one}`" in str(caught.value) for one in others)
+
+
+def test_a_row_is_called_as_its_owner_calls_it() -> None:
+    short = changed(JOINT, "silo-2-0", x=JOINT[4].x[:5])
+    with pytest.raises(ParameterError, match=r"^row `row-2`: "):
+        run(short, 2, CGD(delta=0.1))
+
+
+def test_ids_that_one_lacks_are_asked_for() -> None:
+    with pytest.raises(ParameterError, match=r"row-1`: `silo-1-2` has no ids to compare"):
+        run(changed(with_ids(), "silo-1-2", ids=None), 2, CGD(delta=0.1))
+
+
+def test_equal_ids_are_well_and_none_is_too() -> None:
+    found = run(with_ids(), 2, CGD(delta=0.1))
+    without = run([dataclasses.replace(silo, ids=None) for silo in with_ids()], 2, CGD(delta=0.1))
+    assert bytes_of(found) == bytes_of(without)
+    assert not found.dropped
+
+
+def test_a_row_that_no_longer_matches_later_sits_out() -> None:
+    """In round 1 that is bad input; later the rest of a run that went well is not lost to it."""
+    silos = with_ids(4)
+    gone = Fault("silo-0-0", 2, DescribeRows, lambda one: dataclasses.replace(one, digest=bytes(32)))
+    lost = [{"round": 1, "silo": "silo-3-0", "phase": "set-up"}]  # so that there is a set-up in round 2
+    engine = Engine.model_validate({"strict": True, "faults": {"drop": lost}})
+    found = run(silos, 4, CGD(delta=0.1), engine, wrap=failing(gone))
+    assert gone.happened
+    assert (2, "silo-0-0") in found.dropped
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), (0.0, 0.1), (-1.0, 1.0), {"silo-0": 0.0}])
+def test_a_delta_that_is_not_positive(delta: Any) -> None:
+    with pytest.raises(ValidationError, match="delta"):
+        CGD(delta=delta)
+
+
+def test_a_range_of_deltas_that_is_upside_down() -> None:
+    with pytest.raises(ParameterError, match=r"delta = \[0.2, 0.1\]: expected the lower number first"):
+        CGD(delta=(0.2, 0.1))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_mapping_of_deltas_that_lacks_somebody(engine: str) -> None:
+    with pytest.raises(ParameterError, match="delta: expected a number for participant `silo-0-1`"):
+        run(JOINT, 1, CGD(delta={"silo-0-0": 0.1}), engine)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam"},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"clip_norm": 1.0},
+        {"lr_schedule": "cosine"},
+        {"class_weights": (1.0, 2.0)},
+        {"mu": 0.5},
+        {"decay_from": 3},
+        {"warm_start": "weights.pt"},
+    ],
+)
+def test_settings_that_cgd_has_not(settings: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=r"remove|around"):
+        CGD.model_validate(settings)
+
+
+def test_blind_needs_something_to_hide_in() -> None:
+    with pytest.raises(ParameterError, match="blind = true has nothing to hide sums in"):
+        run(JOINT, 1, CGD(delta=0.1, blind=True), scheme="none")
+
+
+# -- two participants --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("silos", [grid([6, 4], [5]), grid([6, 4], [3, 2])], ids=["rows", "joint"])
+def test_two_are_allowed_and_told(silos: list[Silo]) -> None:
+    found = run(silos, 2, CGD(delta=0.1))
+    assert any("the other's gradient" in warning for warning in found.result.record["warnings"])
+
+
+@pytest.mark.parametrize("silos", [grid([6, 4, 7], [5]), grid([6, 4, 7], [2, 1, 2])], ids=["rows", "joint"])
+def test_three_are_not_warned(silos: list[Silo]) -> None:
+    found = run(silos, 2, CGD(delta=0.1))
+    assert not any("the other's" in warning for warning in found.result.record["warnings"])
+
+
+def test_one_alone_has_nobody_to_sum_with() -> None:
+    with pytest.raises(ParameterError, match="at least 2 silos, got 1"):
+        run(grid([6], [5]), 1, CGD(delta=0.1))
+
+
+# -- divergence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("silos", [JOINT, grid([6, 4, 7], [5])], ids=["joint", "rows"])
+def test_a_run_that_diverges_names_the_round_and_keeps_the_last_good_one(
+    silos: list[Silo], engine: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    def of(folder: Path | None) -> Federation:
+        named = Engine.model_validate({"name": engine})
+        protocol = CGD(delta=0.5, learning_rate=3.0, loss="mse")
+        return make(silos, protocol, model, out=folder, checkpoint_every=100, engine=named, dtype="float32")
+
+    with pytest.raises(RunFailed, match=r"round (\d+)") as caught:
+        train(of(out), 60)
+    text = str(caught.value)
+    number = int(text.partition("round ")[2].partition(":")[0].partition(" ")[0])
+    assert 2 < number < 60
+    assert "--resume" in text or "checkpoint is whole" in text
+    found = last_checkpoint(out / "checkpoint")
+    assert found is not None
+    assert found[0].round == number - 1  # though one is due only every hundred rounds
+    for state in found[1].values():
+        for value in state.values():
+            assert not isinstance(value, np.ndarray) or np.isfinite(value).all()
+    # It goes on from there: to the same end with the same settings, and no further back.
+    with pytest.raises(RunFailed, match=rf"round {number}\b"):
+        train(of(out), 60, resume=True)
+    stopped = train(of(tmp_path / "stopped"), number - 1)
+    resumed = train(of(out), number - 1, resume=True)
+    assert bytes_of(resumed) == bytes_of(stopped)
+
+
+@pytest.mark.parametrize("silos", [JOINT, grid([6, 4, 7], [5])], ids=["joint", "rows"])
+def test_a_run_that_diverges_is_told_so(silos: list[Silo]) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    protocol = CGD(delta=0.5, learning_rate=3.0, loss="mse")
+    with pytest.raises(RunFailed, match="diverged"):
+        run(silos, 60, protocol, model=model)
+
+
+def test_a_secure_sum_that_is_too_narrow_says_so(tmp_path: Path) -> None:
+    narrow = SecureAggregation(limit=1e-6)
+    with pytest.raises((ParameterError, RunFailed), match="outside the range of the secure sum"):
+        run(JOINT, 3, CGD(delta=0.5), aggregation=narrow, out=tmp_path / "run")
+
+
+# -- protocols and models that columns cannot be split for -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "protocol", [FedSGD(), FedAvg(), Local(), PBPFL()], ids=lambda protocol: str(type(protocol).__name__)
+)
+def test_other_protocols_refuse_columns(protocol: Training) -> None:
+    with pytest.raises(ParameterError, match=f"train by cgd.*{protocol.name}"):  # type: ignore[attr-defined]
+        Federation(network(5), JOINT, protocol)
+
+
+def test_centralised_puts_the_columns_together() -> None:
+    assert Federation(network(5), JOINT, Centralised(), aggregation=SecureAggregation(scheme="none")).train(1).model
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Sequential(nn.Tanh(), nn.Linear(5, CLASSES)), "linear first layer"),
+        (nn.Linear(5, CLASSES), "linear first layer"),
+        (nn.Sequential(nn.Sequential(nn.Linear(5, 4)), nn.Linear(4, CLASSES)), "linear first layer"),
+        (nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 3)), "linear first"),
+        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)), "remove BatchNorm"),
+        (nn.Sequential(nn.LayerNorm(5), nn.Linear(5, CLASSES)), "linear first layer"),
+    ],
+)
+def test_models_that_columns_cannot_be_split_for(model: nn.Module, said: str, engine: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        run(JOINT, 1, CGD(delta=0.1), engine, model=model)
+
+
+def test_batchnorm_without_statistics_of_its_own_is_no_exception_to_what_is_computed() -> None:
+    """A norm that keeps no running statistics normalises with a row's batch: all three engines agree or all refuse."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, CLASSES))
+    ends = []
+    for engine in ENGINES:
+        try:
+            ends.append(run(JOINT, 2, CGD(delta=0.1), engine, model=model).displacement)
+        except ParameterError:
+            ends.append(None)
+    if ends[0] is None:
+        assert ends == [None] * 3
+    else:
+        for end in ends[1:]:
+            assert end is not None
+            np.testing.assert_allclose(end[FIRST], ends[0][FIRST], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["fused", "exact-ring"])
+def test_only_cgd_is_simulated(engine: str) -> None:
+    by = Engine.model_validate({"name": engine})
+    with pytest.raises(ParameterError, match=engine):
+        Federation(network(5), grid([6, 4], [5]), FedSGD(), engine=by).train(1)
