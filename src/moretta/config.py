@@ -189,7 +189,7 @@ def digest(run_file: RunFile) -> str:
         sections[section].pop(key, None)
     if run_file.run.early_stopping is not None and run_file.run.evaluate_every is not None:
         sections["run"]["evaluate-every"] = run_file.run.evaluate_every
-    if run_file.protocol.lr_schedule != "constant":
+    if run_file.protocol.rate_depends_on_rounds:
         sections["run"]["rounds"] = run_file.run.rounds  # the rate of every round depends on it
     sections["secure-aggregation"]["limit"] = run_file.secure_aggregation.largest
     text = json.dumps(["moretta run file 1", sections], sort_keys=True, separators=(",", ":"))

@@ -197,11 +197,6 @@ class Federation:
                 "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
                 f"alone puts the columns together, {getattr(self.protocol, 'name', 'this one')} does not"
             )
-        if self.participation < 1:
-            raise ParameterError(
-                f"participation = {self.participation:g}: a row of a grid trains only where all its silos take part; "
-                "leave it at 1"
-            )
         for silo in self.silos:
             if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
                 raise ParameterError(
@@ -225,6 +220,20 @@ class Federation:
             raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
         if not 0 < self.participation <= 1:
             raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
+        if self.participation < 1 and isinstance(self.protocol, CGD):
+            raise ParameterError(
+                f"participation = {self.participation:g}: under cgd everybody takes every step; leave it at 1"
+            )
+        if self.engine.name != "in-process" and not isinstance(self.protocol, CGD):
+            raise ParameterError(
+                f'engine = "{self.engine.name}" simulates cgd alone; {getattr(self.protocol, "name", "this protocol")} '
+                'needs "in-process"'
+            )
+        if self.engine.name != "in-process" and (self.engine.faults is not None or self.record_views):
+            raise ParameterError(
+                f'engine = "{self.engine.name}" passes no messages, so there are none to record or to lose; remove '
+                "record-views and [engine.faults]"
+            )
         every = self.evaluate_every
         if every is not None and (type(every) is not int or every < 1):
             raise ParameterError(f"evaluate_every = {every}: expected a whole number, at least 1, or None")
@@ -309,7 +318,7 @@ class Federation:
             {silo.name: len(silo.x) for silo in self.silos},
             modules.schema(self.model),
             seed,
-            rounds if self.protocol.lr_schedule != "constant" else 0,
+            rounds if self.protocol.rate_depends_on_rounds else 0,
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -26,6 +26,7 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
 from moretta.protocols import enrolment, modules
+from moretta.protocols.cgd import messages as confined
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import standardised
 from moretta.protocols.fedsgd.params import Centralised, Local
@@ -37,9 +38,9 @@ from moretta.secure_aggregation import agreement, statistics, unmasking
 if TYPE_CHECKING:
     from moretta.federation import Federation
 
-KEY_TAGS = frozenset(kind.TAG for kind in agreement.MESSAGES)
+KEY_TAGS = frozenset(kind.TAG for kind in (*agreement.MESSAGES, *confined.KEYS))
 UNMASKING_TAGS = frozenset(kind.TAG for kind in unmasking.MESSAGES)
-SET_UP_TAGS = frozenset(kind.TAG for kind in (*statistics.MESSAGES, *enrolment.MESSAGES))
+SET_UP_TAGS = frozenset(kind.TAG for kind in (*statistics.MESSAGES, *enrolment.MESSAGES, *confined.SET_UP))
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about so many times a run is the model tested on the way, unless it says how often
 SCORES = ("loss", "accuracy", "mse")

@@ -76,6 +76,13 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
+def ties(module: nn.Module) -> dict[str, str]:
+    """Return the further names of tied parameters, each with the name under which it is trained."""
+    first: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
+    everything = module.state_dict(keep_vars=True)
+    return {name: first[id(one)] for name, one in everything.items() if first.get(id(one), name) != name}
+
+
 def running_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the floating-point buffers, BatchNorm's running statistics, by name."""
     saved = module.state_dict()

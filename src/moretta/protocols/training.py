@@ -64,6 +64,11 @@ class Training(BaseModel):
         return self.learning_rate
 
     @property
+    def rate_depends_on_rounds(self) -> bool:
+        """Whether the rate of a round depends on how many there are in all."""
+        return self.lr_schedule != "constant"
+
+    @property
     def loss_function(self) -> Loss:
         """The loss with its settings; needs torch."""
         from moretta.protocols.losses import Loss

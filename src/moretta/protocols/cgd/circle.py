@@ -53,12 +53,14 @@ class Circle:
     def __init__(self, me: str, set_up: SetUp, insecure: SecretRoot | None, session: int) -> None:
         self._me, self._set_up, self._insecure, self._session = me, set_up, insecure, session
         self._keys = dict[str, bytes]()
+        self._sealed = dict[tuple[Stamp, str], bytes]()  # digests of what was sealed under keys used once
 
     def answer(self, message: Message) -> Message | None:
         """Answer a message of the agreement on seeds, None to any other. Groups' keys are then of the past."""
         reply = self._set_up.answer(message)
         if reply is not None:
             self._keys.clear()
+            self._sealed.clear()
         return reply
 
     def draw(self, stamp: Stamp, members: Sequence[str]) -> dict[str, bytes]:
@@ -77,15 +79,15 @@ class Circle:
             name: self._seal(stamp, self._me, name).encrypt(NONCE, key, None) for name in members if name != self._me
         }
 
-    def take(self, stamp: Stamp, maker: str, sealed: bytes) -> None:
-        """Open and keep the key of the stamp's group. Raises `moretta.errors.PeerError` if `maker` did not seal it."""
+    def take(self, stamp: Stamp, maker: str, sealed: bytes) -> bool:
+        """Open and keep the key of the stamp's group; return whether `maker` sealed it so."""
         try:
             key = self._seal(stamp, maker, self._me).decrypt(NONCE, sealed, None)
         except InvalidTag:
-            key = b""
-        if len(key) != KEY_BYTES:
-            raise PeerError(f"the key of group `{group_of(stamp)}` is not one that `{maker}` sealed here")
-        self._keys[group_of(stamp)] = key
+            return False
+        if len(key) == KEY_BYTES:
+            self._keys[group_of(stamp)] = key
+        return len(key) == KEY_BYTES
 
     def key(self, group: str) -> bytes:
         """Return a group's key. Raises `moretta.errors.MisuseError` before there is one."""
@@ -94,7 +96,13 @@ class Circle:
         return self._keys[group]
 
     def seal(self, stamp: Stamp, what: str, maker: str, content: bytes) -> Array:
-        """Return bytes that only the group's members open, uint8[...]; once for each stamp, `what` and maker."""
+        """Return bytes that only the group's members open, uint8[...].
+
+        Raises `moretta.errors.MisuseError` for other content under the same stamp and `what`: the key serves once.
+        """
+        digest = hashlib.sha256(content).digest()
+        if self._sealed.setdefault((stamp, what), digest) != digest:
+            raise MisuseError(f"{stamp}: `{what}` of `{group_of(stamp)}` was sealed before; it is sealed once")
         return np.frombuffer(self._cipher(stamp, what, maker).encrypt(NONCE, content, None), dtype=np.uint8)
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:

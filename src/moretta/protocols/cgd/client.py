@@ -101,6 +101,7 @@ class Client:
         self._ids = None if ids is None else [str(one) for one in ids]
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if place.columns else None
+        self._ties = modules.ties(model) if self._layers is None else {}
         self._module = self._own_module(model)
         self._displacement = {
             name: np.zeros(shape) for group in place.groups.values() for name, shape in group.shapes.items()
@@ -119,8 +120,8 @@ class Client:
             case DrawKey():
                 return GroupKey(stamp=message.stamp, sealed=self._circle.draw(message.stamp, message.members))
             case TakeKey():
-                self._circle.take(message.stamp, message.maker, message.sealed)
-                return KeyTaken(stamp=message.stamp)
+                opened = self._circle.take(message.stamp, message.maker, message.sealed)
+                return KeyTaken(stamp=message.stamp, opened=opened)
             case DescribeRows():
                 digest = b"" if self._ids is None else self._circle.digest(message.stamp, self._ids)
                 return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
@@ -175,11 +176,15 @@ class Client:
 
     def model(self) -> dict[str, Array]:
         """Return w_l(k) of the tensors that this participant holds, which nobody else is to see."""
-        return summed(self._start, self._displacement)
+        return self._tied_together(summed(self._start, self._displacement))
 
     def displaced(self) -> dict[str, Array]:
         """Return D about the point that starts are confined around: what everybody who shares the layers knows."""
-        return summed(self._around(), self._displacement)
+        return self._tied_together(summed(self._around(), self._displacement))
+
+    def _tied_together(self, weights: dict[str, Array]) -> dict[str, Array]:
+        """Return the same with tensors that have several names alike under each; the first is the one trained."""
+        return weights | {name: weights[first] for name, first in self._ties.items()}
 
     @property
     def runs_jointly(self) -> bool:
@@ -324,12 +329,13 @@ class Client:
 
     def _show(self, ask: ShowDisplacement, group: str) -> Displacement:
         content = b"".join(self._displacement[name].tobytes() for name in sorted(self._group(group).shapes))
-        sealed = self._circle.seal(ask.stamp, "displacement", self._place.me, content)
-        return Displacement(stamp=ask.stamp, sealed=sealed, steps=self._steps[group])
+        steps = self._steps[group]
+        sealed = self._circle.seal(ask.stamp, _displacement_after(steps), self._place.me, content)
+        return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
 
     def _catch_up(self, ask: CatchUp, group: str) -> Done:
         shapes = self._group(group).shapes
-        content = self._circle.open(ask.stamp, "displacement", ask.maker, ask.sealed)
+        content = self._circle.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
         values = np.frombuffer(content, dtype=np.float64)
         if len(values) != sum(int(np.prod(shape)) for shape in shapes.values()) or not np.isfinite(values).all():
             raise PeerError(f"expected D of the layers of group `{group}`, got {len(values)} numbers")
@@ -370,6 +376,11 @@ class Client:
         self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
         self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
         self._local = self._own_z = None
+
+
+def _displacement_after(steps: int) -> str:
+    """Return what is sealed, so that D of one round cannot be given out as that of another."""
+    return f"displacement after {steps}"
 
 
 def _same_time(one: Stamp, other: Stamp) -> bool:

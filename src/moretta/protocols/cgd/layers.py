@@ -41,6 +41,8 @@ class Layers:
                 f'nn.Linear, such as the built-in "mlp", got {type(model).__name__}'
             )
         name, upper = rest[0][0], nn.Sequential(OrderedDict(copy.deepcopy(rest[1:])))
+        if modules.ties(model):
+            raise ParameterError("a network that is split by columns, or simulated, has no tied weights; untie them")
         if any(buffer.is_floating_point() for buffer in upper.buffers()):
             raise ParameterError(
                 "a network that is split by columns has no running statistics of its own; remove BatchNorm or use "

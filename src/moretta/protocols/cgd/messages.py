@@ -24,8 +24,8 @@ class Here(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for a number of rounds that cannot be."""
-        if any(not 0 <= number < 2**31 for number in self.steps.values()):
-            raise PeerError("cgd/here: expected round numbers, 0 or more")
+        for number in self.steps.values():
+            _check_round(self.TAG, number)
 
 
 @message("cgd/draw-key")
@@ -52,7 +52,9 @@ class TakeKey(Message):
 
 @message("cgd/key-taken")
 class KeyTaken(Message):
-    """The participant has the group's key."""
+    """Whether the participant has the group's key now: it could not be opened where it was not sealed so."""
+
+    opened: bool
 
 
 @message("cgd/describe-rows")
@@ -170,8 +172,7 @@ class Displacement(Message):
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
         _check_bytes(self.TAG, self.sealed)
-        if not 0 <= self.steps < 2**31:
-            raise PeerError("cgd/displacement: expected a round number")
+        _check_round(self.TAG, self.steps)
 
 
 @message("cgd/catch-up")
@@ -183,19 +184,16 @@ class CatchUp(Message):
     steps: int
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
+        """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
         _check_bytes(self.TAG, self.sealed)
+        _check_round(self.TAG, self.steps)
 
 
+KEYS = (DrawKey, GroupKey, TakeKey, KeyTaken)
+SET_UP = (Where, Here, DescribeRows, RowsDescribed, ShowDisplacement, Displacement, CatchUp)
 MESSAGES = (
-    Where,
-    Here,
-    DrawKey,
-    GroupKey,
-    TakeKey,
-    KeyTaken,
-    DescribeRows,
-    RowsDescribed,
+    *KEYS,
+    *SET_UP,
     Forward,
     Partial,
     Join,
@@ -205,10 +203,12 @@ MESSAGES = (
     Contribute,
     Descend,
     StepAlone,
-    ShowDisplacement,
-    Displacement,
-    CatchUp,
 )
+
+
+def _check_round(tag: str, number: int) -> None:
+    if not 0 <= number < 2**31:
+        raise PeerError(f"{tag}: expected the number of a round, or 0 before the first")
 
 
 def _check_words(tag: str, words: Array) -> None:

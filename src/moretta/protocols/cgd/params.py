@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from moretta.errors import ParameterError
 from moretta.protocols.training import NonNegative, Positive, Training
@@ -50,6 +50,23 @@ class CGD(Training):
         if self.schedule == "constant" or step < 1:
             return self.learning_rate
         return self.learning_rate * ((1.0 + self.mu * left) / (step + self.mu * left)) ** 2
+
+    @property
+    def rate_depends_on_rounds(self) -> bool:
+        """Whether the rate of a round depends on how many there are in all: through T."""
+        return self.schedule != "constant" and self.mu > 0
+
+    @field_validator("delta", mode="before")
+    @classmethod
+    def _are_deltas(cls, value: object) -> object:
+        """Say in one sentence what three kinds of value would each say in their own."""
+        entries: list[Any] = [value]
+        if isinstance(value, Mapping | list | tuple):
+            entries = list(value.values() if isinstance(value, Mapping) else value)
+        numbers = all(type(one) in (int, float) and one > 0 for one in entries)
+        if not numbers or (isinstance(value, list | tuple) and len(value) != 2) or not entries:
+            raise ValueError("a number above 0, two of them for a range, or a table of one for each participant")
+        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _is_plain_descent(self) -> Self:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moretta.errors import ParameterError, RunFailed
+from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocol import (
     Aborted,
     Ask,
@@ -53,6 +53,7 @@ from moretta.secure_aggregation import Relayed, Rules
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.encoding import add_up
 from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.sums import to_leave_out
 
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
 
@@ -86,20 +87,25 @@ class Server:
         }
         self._cohort: Sequence[str] = ()
         self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
+        self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
+        self._why = dict[str, Missing]()  # who could not take part in the last attempt
 
     # Set-up
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree on everybody's keys, on each group's, on its secure sum, and on who is how far."""
+        aborted = yield from self._set_up(now, cohort)
+        if aborted is not None:
+            self._why = dict(aborted.missing)
+        return aborted
+
+    def _set_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         self._cohort = ()
         complete = self._whole_rows(cohort)
         for name, group in self._groups.items():
             left = _of(complete, group.members)
             if len(left) < min(2, len(group.members)):
-                raise RunFailed(
-                    f"round {now.round}: {len(left)} of the {len(group.members)} participants of group `{name}` can "
-                    "take part, too few to sum; mend the others and go on with --resume"
-                )
+                raise self._too_few(now, name, len(left))
         if len(cohort) > 1:
             agreed = yield from agree_on_keys(at(now, CIRCLE), cohort, self._rules)
             if isinstance(agreed, Aborted):
@@ -127,6 +133,23 @@ class Server:
             self._cohort = tuple(cohort)
         return aborted
 
+    def _too_few(self, now: Stamp, group: str, left: int) -> RunFailed:
+        why, *others = [f"{silo}: {missing.detail}" for silo, missing in self._why.items()] or [
+            "the others are missing"
+        ]
+        why += f", and likewise {len(others)} others" if others else ""
+        diverged = now.round > 1 and any(missing.reason is Reason.BAD_INPUT for missing in self._why.values())
+        way_out = (
+            "the run has probably diverged: a lower learning rate or a decaying schedule helps; the state after round "
+            f"{now.round - 1} is kept"
+            if diverged
+            else "mend the others and go on with --resume"
+        )
+        return RunFailed(
+            f"round {now.round}: {left} of the {len(self._groups[group].members)} participants of group `{group}` can "
+            f"take part, too few to sum ({why}); {way_out}"
+        )
+
     def _stages(self, participants: Sequence[str]) -> list[dict[str, list[str]]]:
         """Return groups with those of these who are in them, in stages: in none of them is anybody in two groups."""
         top = {name: _of(participants, group.members) for name, group in self._groups.items() if group.tells_loss}
@@ -150,7 +173,9 @@ class Server:
         if set(sealed) != set(others):
             return Aborted({maker: Missing(Reason.MALFORMED, "expected a key sealed for each of the other members")})
         taken = yield Ask({name: TakeKey(stamp=now, maker=maker, sealed=sealed[name]) for name in others}, KeyTaken)
-        return Aborted(taken.missing) if taken.missing else None
+        unopened = {name: [maker] for name, reply in taken.answers.items() if not reply.opened}
+        missing = {**to_leave_out(unopened), **taken.missing}
+        return Aborted(missing) if missing else None
 
     def _compare_rows(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Compare how many rows the participants of each row of the grid have, and whose they are."""
@@ -164,7 +189,9 @@ class Server:
         wrong = dict[str, Missing]()
         for row, (head, *others) in ((row, names) for row, names in rows.items() if names[1:]):
             for name in others:
-                if said := _misaligned(row, head, replies.answers[head], name, replies.answers[name]):
+                if said := _misaligned(
+                    row.removeprefix(row_group("")), head, replies.answers[head], name, replies.answers[name]
+                ):
                     wrong[name] = Missing(Reason.BAD_INPUT, said)
         if wrong and now.round <= 1:
             raise ParameterError("; ".join(missing.detail for missing in wrong.values()))
@@ -172,15 +199,25 @@ class Server:
 
     def _locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Ask who has stepped by how many rounds' sums, and have those who missed some take D from the others."""
-        replies = yield Ask.all(cohort, Where(stamp=at(now, CIRCLE)), Here)
+
+        def check(silo: str, here: Here) -> None:
+            mine = {name for name, group in self._groups.items() if silo in group.members}
+            if here.steps.keys() != mine or any(number >= now.round for number in here.steps.values()):
+                raise PeerError(f"expected its rounds in {sorted(mine)!r:.100}, all of them before round {now.round}")
+
+        replies = yield Ask.all(cohort, Where(stamp=at(now, CIRCLE)), Here, check)
         if replies.missing:
             return Aborted(replies.missing)
         steps: Mapping[str, Here] = replies.answers
         for name, group in self._groups.items():
-            if any(name not in steps[member].steps for member in group.members if member in steps):
-                raise ParameterError(f"participants differ on who shares layers in group `{name}`; expected one grid")
             far = {member: steps[member].steps[name] for member in group.members if member in steps}
-            self._behind[name] = {member for member, number in far.items() if number < max(far.values())}
+            last = max(*far.values(), self._summed[name])
+            self._behind[name] = {member for member, number in far.items() if number < last}
+            if far and len(self._behind[name]) == len(far):
+                raise RunFailed(
+                    f"round {now.round}: group `{name}` has stepped by the sum of round {last}, and all who have are "
+                    "missing; the others need D from one of them: bring one back and go on with --resume"
+                )
         yield from self._bring_up(now, cohort)
         return None
 
@@ -191,14 +228,16 @@ class Server:
             present = [member for member in self._groups[name].members if member in behind and member in cohort]
             if not present or not ahead:
                 continue
-            stamp, maker = at(now, name), ahead[0]
-            shown = yield Ask({maker: ShowDisplacement(stamp=stamp)}, Displacement)
-            if maker not in shown.answers:
-                continue
-            found = shown.answers[maker]
-            message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
-            caught_up = yield Ask.all(present, message, Done)
-            behind -= caught_up.answers.keys()
+            stamp = at(now, name)
+            for maker in ahead:
+                shown = yield Ask({maker: ShowDisplacement(stamp=stamp)}, Displacement)
+                if maker in shown.answers:
+                    found = shown.answers[maker]
+                    message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
+                    caught_up = yield Ask.all([member for member in present if member in behind], message, Done)
+                    behind.difference_update(caught_up.answers)
+                if behind.isdisjoint(present):
+                    break
 
     # One iteration
 
@@ -226,8 +265,10 @@ class Server:
             )
             aborted = [one for one in found.values() if isinstance(one, Aborted)]
             if aborted:
+                self._why = {silo: why for one in aborted for silo, why in one.missing.items()}
                 return Aborted({silo: why for one in aborted for silo, why in one.missing.items()}, aborted[0].because)
             sums |= {name: one for name, one in found.items() if not isinstance(one, Aborted)}
+        self._why = {}
         yield from self._descend(now, sums, taking_part)
         return self._report(sums, taking_part)
 
@@ -287,6 +328,7 @@ class Server:
                 continue
             replies = yield Ask(asks, Done)
             for name in stage.keys() & sums.keys():
+                self._summed[name] = now.round
                 self._behind[name] |= set(wanted[name]) - replies.answers.keys()
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
@@ -302,15 +344,17 @@ class Server:
         return Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
 
     def state(self) -> State:
-        """Return what groups agreed on once: the standardisation of their columns."""
-        return {
+        """Return what groups agreed on once, the standardisation of their columns, and when each was last summed."""
+        agreed: State = {
             f"{name}/{key}": value
             for name, enrolment in self._enrolments.items()
             for key, value in enrolment.state().items()
         }
+        return {**agreed, **{f"summed/{name}": number for name, number in self._summed.items()}}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
+        self._summed = {name: int(state[f"summed/{name}"]) for name in self._groups}
         for name, enrolment in self._enrolments.items():
             prefix = f"{name}/"
             enrolment.restore(

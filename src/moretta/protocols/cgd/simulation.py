@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.errors import RunFailed
+from moretta.errors import RangeError, RunFailed
 from moretta.keystream import SecretRoot
 from moretta.protocol import Aborted, Array, Exchange, Outcome, Phase, Report, Stamp, State, Tensors, no_phase
 from moretta.protocols import modules
@@ -139,16 +139,21 @@ class Simulation:
         """Take one iteration of Algorithm 2, or of Algorithm 1 where nothing is split by column."""
         yield from ()
         counts, drawn = self._batch(now.round)
-        gradient, loss = self._multiplied(counts, drawn) if self._adding.how == "fused" else self._added(counts, drawn)
-        if not np.isfinite(loss) or not all(np.isfinite(value).all() for value in gradient.values()):
+        try:
+            gradient, loss = (self._multiplied if self._adding.how == "fused" else self._added)(counts, drawn)
+            finite = np.isfinite(loss) and all(np.isfinite(value).all() for value in gradient.values())
+        except RangeError:  # what is not finite, or far too large, has no place in the ring
+            finite = False
+        if not finite:
             raise RunFailed(
-                f"round {now.round}: expected finite gradients, got NaN or infinity, so the run has diverged; round "
-                f"{now.round - 1} is kept: go on from it with --resume, a lower learning rate or a decaying schedule"
+                f"round {now.round}: expected finite gradients within the ring's range, got others, so the run has "
+                f"probably diverged; round {now.round - 1} is kept: go on from it with --resume, a lower learning rate "
+                "or a decaying schedule"
             )
         with self.phase("update"):
             rate = self._params.rate(now.round, self._rounds)
             for name, value in gradient.items():
-                self._displacement[name] -= rate * value
+                self._displacement[name] = self._displacement[name] - rate * value  # what `state` gave stays as it is
         return Report({"loss": loss, "rows": float(sum(counts))})
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
