@@ -562,8 +562,8 @@ def test_no_secret_is_written_shown_or_sent(
         for contributor in held.values():
             if hasattr(contributor, "_keys"):
                 seeds += contributor._keys.agreed[0].seeds.values()
-        if circle := getattr(client, "_circle", None):
-            seeds += [*circle._set_up.agreed[0].seeds.values(), *circle._keys.values()]
+        if keyring := getattr(client, "_keyring", None):
+            seeds += [*keyring._set_up.agreed[0].seeds.values(), *keyring._keys.values()]
             own[silo] = client.state()["root"]
     assert bool(seeds) == (name != "centralised")
     assert bool(own) == (name in STARTS_IN_SECRET)

@@ -33,8 +33,8 @@ from moretta.errors import MorettaError
 from moretta.federation import Federation
 from moretta.models import build
 from moretta.protocol import Message, Phase, Stamp, Tensors, no_phase
-from moretta.protocols.cgd.circle import group_of
 from moretta.protocols.cgd.client import ROW_RING, Client
+from moretta.protocols.cgd.keyring import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Join, StepAlone
 from moretta.protocols.cgd.params import CGD
 from moretta.roles import Setting, Silo
@@ -77,7 +77,7 @@ class Participant:
         match message:
             case Join():
                 words = np.array(message.words, order="C")
-                add_masks([words], me._circle.row_masks(now, me._others(), words.shape, message.fraction_bits))
+                add_masks([words], me._keyring.row_masks(now, me._others(), words.shape, message.fraction_bits))
                 self.others_z[now.round] = self._in_order(ROW_RING.decode(words, message.fraction_bits), now.round)
                 self._keep_delta(reply.sealed, now)
             case Backward():
@@ -93,7 +93,7 @@ class Participant:
 
     def _keep_delta(self, sealed: NDArray[np.uint8], now: Stamp) -> None:
         me = self.client
-        content = me._circle.open(now, "delta", str(me._place.head), sealed)
+        content = me._keyring.open(now, "delta", str(me._place.head), sealed)
         delta = np.frombuffer(content, me._rows.x.numpy().dtype).reshape(len(me._rows.x), -1)
         self.deltas[now.round] = self._in_order(delta, now.round)
 

@@ -774,7 +774,7 @@ def shamir_vectors() -> dict[str, Any]:
     }
 
 
-CIRCLE, GROUP, ROW = (f"{group}/vectors" for group in ("circle", "columns-1", "row=clinic 1"))  # run ids
+EVERYBODY, GROUP, ROW = (f"{group}/vectors" for group in ("keyring", "columns-1", "row=clinic 1"))  # run ids
 DELTA, DISPLACEMENT = bytes(range(40)), bytes(range(255, 215, -1))
 
 
@@ -832,10 +832,10 @@ def starts() -> dict[str, Any]:
     }
 
 
-def circle() -> dict[str, Any]:
+def keyring() -> dict[str, Any]:
     """Return what participants seal for each other: a group's and a row's key, Delta, D, and digests of ids."""
     _, number, attempt = STAMP
-    pairs = Pairs((CIRCLE, number, attempt), ROOTS)
+    pairs = Pairs((EVERYBODY, number, attempt), ROOTS)
     maker, *others = pairs.names
 
     def key_of(run: str, who: str, session: int = 0) -> bytes:
@@ -859,7 +859,7 @@ def circle() -> dict[str, Any]:
     ids = ["p-1", "p-2", "p-3"]
     return {
         "source": "this generator: HKDF and HMAC from the standard library, RFC 8439 in whole numbers",
-        "stamp": (CIRCLE, number, attempt),
+        "stamp": (EVERYBODY, number, attempt),
         "roots": {name: root.hex() for name, root in ROOTS.items()},
         "maker": maker,
         "groups": {
@@ -908,7 +908,7 @@ def circle() -> dict[str, Any]:
 
 
 def cgd_vectors() -> dict[str, Any]:
-    return {"starts": starts(), "circle": circle()}
+    return {"starts": starts(), "keyring": keyring()}
 
 
 Fields = dict[str, Any]
@@ -1071,7 +1071,7 @@ def cgd_messages() -> dict[str, tuple[str, Fields]]:
         "cgd/draw-key": (made, {"members": ["anna", "bea", "città"]}),
         "cgd/group-key": (made, {"sealed": {"bea": "5e" * 48, "città": "5f" * 48}}),
         "cgd/take-key": (made, {"maker": "anna", "sealed": "5e" * 48}),
-        "cgd/key-taken": (made, {}),
+        "cgd/key-taken": (made, {"opened": True}),
         "cgd/describe-rows": (made, {}),
         "cgd/rows": (made, {"rows": 569, "digest": "d0" * 32}),
         "cgd/forward": (made, {"fraction_bits": 41}),
@@ -1131,6 +1131,9 @@ def wrong_fields(fields: Fields) -> Iterator[tuple[str, Fields]]:
             case str():
                 yield f"`{name}` a number", changed(fields, name, 7)
                 yield f"`{name}` with half a character", changed(fields, name, "\ud800")
+            case bool():
+                for why, wrong in (("a number", 1), ("text", "true")):
+                    yield f"`{name}` {why}", changed(fields, name, wrong)
             case int():
                 for why, wrong in (("a float", float(value)), ("true", True), ("text", str(value)), ("2^63", 2**63)):
                     yield f"`{name}` {why}", changed(fields, name, wrong)

@@ -13,9 +13,9 @@ from moretta.casting.parts import contributor_of, credentials_of, schema_of, who
 from moretta.errors import ParameterError
 from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches
-from moretta.protocols.cgd.circle import Circle
 from moretta.protocols.cgd.client import Client, Place
 from moretta.protocols.cgd.grid import Grid, Group, groups_of
+from moretta.protocols.cgd.keyring import Keyring
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
@@ -145,7 +145,7 @@ def _participant(
         rows,
         setting.root(silo.name),
         contributors,
-        Circle(silo.name, set_up, insecure, setting.session),
+        Keyring(silo.name, set_up, insecure, setting.session),
         setting.rounds,
         blind=blind,
         ids=silo.ids,

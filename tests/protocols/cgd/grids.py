@@ -18,8 +18,8 @@ from moretta import CGD, Engine, Federation, SecureAggregation, Silo, federation
 from moretta.casting import cast
 from moretta.protocol import Array, Client, Message, Tensors
 from moretta.protocols.batches import Batches
-from moretta.protocols.cgd.circle import group_of
 from moretta.protocols.cgd.client import Client as Participant
+from moretta.protocols.cgd.keyring import group_of
 from moretta.result import Result
 from moretta.roles import Cast, Setting
 from moretta.secure_aggregation.sums import Contributor

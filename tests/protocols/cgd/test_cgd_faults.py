@@ -300,15 +300,15 @@ def test_garbage_of_one_of_three_holders() -> None:
 @pytest.mark.parametrize("what", ["short", "infinite"])
 def test_a_delta_that_was_sealed_wrongly_costs_the_round_only(what: str) -> None:
     def wrap(players: Cast) -> None:
-        circle = participants(players)["silo-0-0"]._circle
-        seal = circle.seal
+        keyring = participants(players)["silo-0-0"]._keyring
+        seal = keyring.seal
 
         def sealing(stamp: Any, name: str, maker: str, content: bytes) -> Any:
             if stamp.round == 2 and name == "delta":
                 content = content[8:] if what == "short" else np.full(len(content) // 8, np.inf).tobytes()
             return seal(stamp, name, maker, content)
 
-        circle.seal = sealing  # type: ignore[method-assign]
+        keyring.seal = sealing  # type: ignore[method-assign]
 
     found = run(JOINT, ROUNDS, CGD(delta=0.2), wrap=wrap)
     expect(found, JOINT, ROW_0)

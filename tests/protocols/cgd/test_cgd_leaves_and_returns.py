@@ -33,7 +33,7 @@ from moretta.engines import views
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocol import Server
-from moretta.protocols.cgd.circle import group_of
+from moretta.protocols.cgd.keyring import group_of
 from moretta.protocols.cgd.messages import CatchUp, Displacement, ShowDisplacement
 from moretta.roles import Cast
 

@@ -14,7 +14,7 @@ row, for the head H_i, who has the labels and the layers above. In the form ``in
 participant predicts from its own columns, and needs the labels.
 
     aggregator A                                participants
-      keys of everybody and of each group  <->    (`circle`, `moretta.secure_aggregation`)
+      keys of everybody and of each group  <->    (`keyring`, `moretta.secure_aggregation`)
       rows of a row compared               <->    counts, and a digest of ids under the row's key
       Forward                              -->    P_ij: X_ij W1_ij, under the row's masks         (joint)
       Join(their sum)                      -->    H_i: takes the masks off; z_i; Delta_i; its gradients

@@ -15,8 +15,8 @@ from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message, Phase, Stamp, State, Tensors, no_phase
 from moretta.protocols import modules
-from moretta.protocols.cgd.circle import Circle, group_of
 from moretta.protocols.cgd.grid import Group
+from moretta.protocols.cgd.keyring import Keyring, group_of
 from moretta.protocols.cgd.layers import Layers, summed
 from moretta.protocols.cgd.local import (
     Local,
@@ -89,7 +89,7 @@ class Client:
         rows: SiloRows,
         root: SecretRoot,
         contributors: Mapping[str, Contributor],
-        circle: Circle,
+        keyring: Keyring,
         rounds: int,
         *,
         blind: bool,
@@ -97,7 +97,7 @@ class Client:
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._place, self._rows, self._root = params, place, rows, root
-        self._contributors, self._circle, self._rounds, self._blind = contributors, circle, rounds, blind
+        self._contributors, self._keyring, self._rounds, self._blind = contributors, keyring, rounds, blind
         self._ids = None if ids is None else [str(one) for one in ids]
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if place.columns else None
@@ -118,12 +118,12 @@ class Client:
             case Where():
                 return Here(stamp=message.stamp, steps=self._steps)
             case DrawKey():
-                return GroupKey(stamp=message.stamp, sealed=self._circle.draw(message.stamp, message.members))
+                return GroupKey(stamp=message.stamp, sealed=self._keyring.draw(message.stamp, message.members))
             case TakeKey():
-                opened = self._circle.take(message.stamp, message.maker, message.sealed)
+                opened = self._keyring.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
             case DescribeRows():
-                digest = b"" if self._ids is None else self._circle.digest(message.stamp, self._ids)
+                digest = b"" if self._ids is None else self._keyring.digest(message.stamp, self._ids)
                 return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
             case Forward():
                 return self._partial(message)
@@ -146,7 +146,7 @@ class Client:
                 if message.schema != modules.schema(self._template):
                     raise ParameterError("the model here has other tensors than the others'; expected the same")
                 return Ready(stamp=message.stamp)
-        reply = self._circle.answer(message) if group not in self._contributors else None
+        reply = self._keyring.answer(message) if group not in self._contributors else None
         if reply is not None:
             return reply
         return self._rows.answer(message, self._contributor(group), self._template)
@@ -217,7 +217,7 @@ class Client:
             upload = {name: local.gradients[name] for name in shared.shapes}
             if shared.tells_loss:
                 upload["loss"] = np.asarray(local.loss)
-            key = self._circle.key(group) if self._blind else None
+            key = self._keyring.key(group) if self._blind else None
             return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key)
 
     def _descend(self, ask: Descend, group: str) -> Done:
@@ -228,7 +228,7 @@ class Client:
             raise PeerError(f"expected a sum over members of group `{group}`")
         means = ask.tensors
         if self._blind:
-            relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._circle.key(group)
+            relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._keyring.key(group)
             with self.phase("aggregation"):
                 means = self._contributor(group).read(ask.stamp, relayed, ask.encoding, key).means
         elif any(mean.dtype != np.float64 for mean in means.values()):
@@ -257,7 +257,7 @@ class Client:
     def _partial(self, ask: Forward) -> Partial:
         z = self._part_of_z(ask.stamp)
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._place.row), len(self._place.row))
-        add_masks([words], self._circle.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
+        add_masks([words], self._keyring.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
 
     def _part_of_z(self, stamp: Stamp) -> Array:
@@ -283,7 +283,7 @@ class Client:
             if ask.words.shape != own.shape:
                 raise PeerError(f"expected the others' parts of z, {list(own.shape)}, got {list(ask.words.shape)}")
             words = np.array(ask.words, order="C")
-            add_masks([words], self._circle.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
+            add_masks([words], self._keyring.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
             z = z + ROW_RING.decode(words, ask.fraction_bits)
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(ask.stamp.round))]
         with self._rows.randomness(ask.stamp.round):
@@ -297,14 +297,14 @@ class Client:
             )
         self._take_gradient(ask.stamp, delta, local)
         content = delta.cpu().contiguous().numpy().tobytes() if others else b""
-        sealed = self._circle.seal(ask.stamp, "delta", self._place.me, content) if others else np.empty(0, np.uint8)
+        sealed = self._keyring.seal(ask.stamp, "delta", self._place.me, content) if others else np.empty(0, np.uint8)
         return Deltas(stamp=ask.stamp, sealed=sealed)
 
     def _backward(self, ask: Backward) -> Done:
         if self._own_z is None or not _same_time(self._own_z[0], ask.stamp) or self._place.head is None:
             raise MisuseError("was sent Delta before it was asked for its part of z")
         _, x, z = self._own_z
-        content = self._circle.open(ask.stamp, "delta", self._place.head, ask.sealed)
+        content = self._keyring.open(ask.stamp, "delta", self._place.head, ask.sealed)
         if len(content) != x.element_size() * z.size:
             raise PeerError(f"expected Delta of shape {list(z.shape)}, got {len(content)} bytes")
         delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
@@ -330,12 +330,12 @@ class Client:
     def _show(self, ask: ShowDisplacement, group: str) -> Displacement:
         content = b"".join(self._displacement[name].tobytes() for name in sorted(self._group(group).shapes))
         steps = self._steps[group]
-        sealed = self._circle.seal(ask.stamp, _displacement_after(steps), self._place.me, content)
+        sealed = self._keyring.seal(ask.stamp, _displacement_after(steps), self._place.me, content)
         return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
 
     def _catch_up(self, ask: CatchUp, group: str) -> Done:
         shapes = self._group(group).shapes
-        content = self._circle.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
+        content = self._keyring.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
         values = np.frombuffer(content, dtype=np.float64)
         if len(values) != sum(int(np.prod(shape)) for shape in shapes.values()) or not np.isfinite(values).all():
             raise PeerError(f"expected D of the layers of group `{group}`, got {len(values)} numbers")

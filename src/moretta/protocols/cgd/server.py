@@ -22,9 +22,9 @@ from moretta.protocol import (
     State,
     no_phase,
 )
-from moretta.protocols.cgd.circle import NAME as CIRCLE
-from moretta.protocols.cgd.circle import at, row_group
 from moretta.protocols.cgd.grid import Grid, Group
+from moretta.protocols.cgd.keyring import NAME as EVERYBODY
+from moretta.protocols.cgd.keyring import at, row_group
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -107,7 +107,7 @@ class Server:
             if len(left) < min(2, len(group.members)):
                 raise self._too_few(now, name, len(left))
         if len(cohort) > 1:
-            agreed = yield from agree_on_keys(at(now, CIRCLE), cohort, self._rules)
+            agreed = yield from agree_on_keys(at(now, EVERYBODY), cohort, self._rules)
             if isinstance(agreed, Aborted):
                 return agreed
         for stage in ({name: _of(cohort, names) for name, names in self._rows.items()}, *self._stages(cohort)):
@@ -205,7 +205,7 @@ class Server:
             if here.steps.keys() != mine or any(number >= now.round for number in here.steps.values()):
                 raise PeerError(f"expected its rounds in {sorted(mine)!r:.100}, all of them before round {now.round}")
 
-        replies = yield Ask.all(cohort, Where(stamp=at(now, CIRCLE)), Here, check)
+        replies = yield Ask.all(cohort, Where(stamp=at(now, EVERYBODY)), Here, check)
         if replies.missing:
             return Aborted(replies.missing)
         steps: Mapping[str, Here] = replies.answers

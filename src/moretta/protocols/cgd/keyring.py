@@ -22,7 +22,7 @@ from moretta.protocol import Array, Message, Stamp
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.masks import Mask, label_of, pair_key
 
-NAME = "circle"
+NAME = "everybody"
 """The group of everybody, in the run ids of its messages."""
 
 NONCE = bytes(12)  # of keys that seal one thing and nothing else
@@ -44,7 +44,7 @@ def group_of(stamp: Stamp) -> str:
     return stamp.run.partition("/")[0]
 
 
-class Circle:
+class Keyring:
     """One participant's keys.
 
     set_up: its half of the agreement with everybody. insecure: for tests only, a root from which groups' keys follow.
@@ -142,4 +142,4 @@ class Circle:
         return ChaCha20Poly1305(derive(secret, what, stamp.run, stamp.round, stamp.attempt, maker))
 
     def __repr__(self) -> str:
-        return f"Circle({self._me!r}, <redacted>)"
+        return f"Keyring({self._me!r}, <redacted>)"
