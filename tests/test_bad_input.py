@@ -486,7 +486,7 @@ def test_predictions_that_have_nowhere_to_go(here: Path, mine: Path, finished: P
     assert "mine/inputs.json: expected a file of a finished run" in refused(here, *predict("patients.csv"))
     for more in ([], ["--true-model"]):
         lone = ("predict", str(finished / "local"), "--data", "patients.csv", "--out", "outputs.csv", *more)
-        assert "expected a run with one model; here each silo has its own, in models/" in refused(here, *lone)
+        assert "expected a run with one model; here each silo has its own, name one by --silo" in refused(here, *lone)
 
 
 def test_a_run_from_python_is_not_predicted_from_a_shell(here: Path) -> None:

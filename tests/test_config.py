@@ -429,8 +429,8 @@ BAD = [
     (["data.silos=1"], '[secure-aggregation] scheme = "pairwise" needs two silos or more, and [data] silos is 1; one'
      ' silo needs scheme = "none"'),
     # cgd
-    ([*CGD_RUN, "protocol.delta=0"], "[protocol] delta: expected more than 0, got 0"),
-    ([*CGD_RUN, "protocol.delta=-0.1"], "[protocol] delta: expected more than 0, got -0.1"),
+    ([*CGD_RUN, "protocol.delta=0"], "[protocol] delta: expected a number above 0, two of them for a range, or a table of one for each participant, got 0"),
+    ([*CGD_RUN, "protocol.delta=-0.1"], "[protocol] delta: expected a number above 0, two of them for a range, or a table of one for each participant, got -0.1"),
     ([*CGD_RUN, "protocol.delta=[0.2, 0.1]"], "delta = [0.2, 0.1]: expected the lower number first"),
     ([*CGD_RUN, "protocol.delta={silo-1 = nan}"], "[protocol] delta: expected a finite number, got a table"),
     ([*CGD_RUN, "protocol.around=one"], '[protocol] around: expected "zero" or "model", got "one"'),

@@ -367,7 +367,8 @@ def test_a_round_goes_on_without_those_who_vanish(name: str) -> None:
     given: dict[str, Any] = {"silos": silos(MORE), "batch_size": 0, "dtype": "float64"}
     result = federation_of(name, aggregation=LOSSY, engine=lossy, **given).train(5)
     assert [line["attempt"] for line in result.history] == [0] * 5
-    assert [line["bytes"]["set_up"] > 0 for line in result.history] == [True] + [False] * 4
+    if not name.startswith("cgd"):  # whose silos are brought up after a sum that they missed
+        assert [line["bytes"]["set_up"] > 0 for line in result.history] == [True] + [False] * 4
     if name not in BLIND:
         assert figures(result, "rows") == [sum(map(MORE.__getitem__, names)) for names in COUNTED]
     dropped = [(one["round"], one["silo"]) for one in result.record["dropped"]]

@@ -74,6 +74,4 @@ def model_file(folder: Path, *, true_model: bool = False, silo: str | None = Non
         return own[silo]
     if own:
         raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, name one by --silo")
-    if (folder / "model.safetensors").exists() and not (folder / "released.safetensors").exists() and not true_model:
-        raise ParameterError(f"{folder}: expected a run that released a model; this one keeps no confined model")
     return folder / ("model.safetensors" if true_model else "released.safetensors")

@@ -65,24 +65,30 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
         setting.least(secure.scheme),
         whole.models,
         whole.displaced,
-        _of_two(grid, groups, joint=joint),
+        _too_small(grid, groups, joint=joint),
     )
 
 
-def _of_two(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[str]:
-    """Return a sentence for each group and row of two participants, who have no secrets from each other."""
+def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[str]:
+    """Return a sentence for each group and row that is too small to hide its members from each other."""
     said = [
         f"{' and '.join(group.members)} share layers with nobody else (group `{name}`), so the sum less one's own part "
         "is the other's gradient; three or more hide it"
         for name, group in groups.items()
         if len(group.members) == 2
     ]
-    return said + [
+    said += [
         f"row `{row}` has two participants, so the one with the labels sees the other's part of its first layer's "
-        "values; three or more hide it"
+        "values; of three or more it sees their sum"
         for row, names in grid.rows.items()
         if joint and len(names) == 2
     ]
+    if joint and len(grid.rows) == 1 and len(grid.parts) > 1:
+        said.append(
+            "the grid has one row, so the participant with the labels works out the others' X X', the inner products "
+            "of their rows, by itself; more rows hide it"
+        )
+    return said
 
 
 def _group_enrolment(setting: Setting, group: Group, *, reads_inputs: bool) -> Enrolment:

@@ -234,9 +234,11 @@ class Server:
                 if maker in shown.answers:
                     found = shown.answers[maker]
                     message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
-                    caught_up = yield Ask.all([member for member in present if member in behind], message, Done)
+                    caught_up = yield Ask.all(present, message, Done)
                     behind.difference_update(caught_up.answers)
-                if behind.isdisjoint(present):
+                    # Whoever refuses may take it from another; whoever cannot be reached is not asked again.
+                    present = [one for one, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
+                if not present:
                     break
 
     # One iteration
