@@ -256,6 +256,7 @@ def test_a_simulation_needs_no_second_silo(write: Write) -> None:
 
 GRID = ["data.partition=grid", "data.grid=[2, 2]"]
 BY_FEATURE = ["data.partition=by-feature", "data.columns=[[0, 1], [2]]"]
+DELTA = "a number above 0, two of them for a range, or a table of one for each participant"
 CGD_RUN, DECAY = ["protocol.name=cgd"], ["protocol.schedule=inverse-square"]
 MU = 'mu and decay-from belong to schedule = "inverse-square"; add it or remove them'
 PLAIN_STEPS = (
@@ -429,8 +430,8 @@ BAD = [
     (["data.silos=1"], '[secure-aggregation] scheme = "pairwise" needs two silos or more, and [data] silos is 1; one'
      ' silo needs scheme = "none"'),
     # cgd
-    ([*CGD_RUN, "protocol.delta=0"], "[protocol] delta: expected a number above 0, two of them for a range, or a table of one for each participant, got 0"),
-    ([*CGD_RUN, "protocol.delta=-0.1"], "[protocol] delta: expected a number above 0, two of them for a range, or a table of one for each participant, got -0.1"),
+    ([*CGD_RUN, "protocol.delta=0"], f"[protocol] delta: expected {DELTA}, got 0"),
+    ([*CGD_RUN, "protocol.delta=-0.1"], f"[protocol] delta: expected {DELTA}, got -0.1"),
     ([*CGD_RUN, "protocol.delta=[0.2, 0.1]"], "delta = [0.2, 0.1]: expected the lower number first"),
     ([*CGD_RUN, "protocol.delta={silo-1 = nan}"], "[protocol] delta: expected a finite number, got a table"),
     ([*CGD_RUN, "protocol.around=one"], '[protocol] around: expected "zero" or "model", got "one"'),

@@ -26,9 +26,9 @@ participant predicts from its own columns, and needs the labels.
 **Who learns what.** A learns who takes part, how many rows an upload is about, each group's rows where a round uses
 all of them, and statistics of standardised columns; unless `blind` is off it reads no sum, and with it on holds
 nothing that a member could not be asked for, so a participant can play it, and one can follow another. Every member
-of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i, and with D of
-all columns the row's raw features; P_ij learns Delta_i, whose rows cluster by label. Of two participants that share a
-layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
+of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i, and with D
+of all columns the row's raw features; P_ij learns Delta_i, whose rows cluster by label. Of two participants that
+share a layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
 ``docs/cgd.md`` has figures.
 
 Differs from the paper:
