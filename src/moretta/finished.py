@@ -67,11 +67,17 @@ def model_file(folder: Path, *, true_model: bool = False, silo: str | None = Non
     """
     own = {path.stem: path for path in (folder / "models").glob("*.safetensors")}
     own |= {path.parent.name: path for path in (folder / "participants").glob("*/confined.safetensors")}
+    confined = (folder / "participants").is_dir()  # CGD's
+    if silo is not None and silo not in own:
+        there = f"it has those of {', '.join(sorted(own))!s:.200}" if own else "it has one model for all"
+        if confined and not own:
+            there = "it keeps no confined models, being a simulation of so many"
+        raise ParameterError(f"{folder}: expected a model of silo `{silo}`; {there}")
     if silo is not None:
-        if silo not in own:
-            there = f"it has those of {', '.join(sorted(own))!s:.200}" if own else "it has one model for all"
-            raise ParameterError(f"{folder}: expected a model of silo `{silo}`; {there}")
         return own[silo]
-    if own:
-        raise ParameterError(f"{folder}: expected a run with one model; here each silo has its own, name one by --silo")
+    if own or confined:
+        further = "; model.safetensors is D, which they have all moved by" if confined else ""
+        raise ParameterError(
+            f"{folder}: expected a run with one model; here each silo has its own, name one by --silo{further}"
+        )
     return folder / ("model.safetensors" if true_model else "released.safetensors")

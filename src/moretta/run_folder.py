@@ -99,11 +99,11 @@ class RunFolder:
     def write_confined(self, displacement: Tensors, models: Mapping[str, Tensors], most: int) -> None:
         """Write D and confined models, unless they are more than `most`; each is its participant's secret."""
         self.write_model("model.safetensors", displacement)
-        if len(models) > most:
-            return
-        for name, tensors in models.items():
+        (self.path / "participants").mkdir(exist_ok=True)
+        kept = "" if len(models) <= most else f"Of these {len(models)} none is kept: there are more than {most}.\n"
+        write_atomically(self.path / "participants" / "SIMULATION.txt", (SIMULATION + kept).encode())
+        for name, tensors in models.items() if not kept else ():
             self.write_model(f"participants/{name}/confined.safetensors", tensors)
-        write_atomically(self.path / "participants" / "SIMULATION.txt", SIMULATION.encode())
 
 
 def _finite(value: Any) -> Any:

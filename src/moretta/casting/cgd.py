@@ -112,6 +112,11 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
     if joint and silo.name != grid.heads[row]:
         y = torch.empty(0)
     else:
+        if not len(silo.y):
+            raise ParameterError(
+                f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
+                "its rows"
+            )
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
     batches = Batches(len(silo.x), setting.batch_size, setting.seed, row)  # of a row's holders the same
     return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment)

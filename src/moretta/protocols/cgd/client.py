@@ -180,7 +180,8 @@ class Client:
 
     def displaced(self) -> dict[str, Array]:
         """Return D about the point that starts are confined around: what everybody who shares the layers knows."""
-        return self._tied_together(summed(self._around(), self._displacement))
+        own = {name: value for name, value in self._start.items() if name not in self._displacement}
+        return self._tied_together(summed(self._around() | own, self._displacement))
 
     def _tied_together(self, weights: dict[str, Array]) -> dict[str, Array]:
         """Return the same with tensors that have several names alike under each; the first is the one trained."""

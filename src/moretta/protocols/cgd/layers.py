@@ -57,11 +57,6 @@ class Layers:
         return (self.weight, self.bias) if self.bias else (self.weight,)
 
 
-def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters that are trained, by name."""
-    return {name: tuple(parameter.shape) for name, parameter in modules.trainable(model).items()}
-
-
 def joined(weights: Sequence[Array], columns: Sequence[Sequence[int]], total: int) -> Array:
     """Return the first layer's weight [H1, d] of parts [H1, d_j]; columns that no part holds get 0."""
     whole = np.zeros((len(weights[0]), total), dtype=weights[0].dtype)

@@ -265,11 +265,13 @@ class Server:
                     if name in self._enrolments
                 }
             )
-            aborted = [one for one in found.values() if isinstance(one, Aborted)]
-            if aborted:
-                self._why = {silo: why for one in aborted for silo, why in one.missing.items()}
-                return Aborted({silo: why for one in aborted for silo, why in one.missing.items()}, aborted[0].because)
             sums |= {name: one for name, one in found.items() if not isinstance(one, Aborted)}
+            aborted = [one for one in found.values() if isinstance(one, Aborted)]
+            if aborted and not sums:
+                self._why = {silo: why for one in aborted for silo, why in one.missing.items()}
+                return Aborted(self._why, aborted[0].because)
+            # Once a sum of this round is known none is asked for again: two of the same gradients, over one participant
+            # more and less, differ by that one's own. A group whose sum failed does not step in this round.
         self._why = {}
         yield from self._descend(now, sums, taking_part)
         return self._report(sums, taking_part)
@@ -324,7 +326,7 @@ class Server:
                 if name in sums:
                     message = sums[name].message(at(now, name))
                     asks |= {member: message for member in wanted[name] if member in self._enrolments[name].cohort}
-                else:
+                elif name not in self._enrolments:
                     asks |= {member: StepAlone(stamp=at(now, name)) for member in members if member in taking_part}
             if not asks:
                 continue
@@ -335,14 +337,17 @@ class Server:
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
         """Report who took part, and of sums that are not blind what they say."""
-        figures: dict[str, float] = {"participants": float(len(taking_part))}
+        left_out = self._enrolments.keys() - sums.keys()
+        figures: dict[str, float] = {"participants": float(len(taking_part)), "groups_left_out": float(len(left_out))}
         for one in sums.values():
             figures |= {name: max(value, figures.get(name, value)) for name, value in one.figures.items()}
         return Report(figures)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release nothing: there is no model here."""
-        yield from self._bring_up(now, self._cohort)
+        """Release nothing, as there is no model here, but bring up whoever missed a step."""
+        aborted = yield from self._locate(now, self._cohort)
+        if aborted is not None:
+            return aborted
         return Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
 
     def state(self) -> State:

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.errors import RangeError, RunFailed
+from moretta.errors import ParameterError, RangeError, RunFailed
 from moretta.keystream import SecretRoot
 from moretta.protocol import Aborted, Array, Exchange, Outcome, Phase, Report, Stamp, State, Tensors, no_phase
 from moretta.protocols import modules
@@ -123,9 +123,13 @@ class Simulation:
         self._insecure, self._root = insecure, SecretRoot.fresh()
         self._rounds, self._batch_size = rounds, batch_size
         self._layers, self._centers = Layers.of(model), centers(params, model)
+        if any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in model.modules()):
+            raise ParameterError(
+                'a simulation does not draw what each participant would; remove dropout, or use engine = "in-process"'
+            )
         self._displacement = {name: np.zeros(tuple(value.shape)) for name, value in modules.trainable(model).items()}
         self._batches = [Batches(count, batch_size, seed, row) for row, count in rows.counts.items()]
-        self._upper = torch.vmap(partial(torch.func.functional_call, self._layers.upper), randomness="different")
+        self._upper = torch.vmap(partial(torch.func.functional_call, self._layers.upper))
         self._models = list[_Models]()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
