@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grids import CLASSES, FIRST, Fault, bytes_of, failing, grid, make, network, run, table, train
+from grids import CLASSES, FIRST, Fault, bytes_of, failing, grid, make, network, participants, run, table, train
 from pydantic import ValidationError
 from torch import nn
 
@@ -29,7 +29,8 @@ from moretta import (
 from moretta.assembly import federation_of
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import ParameterError, RunFailed
-from moretta.protocols.cgd.messages import DescribeRows
+from moretta.finished import model_file
+from moretta.protocols.cgd.messages import Descend, DescribeRows
 from moretta.protocols.training import Training
 
 JOINT = grid([6, 4, 7], [3, 2], holders=1)
@@ -355,3 +356,44 @@ def test_only_cgd_is_simulated(engine: str) -> None:
     by = Engine.model_validate({"name": engine})
     with pytest.raises(ParameterError, match=engine):
         Federation(network(5), grid([6, 4], [5]), FedSGD(), engine=by).train(1)
+
+
+# -- found in review ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["fused", "exact-ring"])
+def test_a_simulation_refuses_dropout_which_it_would_draw_otherwise(engine: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Dropout(0.5), nn.Linear(7, CLASSES)).double()
+    made = Federation(model, JOINT, CGD(delta=0.1), engine=Engine(name=engine), batch_size=0, dtype="float64")
+    with pytest.raises(ParameterError, match="does not draw what each participant would"):
+        made.train(1)
+
+
+def test_independent_participants_each_need_labels() -> None:
+    made = make(JOINT, CGD(delta=0.1, vertical="independent"))
+    with pytest.raises(ParameterError, match=r'`silo-0-0` has no labels, and with vertical = "independent"'):
+        made.train(1)
+
+
+def test_a_simulation_of_many_says_that_it_keeps_no_confined_model(tmp_path: Path) -> None:
+    silos = grid([2] * 21, [5])
+    train(make(silos, CGD(delta=0.1), engine=Engine(name="fused"), out=tmp_path / "run"), 1)
+    assert "Of these 21 none is kept" in (tmp_path / "run" / "participants" / "SIMULATION.txt").read_text()
+    with pytest.raises(ParameterError, match="it keeps no confined models"):
+        model_file(tmp_path / "run", silo="silo-3")
+    for true_model in (False, True):
+        with pytest.raises(ParameterError, match=r"each silo has its own.*is D, which they have all moved by"):
+            model_file(tmp_path / "run", true_model=true_model)
+
+
+def test_whom_the_best_round_left_behind_is_brought_up_before_the_end() -> None:
+    """Round 1's sum reaches all but one; stopping early goes back to it, and the one must have that step too."""
+    silos, fault = grid([6, 4, 7], [5]), Fault("silo-1", 1, Descend)
+    protocol = CGD(delta=0.2, learning_rate=5.0)  # far too much: the loss only rises
+    settings: dict[str, Any] = {"early_stopping": 2, "validation": table(20, 5, 1), "evaluate_every": 1}
+    found = run(silos, 8, protocol, wrap=failing(fault), **settings)
+    assert fault.happened
+    assert found.result.record["facts"]["best_round"] == 1
+    clients = participants(found.players)
+    assert len({tuple(client._steps.values()) for client in clients.values()}) == 1
+    assert len({client.displacement[FIRST].tobytes() for client in clients.values()}) == 1
