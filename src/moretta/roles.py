@@ -96,6 +96,10 @@ class Setting:
         """Return the fewest silos that a round under this scheme may end with."""
         return self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
 
+    def insecure_root(self, role: str) -> SecretRoot | None:
+        """Return the root from which a test wants the role's keys to follow; None leaves them to the system."""
+        return None if self.insecure is None else self.root(role)
+
     def root(self, role: str) -> SecretRoot:
         """Return the role's secret root."""
         return SecretRoot.fresh() if self.insecure is None else SecretRoot.insecure(self.insecure, role)

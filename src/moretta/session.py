@@ -230,18 +230,21 @@ class Session:
     ) -> dict[str, Any]:
         """Return the scores on some rows; where silos have models of their own the mean, or of CGD the worst."""
         many = len(models) > MANY
-        scores = {name: self._scores(tensors, x, y, metrics=not many) for name, tensors in models.items()}
+        inputs = self._prepared(x)
+        scores = {name: self._scores(tensors, inputs, y, metrics=not many) for name, tensors in models.items()}
         summary = result.mean_of(list(scores.values()))
         if isinstance(self._of.protocol, CGD):
             summary = result.worst_of(scores) | {"mean": summary}
         return summary | ({"per_silo": scores} if len(scores) > 1 else {})
 
+    def _prepared(self, x: NDArray[np.generic]) -> torch.Tensor:
+        agreed = self._players.standardisation
+        return standardised(x, agreed.mean, agreed.deviation, self._scratch_dtype())
+
     def _scores(
-        self, tensors: Tensors, x: NDArray[np.generic], y: NDArray[np.generic], *, metrics: bool = True
+        self, tensors: Tensors, inputs: torch.Tensor, y: NDArray[np.generic], *, metrics: bool = True
     ) -> dict[str, Any]:
         modules.load(self._scratch, tensors)
-        agreed = self._players.standardisation
-        inputs = standardised(x, agreed.mean, agreed.deviation, self._scratch_dtype())
         return evaluate(self._scratch, inputs, y, self._of.protocol.loss, str(self._of.task), metrics=metrics)
 
     def _scratch_dtype(self) -> torch.dtype:
@@ -274,10 +277,12 @@ class Session:
         of, history = self._of, self._history
         test: dict[str, Any] = {} if of.test is None else self._scores_of_all(models, *of.test)
         if of.test is not None and self._players.displacement is not None:
-            test["displacement"] = self._scores(self._players.displacement(), *of.test)
+            test["displacement"] = self._scores(self._players.displacement(), self._prepared(of.test[0]), of.test[1])
         noised = getattr(of.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
         if "" in models and not noised and not any(silo.columns for silo in of.silos):
-            test["per_silo"] = {silo.name: self._scores(models[""], silo.x, silo.y) for silo in of.silos}
+            test["per_silo"] = {
+                silo.name: self._scores(models[""], self._prepared(silo.x), silo.y) for silo in of.silos
+            }
         scheme = self._players.scheme
         return {
             "name": of.name,

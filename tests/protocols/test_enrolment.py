@@ -16,7 +16,7 @@ from moretta.errors import ParameterError
 from moretta.protocol import Aborted, Ask, Message, Reason, Stamp, no_phase
 from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import Enrolment, SiloRows, standardised, targets
+from moretta.protocols.enrolment import Enrolment, SiloRows, scales_of, standardised, targets
 from moretta.protocols.losses import Loss
 from moretta.secure_aggregation import MESSAGES, Contributor, aggregator, contributor
 
@@ -304,3 +304,12 @@ def test_targets_as_the_loss_wants_them(
 def test_targets_that_do_not_fit_name_the_silo(y: np.ndarray, outputs: int, loss: str, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         targets(y, outputs, loss, "north", torch.float32)
+
+
+def test_a_column_that_never_varies_is_not_divided_by_its_rounding() -> None:
+    x = np.stack([np.full(1000, 0.1), np.arange(1000.0)], axis=1)
+    assert x.std(axis=0)[0] > 0  # float64 cannot say 0.1
+    mean, deviation = scales_of(x)
+    assert deviation[0] == 1.0
+    assert deviation[1] == pytest.approx(x[:, 1].std())
+    assert mean == pytest.approx([0.1, 499.5])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta.casting.parts import contributor_of, credentials_of, schema_of, whole_rows
+from moretta.casting.parts import contributor_of, credentials_of, enrolment_of, schema_of, whole_rows
 from moretta.errors import ParameterError
 from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches
@@ -22,9 +22,8 @@ from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole import Whole
-from moretta.protocols.enrolment import SMALLEST_DEVIATION, Enrolment, SiloRows, standardised
+from moretta.protocols.enrolment import SiloRows, scales_of, standardised
 from moretta.roles import Cast, Setting, Silo, grid_of
-from moretta.secure_aggregation import aggregator
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.ring import Ring
@@ -43,7 +42,7 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
     first = "" if layers is None else layers.weight
     groups = groups_of(grid, shapes, first, joint=joint)
     enrolments = {
-        name: _group_enrolment(setting, group, reads_inputs=layers is None or first in group.shapes)
+        name: enrolment_of(setting, secure.scheme, len(group.members), _columns_of(setting, group, first))
         for name, group in groups.items()
         if len(group.members) > 1
     }
@@ -91,16 +90,11 @@ def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[
     return said
 
 
-def _group_enrolment(setting: Setting, group: Group, *, reads_inputs: bool) -> Enrolment:
-    scheme, members = setting.secure_aggregation.scheme, len(group.members)
-    rules = setting.rules(scheme)
-    if scheme == "pairwise":
-        rules.check(members)
-    summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
-    weight = next(iter(group.shapes.values()))
-    split = any(silo.columns for silo in setting.silos)
-    columns = (weight[1] if split else setting.columns) if setting.columns and reads_inputs else 0
-    return Enrolment(summing, modules.schema(setting.model), columns, setting.batch_size, ask_scales=False)
+def _columns_of(setting: Setting, group: Group, first: str) -> int:
+    """Return how many input columns a group standardises together: its part's, or all where no column is split."""
+    if not first or not setting.columns:
+        return setting.columns
+    return group.shapes[first][1] if first in group.shapes else 0
 
 
 def _group_of(grid: Grid, name: str) -> str:
@@ -146,7 +140,7 @@ def _participant(
     contributors = {
         name: contributor_of(setting, scheme, silo.name) for name, group in mine.items() if len(group.members) > 1
     }
-    insecure = None if setting.insecure is None else setting.root(silo.name)
+    insecure = setting.insecure_root(silo.name)
     credentials = credentials_of(setting, silo.name, scheme)
     set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
     return Client(
@@ -174,10 +168,7 @@ def cast_simulation(protocol: CGD, setting: Setting) -> Cast:
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
-    mean, deviation = np.zeros(1), np.ones(1)
-    if setting.columns:
-        mean, found = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
-        deviation = np.where(found >= SMALLEST_DEVIATION, found, 1.0)
+    mean, deviation = scales_of(x) if setting.columns else (np.zeros(1), np.ones(1))
     simulation = Simulation(
         protocol,
         setting.model,

@@ -34,18 +34,29 @@ def cast_of(
     return Cast(server, clients, agreed, agreed.aggregation.scheme, schema_of(messages), least, models)
 
 
-def enrolment_of(setting: Setting, scheme: str, batch_size: int, *, ask_scales: bool) -> Enrolment:
-    """Return the server's half of the enrolment of all silos. ask_scales: see `Enrolment`."""
+def enrolment_of(
+    setting: Setting,
+    scheme: str,
+    members: int,
+    columns: int,
+    batch_size: int | None = None,
+    *,
+    ask_scales: bool = False,
+) -> Enrolment:
+    """Return the server's half of the enrolment of so many silos. columns, batch_size, ask_scales: see `Enrolment`.
+
+    batch_size: None is the setting's.
+    """
     rules = setting.rules(scheme)
     if scheme == "pairwise":
-        rules.check(len(setting.silos))
+        rules.check(members)
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
-    return Enrolment(summing, modules.schema(setting.model), setting.columns, batch_size, ask_scales)
+    size = setting.batch_size if batch_size is None else batch_size
+    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales)
 
 
 def contributor_of(setting: Setting, scheme: str, name: str) -> Contributor:
     """Return a silo's half of the secure sum."""
-    insecure = None if setting.insecure is None else setting.root(name)
     secure = setting.secure_aggregation
     credentials = credentials_of(setting, name, scheme)
     return contributor(
@@ -54,7 +65,7 @@ def contributor_of(setting: Setting, scheme: str, name: str) -> Contributor:
         secure.ring_bits,
         setting.rules(scheme),
         credentials=credentials,
-        insecure=insecure,
+        insecure=setting.insecure_root(name),
         session=setting.session,
     )
 

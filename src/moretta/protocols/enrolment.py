@@ -28,7 +28,7 @@ from moretta.protocols import modules
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, answer_moments, moments
-from moretta.secure_aggregation.statistics import AskMoments
+from moretta.secure_aggregation.statistics import FLAT, AskMoments
 
 SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
 
@@ -72,6 +72,18 @@ def standardised(
     return torch.tensor((x.astype(np.float64) - mean) / deviation, dtype=dtype)
 
 
+def scales_of(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and deviation by column, as `Enrolment` finds them over silos, of rows that one party holds alone."""
+    columns = x.astype(np.float64).reshape(-1, x.shape[-1])
+    mean, deviation = columns.mean(axis=0), columns.std(axis=0)
+    return mean, _usable(np.where(deviation > FLAT * np.abs(mean), deviation, 0.0))
+
+
+def _usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what inputs are divided by: a column that never varies stays as it is, minus its mean."""
+    return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
+
+
 class SiloRows:
     """A silo's rows, its batches and its half of the enrolment.
 
@@ -99,9 +111,7 @@ class SiloRows:
 
     def standardise_alone(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Standardise by one's own columns, which nobody else has; return their mean and deviation."""
-        columns = self._columns("input columns")
-        mean, deviation = columns.mean(axis=0), columns.std(axis=0)
-        deviation = np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
+        mean, deviation = scales_of(self._raw)
         self.x = self._standardised(mean, deviation)
         return mean, deviation
 
@@ -220,9 +230,7 @@ class Enrolment:
                 return result
             found[what] = result
         if "input columns" in found:
-            # A column that never varies stays as it is, minus its mean.
-            self.mean, deviation = found["input columns"].mean, found["input columns"].deviation
-            self.deviation = np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
+            self.mean, self.deviation = found["input columns"].mean, _usable(found["input columns"].deviation)
         if self._ask_scales:
             inputs, targets = found["inputs"], found["targets"]
             self.input_scale = (0.0, 1.0) if self._columns else (float(inputs.mean[0]), float(inputs.deviation[0]))

@@ -143,7 +143,7 @@ class Contribute(Message):
 class Descend(Message):
     """Step by this sum. tensors, weight: as `moretta.secure_aggregation.Relayed`. silos: in it, sorted.
 
-    encoding: as it was for the uploads. attempt: of the uploads' stamp, which is this round's.
+    encoding: as it was for the uploads, whose stamp is this one.
     """
 
     tensors: Tensors
