@@ -152,6 +152,8 @@ def test_every_key_has_a_value_that_loads(write: Write) -> None:
         validation-fraction = 0.1
         encoding = "ordinal"
         missing = "indicator"
+        domains = ["plain", "recoloured"]
+        image-size = 32
         standardise = true
         [model]
         source = "mine:net"
@@ -186,6 +188,7 @@ def test_every_key_has_a_value_that_loads(write: Write) -> None:
     assert run_file.run.record_views == (1, 3)
     assert run_file.run.out == Path("runs/all")
     assert run_file.base.name == "elsewhere"
+    assert (run_file.data.domains, run_file.data.image_size) == (("plain", "recoloured"), 32)
     assert run_file.model.arguments == {"kernel_size": 3, "shape": [[1, 2], [3]], "act": "relu", "bias": False}
     assert isinstance(run_file.protocol, FedAvg)
     assert run_file.protocol.local_epochs == 2
@@ -375,6 +378,12 @@ BAD = [
      ' ["balance"]], got [[1.5]]'),
     (["data.label-holder=one"], '[data] label-holder: expected the number of a column part, or a list of them,'
      ' got "one"'),
+    (["data.image-size=0"], "[data] image-size: expected 1 or more, got 0"),
+    (["data.domains=plain"], '[data] domains: expected a list, got "plain"'),
+    (["data.domains=[]"], "[data] domains is empty; name at least one of plain, rotated, blurred, recoloured"),
+    (["data.domains=['blured']"], '[data] domains: "blured" is unknown; did you mean "blurred"? Known: blurred, plain,'
+     " recoloured, rotated"),
+    (["data.domains=['plain', 'plain']"], '[data] domains names "plain" twice; name every domain once'),
     (["data.id-column=3"], "[data] id-column: expected a string in quotes, got 3"),
     (["run.seed=-1"], "[run] seed: expected 0 or more, got -1"),
     (["run.seed=9223372036854775808"], "[run] seed: expected a whole number of at most 64 bits, got a number of more"
@@ -702,6 +711,7 @@ def test_the_digest_leaves_out_what_may_change(write: Write, override: str) -> N
 @pytest.mark.parametrize(
     "override",
     ["run.name=x", "run.seed=8", "run.dtype=float64", "run.insecure-secret-seed=0", "data.silos=4", "data.batch-size=0",
+     "data.domains=['plain']", "data.image-size=64",
      "model.hidden=[32]", "model.hidden=[32.0, 32]", "protocol.learning-rate=0.2", "protocol.rho=4",
      "protocol.name=fedsgd", "secure-aggregation.scheme=none", "secure-aggregation.limit=4",
      "secure-aggregation.scheme=additive-shares", "secure-aggregation.threshold=3",

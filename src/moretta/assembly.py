@@ -28,10 +28,13 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         validation_fraction=wanted.validation_fraction,
         encoding=wanted.encoding,
         id_column=wanted.id_column,
+        image_size=wanted.image_size,
         missing=wanted.missing,
         seed=run.seed,
         base=run_file.base,
     )
+    if wanted.domains is not None:
+        dataset = data.into_domains(dataset, wanted.domains, run.seed)
     dealt = data.distribute(
         dataset,
         wanted.silos,

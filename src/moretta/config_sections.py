@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PositiveInt, field_validator, model_validator
 
 from moretta import config_errors
+from moretta.data.domains import check_domains
 from moretta.data.grid import check_grid
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive, kebab
@@ -90,7 +91,8 @@ class Data(Section):
 
     source: a built-in name, a file ending in .csv or .npz, or "module:function".
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
-    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain"; or "grid" and
+    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
+        silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
         "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.grid`.
     sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
         in a grid; None: evenly.
@@ -98,6 +100,8 @@ class Data(Section):
     columns: for "by-feature", the columns of each part, by name or by index from 0.
     label_holder: in a grid, the column part, from 1, that holds a row part's labels: one number for all, or one for
         each; None is 1.
+    domains: of images, to make several domains out of one source: every row, of the test part too, is dealt to one of
+        these and its image changed so; see `moretta.data.domains`. None leaves the images and the source's domains.
     id_column: the column of a .csv file that says whose a row is; it is no feature.
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
@@ -107,6 +111,7 @@ class Data(Section):
         or the source's own custom (bank-marketing: 0.1 and 0.1).
     encoding: of text columns; None is "one-hot".
     missing: values are an error, or the silos' median, or that with one more column that says so.
+    image_size: of "office-home", whose images become squares of so many pixels a side; None is 64.
     standardise: None is true for tables and false for images and for module:function.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
     """
@@ -119,6 +124,7 @@ class Data(Section):
     grid: tuple[int, int] | None = None
     columns: tuple[tuple[str | int, ...], ...] | None = None
     label_holder: int | tuple[int, ...] | None = None
+    domains: tuple[str, ...] | None = None
     id_column: Words | None = None
     batch_size: Annotated[int, Field(ge=0)] = 32
     path: Path | None = None
@@ -128,6 +134,7 @@ class Data(Section):
     validation_fraction: Fraction | None = None
     encoding: Literal["one-hot", "ordinal"] | None = None
     missing: Literal["error", "median", "indicator"] = "error"
+    image_size: PositiveInt | None = None
     standardise: bool | None = None
     augment: Literal["none", "crop-flip"] = "none"
 
@@ -166,6 +173,8 @@ class Data(Section):
             object.__setattr__(self, "silos", math.prod(self.grid) if self.grid else len(self.columns or ()))
         try:
             check_grid(self.partition, self.silos, self.grid, self.columns, self.label_holder)
+            if self.domains is not None:
+                check_domains(self.domains)
         except ParameterError as error:
             raise ParameterError(f"[data] {error}") from None
         if self.partition == "dirichlet" and self.alpha is None:

@@ -51,6 +51,7 @@ def test_a_good_one() -> None:
         ({"task": "ranking"}, 'expected task "classification" or "regression", got "ranking"'),
         ({"feature_names": ("age",)}, r"expected a name per column of x \(6, 2\), got 1"),
         ({"domain": Y[:2]}, r"one domain per training row \(6\)"),
+        ({"domain_test": Y[:6]}, r"one domain per test row \(2\)"),
         ({"y_test": np.eye(3, dtype=np.float32)[:2]}, "expected classes in both, or one-hot rows in both"),
     ],
 )

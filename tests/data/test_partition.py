@@ -76,6 +76,30 @@ def test_domains_stay_whole() -> None:
     assert [set(domain[rows].tolist()) for rows in parts] == [{"bari", "rome"}, {"pisa"}]
 
 
+def test_more_silos_than_domains_share_each_in_equal_parts() -> None:
+    domain = np.array(["rome", "pisa"])[(np.arange(200) % 5 == 0).astype(int)]  # 160 of rome, 40 of pisa
+    parts = partition(LABELS, 5, "by-domain", 4, domain=domain)
+    assert [len(rows) for rows in parts] == [14, 80, 13, 80, 13]
+    assert [set(domain[rows].tolist()) for rows in parts] == [{"pisa"}, {"rome"}, {"pisa"}, {"rome"}, {"pisa"}]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(200))
+    other = partition(LABELS, 5, "by-domain", 5, domain=domain)
+    assert parts[1].tolist() != other[1].tolist()
+    assert len(np.unique(LABELS[parts[1]])) == 8  # shuffled before it is cut: every class of rome
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(10_000, 10), (50_000, 10), (10_000, 100)])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_a_hundred_silos_by_dirichlet(rows: int, classes: int, alpha: float) -> None:
+    y = np.arange(rows, dtype=np.int64) % classes
+    for seed in range(5):
+        parts = partition(y, 100, "dirichlet", seed, alpha)
+        assert sum(map(len, parts)) == rows
+        # The share of a class that a silo gets has variance 0.01 * 0.99 / (100 alpha + 1), and sizes are means over
+        # classes; of 100 silos the sample deviation is known to about 7 %, so half is far out.
+        spread = np.std([len(part) for part in parts]) / rows
+        assert spread == pytest.approx(np.sqrt(0.01 * 0.99 / (classes * (100 * alpha + 1))), rel=0.5)
+
+
 @pytest.mark.parametrize(
     ("silos", "how", "arguments", "message"),
     [
@@ -88,7 +112,7 @@ def test_domains_stay_whole() -> None:
         (3, "iid", {"alpha": 1.0}, 'alpha is for partition = "dirichlet", not for "iid"'),
         (60, "dirichlet", {"alpha": 0.001}, r"silo-\d+.* would have no rows .*; use fewer silos, an alpha above 0.001"),
         (3, "by-domain", {}, "needs the domain of each row"),
-        (3, "by-domain", {"domain": LABELS % 2}, "silo-3 would have no rows .*bring more domains"),
+        (3, "by-domain", {"domain": np.arange(200) > 0}, "silo-3 would have no rows .*bring more rows of a domain"),
         (3, "by-domain", {"domain": LABELS[:5]}, r"one domain per row \(200\)"),
         (3, "iid", {"sizes": [1, 1]}, "a positive size for each of 3 silos"),
         (2, "iid", {"sizes": [1, -1]}, "a positive size for each of 2 silos"),

@@ -100,12 +100,20 @@ def test_npz_with_and_without_a_test_part(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 3
     np.savez(tmp_path / "four.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
     np.savez(tmp_path / "two.npz", x=x, y=y, domain=y)
+    domains = {"domain_train": x[:20, 0] > 0, "domain_test": np.array(["rome", "pisa"] * 5)}
+    np.savez(tmp_path / "six.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:], **domains)
     four = load("four.npz", base=tmp_path, validation_fraction=0.25)
     np.testing.assert_array_equal(four.x_test, x[20:].astype(np.float32))
     assert (len(four.x_train), len(four.x_validation), four.classes) == (15, 5, 3)
     two = load("two.npz", base=tmp_path)
     assert (len(two.x_train), len(two.x_test), two.standardise) == (24, 6, True)
     np.testing.assert_array_equal(two.domain, two.y_train)
+    assert {name: two.y_test[rows].tolist() for name, rows in two.test_rows_by_domain().items()} == {
+        "0": [0, 0], "1": [1, 1], "2": [2, 2],
+    }  # fmt: skip
+    six = load("six.npz", base=tmp_path)
+    assert six.test_rows_by_domain()["rome"].tolist() == [0, 2, 4, 6, 8]
+    assert four.test_rows_by_domain() == {}
     assert np.bincount(two.y_test).tolist() == [2, 2, 2]
 
 

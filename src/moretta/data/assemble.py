@@ -75,6 +75,7 @@ def split_rows(
         class_names=class_names,
         origins=origins,
         domain=_domain(domain, len(x), wish.name, train),
+        domain_test=_domain(domain, len(x), wish.name, test),
         ids=_ids(ids, len(x), wish.name, train),
         missing=wish.missing,
         missing_columns=missing_columns,
@@ -85,7 +86,7 @@ def split_rows(
 def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
-    Optionally also domain_train and id_train, or domain and id, [rows] each.
+    Optionally also domain_train, domain_test and id_train, or domain and id, [rows] each.
     Raises ParameterError if the arrays are others or do not fit together.
     """
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
@@ -141,6 +142,7 @@ def from_parts(
         feature_names=_numbered(x),
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
+        domain_test=arrays.get("domain_test"),
         ids=_ids(arrays.get("id_train"), len(x), wish.name, train),
         missing=wish.missing,
         missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
@@ -155,13 +157,13 @@ def _check_rows(name: str, x: Array, y: Array) -> None:
         )
 
 
-def _domain(domain: Array | None, rows: int, name: str, train: Rows) -> Array | None:
-    """The domains of the training rows, out of those of all `rows`."""
+def _domain(domain: Array | None, rows: int, name: str, part: Rows) -> Array | None:
+    """The domains of the rows of one part, out of those of all `rows`."""
     if domain is None:
         return None
     if domain.shape != (rows,):
         raise ParameterError(f"{name}: expected one domain per row ({rows}), got an array of shape {domain.shape}")
-    return domain[train]
+    return domain[part]
 
 
 def _ids(ids: Array | None, rows: int, name: str, train: Rows) -> NDArray[np.str_] | None:

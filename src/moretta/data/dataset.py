@@ -62,7 +62,8 @@ class Dataset:
     Without a validation part both its arrays have no rows. `classes` is None for regression. `feature_names` has one
     name per column of a two-dimensional x, and is empty otherwise; `origins` has, for each, the column of the source
     that it was encoded from, and is empty where each is its own. `domain` [rows of train] says where a row comes from,
-    for the by-domain partition, and `ids` str[rows of train] whose it is. With `missing` other than "error", x may hold
+    for the by-domain partition, `domain_test` [rows of test] likewise, to score each domain by itself
+    (`test_rows_by_domain`), and `ids` str[rows of train] whose it is. With `missing` other than "error", x may hold
     NaN for an absent value, until each owner fills its own (`fill_missing`); `missing_columns` are the columns where
     any row of the whole table lacks one. `standardise` is what the source advises: true for tables.
     Raises ParameterError, naming the part and the column, if anything does not fit. That training rows are finite is
@@ -82,6 +83,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     domain: Array | None = None
+    domain_test: Array | None = None
     ids: NDArray[np.str_] | None = None
     missing: Missing = "error"
     missing_columns: tuple[int, ...] = ()
@@ -112,10 +114,12 @@ class Dataset:
             raise ParameterError(
                 f"{self.name}: expected an origin per feature name ({len(self.feature_names)}), got {len(self.origins)}"
             )
-        if self.domain is not None and self.domain.shape != (len(self.x_train),):
-            raise ParameterError(
-                f"{self.name}: expected one domain per training row ({len(self.x_train)}), got {self.domain.shape}"
-            )
+        for part, domain, rows in (
+            ("training", self.domain, len(self.x_train)),
+            ("test", self.domain_test, len(self.x_test)),
+        ):
+            if domain is not None and domain.shape != (rows,):
+                raise ParameterError(f"{self.name}: expected one domain per {part} row ({rows}), got {domain.shape}")
         if self.ids is not None and self.ids.shape != (len(self.x_train),):
             raise ParameterError(
                 f"{self.name}: expected one id per training row ({len(self.x_train)}), got {self.ids.shape}"
@@ -140,6 +144,15 @@ class Dataset:
         if self.classes is not None:
             return self.classes
         return 1 if self.y_train.ndim == 1 else int(self.y_train.shape[1])
+
+    def test_rows_by_domain(self) -> dict[str, NDArray[np.int64]]:
+        """The row numbers of the test part of each domain, by its name in sorted order; none if the source has none.
+
+        The test part keeps its order when it is distributed, so they are row numbers of `Distributed.test` too.
+        """
+        if self.domain_test is None:
+            return {}
+        return {str(name): np.flatnonzero(self.domain_test == name) for name in np.unique(self.domain_test)}
 
     def _check_task(self, y: Array, where: str) -> None:
         check_targets_finite(y, where)

@@ -36,7 +36,8 @@ _KAGGLE = np.array([0, 1, 2, 3, 5, 6, 4])  # hmnist_28_28_RGB.csv counts nv 4, v
 class Images:
     """Pixels uint8[n, channels, height, width] and labels int64[n].
 
-    The test part is None if the publisher made no split; `group` [n] then says which rows show the same lesion.
+    The test part is None if the publisher made no split; `group` [n] then says which rows show the same lesion, and
+    `domain` [n] which domain each is from.
     """
 
     x: Pixels
@@ -45,6 +46,7 @@ class Images:
     y_test: Labels | None = None
     group: Labels | None = None
     class_names: tuple[str, ...] = ()
+    domain: NDArray[np.str_] | None = None
 
 
 def load_images(source: str, folder: Path | None) -> Images:

@@ -8,12 +8,13 @@ from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, spl
 from moretta.data.checks import Array, Task, as_features, as_targets
 from moretta.data.dataset import Dataset, Missing
 from moretta.data.images import SETS, Images, load_images, read_npz, scaled
-from moretta.data.split import split_groups
+from moretta.data.office_home import SIZE, load_office_home
+from moretta.data.split import Rows, split, split_groups
 from moretta.data.table import Encoding, read_table
 from moretta.errors import MissingExtra, ParameterError
 from moretta.imports import beside, is_reference, nearest, resolve, said
 
-BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS)
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
 
 
@@ -28,17 +29,20 @@ def load(
     encoding: Encoding | None = None,
     missing: Missing = "error",
     id_column: str | None = None,
+    image_size: int | None = None,
     seed: int = 0,
     base: Path = Path("."),
 ) -> Dataset:
     """Load a source; relative paths and modules start at `base`, the run file's folder.
 
     `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
-    tables, and for .csv files `id_column`, the column that says whose a row is and is no feature. The fractions are of
-    all rows, stratified by class and drawn from `seed`; left out they are 0.2 for test (bank-marketing 0.1) and 0 for
-    validation (bank-marketing 0.1). A source with a test part of its own keeps it, and gives its validation part from
-    the training rows.
-    Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn.
+    tables, and for .csv files `id_column`, the column that says whose a row is and is no feature. `image_size` is for
+    office-home, whose images become squares of so many pixels a side; left out it is 64. The fractions are of all rows,
+    stratified by class (office-home: by domain and class) and drawn from `seed`; left out they are 0.2 for test
+    (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with a test part of its own keeps it, and
+    gives its validation part from the training rows.
+    Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn or
+    Pillow.
     """
     if missing not in ("error", "median", "indicator"):
         raise ParameterError(f'missing = "{missing}" is unknown; {nearest(missing, ("error", "median", "indicator"))}')
@@ -58,13 +62,16 @@ def load(
     is_table = source.endswith((".csv", ".csv.gz"))
     _refuse_idle(source, "target", target, is_table or source == "bank-marketing", "a table")
     _refuse_idle(source, "encoding", encoding, is_table or source == "bank-marketing", "a table")
-    _refuse_idle(source, "path", path, source in SETS or source == "bank-marketing", "a built-in set of files")
+    _refuse_idle(source, "path", path, source in (*SETS, "office-home", "bank-marketing"), "a built-in set of files")
     place = None if path is None else base / path
     _refuse_idle(source, "id-column", id_column, is_table, "a .csv file")
+    _refuse_idle(source, "image-size", image_size, source == "office-home", "office-home, a folder of images")
     if source == "bank-marketing":
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
         return _images(load_images(source, place), wish)
+    if source == "office-home":
+        return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
     if is_table:
@@ -144,8 +151,35 @@ def _images(images: Images, wish: Wish) -> Dataset:
         share = wish.validation / (1 - wish.test)
         validation, train = split_groups(images.y[rest], images.group[rest], share, wish.seed, wish.name)
         parts = (test, rest[validation], rest[train])
+    elif images.domain is not None:
+        parts = _parts_of_domains(images, images.domain, wish)
     names = images.class_names if task == "classification" else ()
-    return split_rows(wish, scaled(images.x), y, task, classes, class_names=names, standardise=False, parts=parts)
+    return split_rows(
+        wish,
+        scaled(images.x),
+        y,
+        task,
+        classes,
+        class_names=names,
+        domain=images.domain,
+        standardise=False,
+        parts=parts,
+    )
+
+
+def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[Rows, Rows, Rows]:
+    """A split where every category of every domain is in each part in proportion, and every category in training."""
+    number = np.unique(domain, return_inverse=True)[1]
+    strata = number * len(images.class_names) + images.y
+    test, validation, train = split(strata, (wish.test, wish.validation), wish.seed, wish.name)
+    for label, count in enumerate(np.bincount(images.y[train], minlength=len(images.class_names))):
+        if count == 0:
+            has = int((images.y == label).sum())
+            raise ParameterError(
+                f'{wish.name}: category "{images.class_names[label]}" is in no training row '
+                f"({has} {'image' if has == 1 else 'images'} in all); give it more images or remove its folder"
+            )
+    return test, validation, train
 
 
 def _called(source: str, base: Path) -> dict[str, Array]:

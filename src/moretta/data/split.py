@@ -13,11 +13,11 @@ from moretta.errors import ParameterError
 Rows = NDArray[np.int64]
 
 
-def generator(seed: int) -> np.random.Generator:
-    """The generator of every seeded choice here: PCG64, the same on every machine."""
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """The generator of every seeded choice here: PCG64, the same on every machine, a stream of its own for each key."""
     if seed < 0:
         raise ParameterError(f"expected a seed of 0 or more, got {seed}")
-    return np.random.Generator(np.random.PCG64(seed))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
 def split(y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str) -> tuple[Rows, ...]:
