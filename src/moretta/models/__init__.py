@@ -1,10 +1,11 @@
 """Models: from a run file's `[model]` section to a torch module with seeded weights.
 
-Built-in are the architectures of the papers: `mlp`, `resnet`, `densenet`, each small, traceable by torch.fx, and ending
-in an `nn.Linear` whose result is the output. `module:function` gives any other. Importing this package needs no torch;
-building a model does.
+Built-in are the architectures of the papers: `mlp`, `resnet`, `densenet`, and BAFFLE's `lenet`, `wrn`, `mobilenet`,
+each small, traceable by torch.fx, and ending in an `nn.Linear` whose result is the output. `module:function` gives any
+other. Importing this package needs no torch; building a model does.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from moretta.imports import beside, is_reference, nearest, resolve, said
 if TYPE_CHECKING:
     from torch import nn
 
-BUILT_IN = ("mlp", "resnet", "densenet")
+BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
 
 __all__ = ["BUILT_IN", "build"]
 
@@ -64,24 +65,10 @@ def build(
 def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any]) -> "nn.Module":
     if not inputs or any(size < 1 for size in inputs) or outputs < 1:
         raise ParameterError(f"expected sizes of 1 or more, got inputs {inputs} and outputs {outputs}")
-    constructor = _constructor(source)
+    # a built-in's file has its name, and is imported only now because it defines torch modules
+    constructor: Callable[..., nn.Module] = getattr(importlib.import_module(f"moretta.models.{source}"), source)
     known = list(inspect.signature(constructor).parameters)[2:]
     for name in arguments:
         if name not in known:
             raise ParameterError(f'model "{source}" has no argument "{name}"; {nearest(name, known)}')
     return constructor(inputs, outputs, **arguments)
-
-
-def _constructor(source: str) -> "Callable[..., nn.Module]":
-    """The built-in's function; its file is imported only now, because it defines torch modules."""
-    if source == "mlp":
-        from moretta.models.mlp import mlp
-
-        return mlp
-    if source == "resnet":
-        from moretta.models.resnet import resnet
-
-        return resnet
-    from moretta.models.densenet import densenet
-
-    return densenet

@@ -1,5 +1,6 @@
 """Checks of the arguments that a run file gives to a built-in model."""
 
+import math
 from collections.abc import Sequence
 
 from moretta.errors import ParameterError
@@ -11,6 +12,13 @@ def positive(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ParameterError(f"model: {name} must be an integer of 1 or more, got {value!r}")
     return value
+
+
+def above_zero(value: object, name: str) -> float:
+    """`value` if it is a finite number above 0, else ParameterError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ParameterError(f"model: {name} must be a number above 0, got {value!r}")
+    return float(value)
 
 
 def flag(value: object, name: str) -> bool:

@@ -41,8 +41,8 @@ def densenet(
 ) -> nn.Sequential:
     """float32[n, channels, height, width] -> float32[n, outputs].
 
-    `depth` is 6n + 4 (22, 40, 100), `growth` the channels each layer adds, `norm` "batch", "group" or "none". Height
-    and width must be 4 or more. Raises ParameterError otherwise.
+    `depth` is 6n + 4 (22, 40, 100), `growth` the channels each layer adds, `norm` "batch", "frozen-batch", "group"
+    or "none". Height and width must be 4 or more. Raises ParameterError otherwise.
     """
     channels = image(inputs, "densenet")
     norm, growth = one_of(norm, "norm", NORMS), positive(growth, "growth")

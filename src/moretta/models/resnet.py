@@ -80,8 +80,8 @@ def resnet(
 ) -> nn.Sequential:
     """float32[n, channels, height, width] -> float32[n, outputs].
 
-    `depth` is 6n + 2 (20, 32, 56), `shortcut` "A", "B" or "concat", `norm` "batch", "group" or "none" (the
-    convolutions then have biases), `width` the channels of the first stage.
+    `depth` is 6n + 2 (20, 32, 56), `shortcut` "A", "B" or "concat", `norm` "batch", "frozen-batch", "group"
+    or "none" (the convolutions then have biases), `width` the channels of the first stage.
     Raises ParameterError for samples that are no images and for arguments outside these.
     """
     channels = image(inputs, "resnet")

@@ -1,0 +1,187 @@
+"""BAFFLE's models: lenet, wrn and mobilenet, their normalisations and activations."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="models need torch")
+from torch import nn  # noqa: E402
+
+from moretta.errors import ParameterError  # noqa: E402
+from moretta.models import build  # noqa: E402
+from moretta.models.layers import FrozenBatchNorm  # noqa: E402
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+NORMS = {"group": nn.GroupNorm, "batch": nn.BatchNorm2d, "frozen-batch": FrozenBatchNorm}
+ACTIVATIONS = {"hardswish": nn.Hardswish, "relu": nn.ReLU, "selu": nn.SELU}
+# the smallest of each, where the size does not matter
+SMALL: dict[str, dict[str, Any]] = {"lenet": {}, "wrn": {"width": 1}, "mobilenet": {"width": 0.25}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Many small layers: on busy cores PyTorch's threads wait for one another, twenty times as long as one computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def images(inputs: tuple[int, ...], rows: int = 4) -> Any:
+    return torch.randn(rows, *inputs, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs", "outputs", "arguments", "count"),
+    [
+        # convolutions 150 + 2400, their affines 12 + 32, layers 256 x 84 + 84 and 84 x 10 + 10
+        ("lenet", GREY, 10, {}, 25_032),
+        ("lenet", COLOUR, 10, {}, 37_428),
+        # first 432, stages 14,432 + 57,536 + 229,760, last affine 256, layer 1290
+        ("wrn", COLOUR, 10, {}, 303_706),
+        ("wrn", GREY, 10, {}, 303_418),
+        # Zagoruyko and Komodakis 2016, table 4: WRN-40-4 8.9M, WRN-16-8 11.0M
+        ("wrn", COLOUR, 10, {"depth": 40, "width": 4}, 8_949_210),
+        ("wrn", COLOUR, 10, {"depth": 16, "width": 8}, 10_961_370),
+        # torchvision 0.28's mobilenet_v2(num_classes=10), width_mult 1 and 0.5
+        ("mobilenet", COLOUR, 10, {}, 2_236_682),
+        ("mobilenet", COLOUR, 100, {}, 2_351_972),
+        ("mobilenet", COLOUR, 10, {"width": 0.5}, 700_490),
+    ],
+)
+def test_parameter_counts(
+    source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any], count: int
+) -> None:
+    model = build(source, inputs=inputs, outputs=outputs, **arguments)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_lenet_is_flat() -> None:
+    norm, act = nn.GroupNorm, nn.Hardswish
+    found = [type(layer) for layer in build("lenet", inputs=GREY, outputs=10)]
+    block = [nn.Conv2d, norm, act, nn.AvgPool2d]
+    assert found == [*block, *block, nn.Flatten, nn.Linear, act, nn.Linear]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "norm", "activation"),
+    [(GREY, "group", "hardswish"), (COLOUR, "group", "hardswish")]
+    + [((2, 17, 20), norm, activation) for norm in NORMS for activation in ACTIVATIONS],
+)
+@pytest.mark.parametrize("source", SMALL)
+def test_traced_and_trained(source: str, norm: str, activation: str, inputs: tuple[int, ...]) -> None:
+    model = build(source, inputs=inputs, outputs=5, norm=norm, activation=activation, **SMALL[source])
+    kinds = {type(layer) for layer in model.modules()}
+    assert kinds & {*NORMS.values()} == {NORMS[norm]}
+    assert kinds & {*ACTIVATIONS.values()} == {ACTIVATIONS[activation]}
+    x = images(inputs)
+    y = model(x)
+    assert y.shape == (4, 5)
+    y.square().mean().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    model.eval()
+    assert torch.equal(model(x), y) == (norm != "batch")  # no other layer differs between training and evaluation
+    traced = torch.fx.symbolic_trace(model)
+    assert torch.equal(traced(x), model(x))
+    last = list(traced.graph.nodes)[-1].args[0]
+    assert isinstance(traced.get_submodule(last.target), nn.Linear)
+    assert list(model.modules())[-1] is model.get_submodule(last.target)
+
+
+@pytest.mark.parametrize("source", SMALL)
+def test_no_bias_before_a_normalisation(source: str) -> None:
+    layers = list(build(source, inputs=COLOUR, outputs=2, **SMALL[source]).modules())
+    assert all(layer.bias is None for layer in layers if isinstance(layer, nn.Conv2d))
+    assert any(isinstance(a, nn.Conv2d) and isinstance(b, nn.GroupNorm) for a, b in pairwise(layers))
+
+
+@pytest.mark.parametrize("source", [*SMALL, "resnet", "densenet"])
+def test_frozen_statistics_stay(source: str) -> None:
+    arguments = SMALL.get(source, {"depth": 8 if source == "resnet" else 10})
+    loaded = build(source, inputs=COLOUR, outputs=2, norm="batch", **arguments)
+    loaded(images(COLOUR))  # statistics other than the initial ones
+    model = build(source, inputs=COLOUR, outputs=2, norm="frozen-batch", **arguments)
+    model.load_state_dict(loaded.state_dict())
+    model.eval().train()
+    assert model.training
+    frozen = [layer for layer in model.modules() if isinstance(layer, FrozenBatchNorm)]
+    assert frozen
+    assert not any(layer.training for layer in frozen)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    x = images(COLOUR)
+    assert torch.equal(model(x), loaded.eval()(x))
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("source", "some"),
+    [
+        ("lenet", ["0.weight", "1.weight", "1.bias", "4.weight", "9.weight", "11.weight", "11.bias"]),
+        ("wrn", ["0.weight", "1.before.0.weight", "1.body.0.weight", "1.body.1.bias", "1.body.3.weight",
+                 "2.shortcut.weight", "4.weight", "8.weight", "8.bias"]),
+        # torchvision's, so that its weights load
+        ("mobilenet", ["features.0.0.weight", "features.0.1.bias", "features.1.conv.0.0.weight",
+                       "features.1.conv.1.weight", "features.2.conv.3.bias", "features.17.conv.2.weight",
+                       "features.18.1.weight", "classifier.1.weight", "classifier.1.bias"]),
+    ],
+)  # fmt: skip
+def test_names_are_stable(source: str, some: list[str]) -> None:
+    model = build(source, inputs=COLOUR, outputs=7)
+    state = model.state_dict()
+    assert [name for name in state if name in some] == some
+    assert list(state)[-2:] == some[-2:]
+    assert len(state) == {"lenet": 10, "wrn": 26, "mobilenet": 158}[source]
+    assert state[some[-1]].shape == (7,)
+
+
+@pytest.mark.parametrize(("side", "positions"), [(28, 4), (32, 4), (63, 8), (64, 2)])
+def test_mobilenet_strides_fit_the_image(side: int, positions: int) -> None:
+    model = build("mobilenet", inputs=(3, side, side), outputs=2, width=0.25).eval()
+    assert model.features(images((3, side, side), 1)).shape[-2:] == (positions, positions)
+
+
+@pytest.mark.parametrize("source", SMALL)
+def test_weights_depend_on_the_seed_alone(source: str) -> None:
+    first, same, other = (build(source, inputs=COLOUR, outputs=2, seed=s, **SMALL[source]) for s in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("source", SMALL)
+def test_bad_words_and_shapes(source: str) -> None:
+    with pytest.raises(ParameterError, match="norm = 'grup' is unknown; did you mean \"group\"\\? Known: batch, froz"):
+        build(source, inputs=COLOUR, outputs=2, norm="grup")
+    with pytest.raises(ParameterError, match="norm = 'none' is unknown"):
+        build(source, inputs=COLOUR, outputs=2, norm="none")
+    with pytest.raises(ParameterError, match="activation = 'hardwish' is unknown; did you mean \"hardswish\""):
+        build(source, inputs=COLOUR, outputs=2, activation="hardwish")
+    with pytest.raises(ParameterError, match=f'model "{source}" has no argument "growth"'):
+        build(source, inputs=COLOUR, outputs=2, growth=3)
+    with pytest.raises(ParameterError, match=rf'model "{source}" takes images .* shape \(30,\)'):
+        build(source, inputs=(30,), outputs=2)
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "message"),
+    [
+        ("lennet", {}, 'did you mean "lenet"'),
+        ("wrn", {"depth": 12}, "depth of a wrn is 6n \\+ 4, such as 10, 16 or 28, got 12"),
+        ("wrn", {"depth": 4}, "depth of a wrn"),
+        ("wrn", {"width": 0}, "width must be an integer of 1 or more, got 0"),
+        ("mobilenet", {"width": 0}, "width must be a number above 0, got 0"),
+        ("mobilenet", {"width": "1"}, "width must be a number above 0, got '1'"),
+        ("mobilenet", {"width": True}, "width must be a number above 0, got True"),
+        ("mobilenet", {"width": float("nan")}, "width must be a number above 0, got nan"),
+        ("lenet", {"inputs": (1, 15, 28)}, "a lenet does not pad, so images need 16 x 16 pixels or more"),
+    ],
+)
+def test_bad_arguments(source: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        build(source, **{"inputs": COLOUR, "outputs": 2, **arguments})
+
+
+def test_the_least_image_of_a_lenet() -> None:
+    assert build("lenet", inputs=(1, 16, 16), outputs=3)(images((1, 16, 16))).shape == (4, 3)
