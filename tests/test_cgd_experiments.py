@@ -19,9 +19,9 @@ from moretta.config import load
 from moretta.data.images import load_images
 from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
+from moretta.protocols.accountant import Privacy
 from moretta.protocols.batches import Batches
 from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.fedsgd.params import Privacy
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.losses import Loss
 

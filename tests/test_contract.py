@@ -33,7 +33,7 @@ from moretta.config import PROTOCOLS
 from moretta.engines import in_process
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocol import Client, Message, Stamp, State, Tensors
-from moretta.protocols.enrolment import Ready
+from moretta.protocols.silo_rows import Ready
 from moretta.protocols.training import Training
 from moretta.result import Result
 from moretta.roles import Cast, Setting

@@ -24,7 +24,7 @@ from moretta import casting
 from moretta.codec import Codec, size
 from moretta.errors import CodecError
 from moretta.protocol import Array, Message, Stamp, Tensors
-from moretta.protocols import enrolment
+from moretta.protocols import silo_rows
 from moretta.protocols.cgd import messages as cgd
 from moretta.protocols.fedsgd import messages as fedsgd
 from moretta.protocols.pbpfl import messages as pbpfl
@@ -35,7 +35,7 @@ VECTORS = json.loads((FOLDER / "messages.json").read_text(encoding="utf-8"))
 GENERATOR = runpy.run_path(str(FOLDER / "generate.py"))
 wire = GENERATOR["wire"]
 GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR["good_messages"]().items()}
-SCHEMA = (*SUM_MESSAGES, *enrolment.MESSAGES, *fedsgd.MESSAGES, *pbpfl.MESSAGES, *cgd.MESSAGES)
+SCHEMA = (*SUM_MESSAGES, *silo_rows.MESSAGES, *fedsgd.MESSAGES, *pbpfl.MESSAGES, *cgd.MESSAGES)
 KINDS = {kind.TAG: kind for kind in SCHEMA}
 CODEC = Codec(SCHEMA)
 MEMORY = 1 << 17  # bytes beside a few copies of what was sent
@@ -138,7 +138,7 @@ def makes_sense(message: Message) -> None:
                 np.square(message.alpha, dtype=np.float64).sum()
         case pbpfl.Softmax():
             assert len(message.y) == len(message.k)
-        case enrolment.Begin():
+        case silo_rows.Begin():
             assert message.mean.shape == message.deviation.shape
         case cgd.Partial() | cgd.Join():
             _, _ = message.words.shape

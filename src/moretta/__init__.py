@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moretta.config_sections import Engine, Faults, SecureAggregation
     from moretta.federation import Federation, Result
+    from moretta.protocols.baffle.params import BAFFLE
     from moretta.protocols.cgd.params import CGD
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BAFFLE",
     "CGD",
     "PBPFL",
     "Centralised",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BAFFLE": "moretta.protocols.baffle.params",
     "CGD": "moretta.protocols.cgd.params",
     "PBPFL": "moretta.protocols.pbpfl.params",
     "Centralised": "moretta.protocols.fedsgd.params",

@@ -29,6 +29,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from moretta import config_errors
 from moretta.config_sections import Data, Delay, Engine, Fault, Faults, Model, Run, Section, SecureAggregation
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
 from moretta.protocols.pbpfl.params import PBPFL
@@ -50,14 +51,15 @@ __all__ = [
     "load",
 ]
 
-Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD, Field(discriminator="name")]
-PROTOCOLS: Mapping[str, type[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD]] = {
+Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE, Field(discriminator="name")]
+PROTOCOLS: Mapping[str, type[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE]] = {
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
     "local": Local,
     "centralised": Centralised,
     "pbpfl": PBPFL,
     "cgd": CGD,
+    "baffle": BAFFLE,
 }
 
 

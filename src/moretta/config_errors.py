@@ -16,8 +16,6 @@ from pydantic import ValidationError
 # What the run file of a finished Moretta knows and this version does not: a row for each section, and within
 # [protocol] one for each protocol. "key" is a key, "key=value" a value of a key that is here. Shrink it as they land.
 LATER: Mapping[str, str] = {
-    "protocol": "name=baffle",
-    "baffle": "k sigma form direction ema trainable",
     "engine": "name=flare",
 }
 NOT_YET = "that this version does not have yet"

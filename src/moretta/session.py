@@ -25,7 +25,8 @@ from moretta.engines.views import Recorder
 from moretta.errors import ParameterError, RunFailed
 from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
-from moretta.protocols import enrolment, modules
+from moretta.protocols import modules, silo_rows
+from moretta.protocols.baffle import messages as baffle
 from moretta.protocols.cgd import messages as confined
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import standardised
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 KEY_TAGS = frozenset(kind.TAG for kind in (*agreement.MESSAGES, *confined.KEYS))
 UNMASKING_TAGS = frozenset(kind.TAG for kind in unmasking.MESSAGES)
-SET_UP_TAGS = frozenset(kind.TAG for kind in (*statistics.MESSAGES, *enrolment.MESSAGES, *confined.SET_UP))
+SET_UP_TAGS = frozenset(
+    kind.TAG for kind in (*statistics.MESSAGES, *silo_rows.MESSAGES, *confined.SET_UP, *baffle.SET_UP)
+)
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about so many times a run is the model tested on the way, unless it says how often
 SCORES = ("loss", "accuracy", "mse")

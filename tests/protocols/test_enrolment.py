@@ -14,7 +14,7 @@ from moretta.codec import Codec
 from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError
 from moretta.protocol import Aborted, Ask, Message, Reason, Stamp, no_phase
-from moretta.protocols import enrolment, modules
+from moretta.protocols import modules, silo_rows
 from moretta.protocols.batches import Batches
 from moretta.protocols.enrolment import Enrolment, SiloRows, scales_of, standardised, targets
 from moretta.protocols.losses import Loss
@@ -62,7 +62,7 @@ class House:
         }
         self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), columns, batch_size, scales)
         self.asked: list[Ask] = []
-        self.engine = InProcess(self.silos, Codec((*MESSAGES, *enrolment.MESSAGES)), strict=True)
+        self.engine = InProcess(self.silos, Codec((*MESSAGES, *silo_rows.MESSAGES)), strict=True)
 
     def setup(self, attempt: int = 0, cohort: Sequence[str] | None = None) -> Aborted | None:
         exchange, replies = self.enrolment.setup(Stamp("run", 1, attempt), cohort or list(self.silos)), None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from moretta.casting.baffle import cast_baffle
 from moretta.casting.baselines import cast_fedsgd, cast_local
 from moretta.casting.cgd import cast_cgd, cast_simulation
 from moretta.casting.parts import POOL, pooled_rows, rows_of
 from moretta.casting.pbpfl import cast_pbpfl
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, Local
 from moretta.protocols.pbpfl.params import PBPFL
@@ -28,5 +30,7 @@ def cast(protocol: Training, setting: Setting) -> Cast:
             return cast_pbpfl(protocol, setting)
         case CGD():
             return cast_cgd(protocol, setting) if setting.engine == "in-process" else cast_simulation(protocol, setting)
+        case BAFFLE():
+            return cast_baffle(protocol, setting)
         case _:
             return cast_fedsgd(protocol, setting, rows_of(protocol, setting), scheme, setting.batch_size)

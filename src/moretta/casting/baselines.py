@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moretta.casting.parts import cast_of, contributor_of, enrolment_of, rows_of
+from moretta.protocols.accountant import Accountant
 from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.fedsgd.accountant import Accountant
 from moretta.protocols.fedsgd.client import Client, LoneClient
 from moretta.protocols.fedsgd.messages import MESSAGES
 from moretta.protocols.fedsgd.params import FedSGD

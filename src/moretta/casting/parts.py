@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
 from moretta.protocol import Client, Message, Server, Tensors
-from moretta.protocols import enrolment, modules
+from moretta.protocols import enrolment, modules, silo_rows
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.enrolment import Enrolment, SiloRows
 from moretta.protocols.training import Training
@@ -135,4 +135,4 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (*SUM_MESSAGES, *enrolment.MESSAGES, *messages)
+    return (*SUM_MESSAGES, *silo_rows.MESSAGES, *messages)

@@ -22,54 +22,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.errors import ParameterError, PeerError
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, State, message, unexpected
+from moretta.errors import ParameterError
+from moretta.protocol import Aborted, Ask, Exchange, Message, Stamp, State
 from moretta.protocols import modules
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
-from moretta.secure_aggregation import Aggregator, Contributor, Moments, answer_moments, moments
-from moretta.secure_aggregation.statistics import FLAT, AskMoments
-
-SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
-
-
-@message("enrolment/begin")
-class Begin(Message):
-    """What a silo trains on: the model's digest, and the standardisation of its inputs by column (or all alike).
-
-    mean, deviation: float64[columns], or float64[1] for all columns together.
-    """
-
-    schema: str
-    mean: Array
-    deviation: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where mean and deviation do not fit each other."""
-        both = (self.mean, self.deviation)
-        if any(array.ndim != 1 or array.dtype != np.float64 for array in both) or not self.mean.size:
-            raise PeerError("enrolment/begin: expected a float64 mean and deviation of at least one column")
-        if self.mean.shape != self.deviation.shape or not (self.deviation >= SMALLEST_DEVIATION).all():
-            raise PeerError(f"enrolment/begin: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean")
-
-
-@message("enrolment/ready")
-class Ready(Message):
-    """The silo trains this model."""
-
-
-MESSAGES = (Begin, Ready)
+from moretta.protocols.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, standardise
+from moretta.secure_aggregation import Aggregator, Contributor, Moments, moments
+from moretta.secure_aggregation.statistics import FLAT
 
 
 def standardised(
     x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: torch.dtype
 ) -> Tensor:
-    """Return (x - mean) / deviation in a floating dtype; whole numbers are tokens and stay as they are."""
-    if x.dtype.kind in "iu":
-        return torch.tensor(x)
-    if (mean == 0).all() and (deviation == 1).all():
-        return torch.tensor(x, dtype=dtype)
-    return torch.tensor((x.astype(np.float64) - mean) / deviation, dtype=dtype)
+    """Return (x - mean) / deviation as `moretta.protocols.silo_rows.standardise` has it, as a tensor of its own."""
+    return torch.tensor(standardise(x, mean, deviation, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def scales_of(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -126,21 +93,12 @@ class SiloRows:
 
     def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
-        match message:
-            case AskMoments():
-                return answer_moments(contributor, message, {message.what: self._columns(message.what)})
-            case Begin():
-                if message.schema != modules.schema(model):
-                    raise ParameterError("the server's model has other tensors than the silo's; expected the same")
-                if message.mean.size not in (1, self._raw.shape[-1]):
-                    raise ParameterError(
-                        f"expected {message.mean.size} input columns, as the server has; got {self._raw.shape[-1]}"
-                    )
-                self.x = self._standardised(message.mean, message.deviation)
-                return Ready(stamp=message.stamp)
-        reply = contributor.answer(message)
-        if reply is None:
-            raise unexpected("a silo", message)
+        if (summing := contributor.answer(message)) is not None:
+            return summing
+        rows = Rows(self._raw, self.y.cpu().numpy(), self.batches, modules.schema(model))
+        reply = rows.answer(message, contributor)
+        if isinstance(reply, Ready):
+            self.x = self._standardised(rows.mean, rows.deviation)
         return reply
 
     @contextmanager
@@ -162,18 +120,6 @@ class SiloRows:
         finally:
             for generator, state in zip(generators, saved, strict=True):
                 generator.set_state(state)
-
-    def _columns(self, what: str) -> NDArray[np.float64]:
-        """Return what mean and deviation are asked of, float64[entries, columns]."""
-        if what == "rows":
-            return np.zeros((len(self._raw), 0))
-        if what == "targets":
-            return self.y.to(torch.float64).cpu().numpy().reshape(-1, 1)
-        if what not in ("inputs", "input columns"):
-            raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
-        inputs = self._raw if self._raw.dtype.kind == "f" else np.zeros((len(self._raw), 1))  # tokens have no scale
-        columns = inputs.shape[-1] if what == "input columns" else 1
-        return inputs.astype(np.float64).reshape(-1, columns)
 
 
 class Enrolment:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moretta.errors import ParameterError
+from moretta.protocols.accountant import Privacy
 
 if TYPE_CHECKING:
     from moretta.protocols.losses import Loss
@@ -83,5 +84,40 @@ class Training(BaseModel):
             raise ParameterError(
                 f'momentum = {self.momentum:g} belongs to optimizer = "sgd", and optimizer is "adam", which has its '
                 "own; remove one of them"
+            )
+        return self
+
+
+class PrivateTraining(Training):
+    """Training in which silos can add noise, so that their rows are hidden by differential privacy.
+
+    dp_noise: the noise multiplier sigma; the noise in a round's sum has at least the deviation sigma * dp_clip.
+    dp_clip: the largest norm of what one example adds to a round's sum.
+    dp_delta: the delta at which epsilon is stated.
+    """
+
+    dp_noise: NonNegative | None = None
+    dp_clip: Positive | None = None
+    dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The settings of the noise; None for none."""
+        if self.dp_noise is None or self.dp_clip is None:
+            return None
+        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta)
+
+    @model_validator(mode="after")
+    def _fits_privacy(self) -> Self:
+        if (self.dp_noise is None) != (self.dp_clip is None):
+            there, missing = ("dp-clip", "dp-noise") if self.dp_noise is None else ("dp-noise", "dp-clip")
+            raise ParameterError(
+                f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
+                "times dp-clip): give both, or neither for no differential privacy"
+            )
+        if self.privacy and self.class_weights:
+            raise ParameterError(
+                "class-weights do not go with dp-noise: a silo's weight in the mean would follow from its labels; "
+                "remove one of them"
             )
         return self

@@ -62,6 +62,8 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
             ]
         case "cgd":
             server, silo = _cgd_aggregator(record), _cgd_participant(record)
+        case "baffle":
+            server, silo = _baffle_server(record), _baffle_silo(record)
         case other:
             server = silo = [f"This version of the report has no sentence about the protocol {other}."]
     return (
@@ -277,6 +279,29 @@ def _standardised_columns(record: RunRecord, by_whom: str = "over all silos") ->
         return ""
     where = "" if used else " (if inputs are standardised, as tables are unless the run file says otherwise)"
     return f"the mean and standard deviation of each input column, {by_whom}{where}"
+
+
+def _baffle_server(record: RunRecord) -> list[str]:
+    upload = _baffle_upload(record)
+    said = _sum(record, upload)
+    if not record.setting("protocol", "local-epochs"):
+        said.append(
+            "With the directions, which it knows, the sum gives the silos’ gradient as far as it lies in their span: K "
+            "numbers of it a round."
+        )
+    return [*said, "Holds the model.", *_noise(record), *_server_statistics(record)]
+
+
+def _baffle_silo(record: RunRecord) -> list[str]:
+    return [
+        "Receives the model itself, every round; runs it forward only, and knows all directions.",
+        *_silo_statistics(record),
+        *_two_silos(record, _baffle_upload(record)),
+    ]
+
+
+def _baffle_upload(record: RunRecord) -> str:
+    return "weight change" if record.setting("protocol", "local-epochs") else "vector of loss difference"
 
 
 def _two_silos(record: RunRecord, update: str) -> list[str]:

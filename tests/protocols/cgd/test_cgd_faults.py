@@ -50,7 +50,7 @@ from moretta.protocols.cgd.messages import (
     Where,
 )
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.enrolment import Begin
+from moretta.protocols.silo_rows import Begin
 from moretta.roles import Cast, Silo
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import AdvertiseKey, PeerKeys

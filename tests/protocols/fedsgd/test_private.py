@@ -20,10 +20,9 @@ from moretta.errors import MissingExtra, ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Stamp
 from moretta.protocols import modules
+from moretta.protocols.accountant import Privacy, epsilon
 from moretta.protocols.batches import Batches
 from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.fedsgd.accountant import epsilon
-from moretta.protocols.fedsgd.params import Privacy
 from moretta.protocols.fedsgd.private import PrivateGradient, clipped_sum
 from moretta.protocols.losses import Loss
 from moretta.result import Result

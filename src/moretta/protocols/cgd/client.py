@@ -50,7 +50,8 @@ from moretta.protocols.cgd.messages import (
 )
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
-from moretta.protocols.enrolment import Begin, Ready, SiloRows
+from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.silo_rows import Begin, Ready
 from moretta.secure_aggregation import Contributor, Relayed
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring

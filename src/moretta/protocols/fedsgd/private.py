@@ -37,9 +37,10 @@ from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot, encode_parts
 from moretta.protocol import Array, Stamp, State, Tensors
 from moretta.protocols import modules
+from moretta.protocols.accountant import Privacy
 from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.fedsgd.params import Privacy
 from moretta.protocols.losses import Loss
+from moretta.protocols.lots import Lots
 
 MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
 MOST_ROWS = 256  # that pass through the model at once
@@ -58,9 +59,8 @@ class PrivateGradient:
     ) -> None:
         self._clip, self._rows, self._loss, self._root = privacy.clip, rows, loss, root
         self._deviation = privacy.noise * privacy.clip / math.sqrt(sharers)
-        self._count = rows.batches.rows
-        self.lot = min(batch_size, self._count) or self._count
-        self.rate = self.lot / self._count
+        self._lots = Lots(rows.batches.rows, batch_size)
+        self.lot, self.rate = self._lots.expected, self._lots.rate
 
     def upload(self, model: nn.Module, parameters: Tensors, now: Stamp) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, in the parameters' dtype.
@@ -81,7 +81,7 @@ class PrivateGradient:
 
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
         """Return the numbers of the rows in the lot of one purpose, ascending; perhaps none."""
-        return np.flatnonzero(self._root.stream("dp lot", *purpose).uniform(self._count) < self.rate)
+        return self._lots.draw(self._root, *purpose)
 
     def clipped_sum(self, model: nn.Module, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """Return sum_i g_i / max(1, |g_i| / C) over some rows, by parameter.

@@ -11,8 +11,8 @@ from torch import nn
 from moretta.errors import PeerError
 from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
+from moretta.protocols.accountant import Accountant
 from moretta.protocols.enrolment import Enrolment
-from moretta.protocols.fedsgd.accountant import Accountant
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.training import Training

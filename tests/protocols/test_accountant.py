@@ -8,8 +8,7 @@ from math import comb, exp, inf, log
 import pytest
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.fedsgd.accountant import Accountant, epsilon, noise_for
-from moretta.protocols.fedsgd.params import Privacy
+from moretta.protocols.accountant import Accountant, Privacy, epsilon, noise_for
 
 
 def divergences(sigma: float, q: float, rounds: int) -> dict[int, float]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.fedsgd.params import Privacy
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,7 +41,7 @@ def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
 def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
     """Return the least noise multiplier, to 1e-6, at which so many rounds cost no more than this epsilon and delta.
 
-    Raises as `moretta.protocols.fedsgd.accountant.epsilon`.
+    Raises as `moretta.protocols.accountant.epsilon`.
     """
     _check(delta, q, rounds)
     if not (math.isfinite(epsilon) and epsilon > 0):
@@ -53,6 +52,15 @@ def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
             lambda: _accountant(library), lambda sigma: _rounds_of(library, sigma, q, rounds), epsilon, delta
         )
     )
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is told: the noise multiplier sigma, the largest norm C of what one example adds, and delta."""
+
+    noise: float
+    clip: float
+    delta: float
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""BAFFLE's cast: a server that rebuilds gradients, and silos that only run forward."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from moretta.casting.parts import cast_of, contributor_of, enrolment_of
+from moretta.config_errors import nearest
+from moretta.errors import ParameterError
+from moretta.protocols import enrolment, modules
+from moretta.protocols.accountant import Accountant
+from moretta.protocols.baffle.client import Client
+from moretta.protocols.baffle.messages import MESSAGES
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.private import PrivateScalars
+from moretta.protocols.baffle.recipe import Recipe
+from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.server import Server
+from moretta.protocols.baffle.torch_forward import TorchForward, check_repeats, layout_of
+from moretta.protocols.batches import Batches
+from moretta.protocols.silo_rows import Rows
+from moretta.roles import Cast, Setting
+
+
+def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
+    """Cast BAFFLE's server and silos."""
+    if setting.augment:
+        raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
+    setting = replace(setting, model=_partly_trained(setting.model, protocol.trainable))
+    scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
+    agreed = enrolment_of(
+        setting,
+        scheme,
+        len(setting.silos),
+        setting.columns,
+        0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
+    )
+    recipe, layout = _recipe(protocol, setting.rounds), layout_of(setting.model)
+    sharers = 1 if scheme == "none" else setting.least(scheme)
+    privates, accountant = _private(protocol, setting, sharers)
+    schema = modules.schema(setting.model)
+    _check_repeats(setting, TorchForward(setting.model, layout, setting.device))
+    clients = {}
+    for silo in setting.silos:
+        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
+        batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name)
+        clients[silo.name] = Client(
+            recipe,
+            silo.name,
+            TorchForward(setting.model, layout, setting.device),
+            Rows(silo.x, y.numpy(), batches, schema),
+            contributor_of(setting, scheme, silo.name),
+            setting.root(silo.name),
+            privates.get(silo.name),
+        )
+    server = Server(
+        protocol,
+        recipe,
+        setting.model,
+        layout,
+        agreed,
+        setting.root("server"),
+        secure.largest,
+        setting.rounds,
+        lambda precision: b"",
+        accountant,
+    )
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
+
+
+def _recipe(protocol: BAFFLE, rounds: int) -> Recipe:
+    epochs = protocol.local_epochs or 0
+    return Recipe(
+        protocol.form,
+        protocol.sigma,
+        RowLosses(protocol.loss, protocol.label_smoothing, protocol.class_weights),
+        max(protocol.k, protocol.k_last or 0),
+        protocol.direction,
+        protocol.orthogonal,
+        protocol.seed_pool or 0,
+        epochs,
+        tuple(protocol.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
+    )
+
+
+def _private(
+    protocol: BAFFLE, setting: Setting, sharers: int
+) -> tuple[Mapping[str, PrivateScalars], Accountant | None]:
+    """Return what adds each silo's noise, and what states its privacy; nothing where none is wanted."""
+    if protocol.privacy is None:
+        return {}, None
+    privates = {
+        silo.name: PrivateScalars(protocol.privacy, len(silo.x), setting.batch_size, setting.root(silo.name), sharers)
+        for silo in setting.silos
+    }
+    left_out = "means and deviations of the input columns, summed without noise" if setting.columns else ""
+    return privates, Accountant(protocol.privacy, max(one.rate for one in privates.values()), sharers, left_out)
+
+
+def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
+    """Return a copy of the model of which only what is named is trained: parameters, or all of a module."""
+    model = copy.deepcopy(model)
+    if not wanted:
+        return model
+    names = [name for name, _ in model.named_parameters()]
+    chosen = set[str]()
+    for one in wanted:
+        found = [name for name in names if fnmatch.fnmatchcase(name, one) or fnmatch.fnmatchcase(name, f"{one}.*")]
+        if not found:
+            homes = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
+            close = nearest(one, homes)
+            hint = f"did you mean `{close}`?" if close else f"they are {', '.join(homes):.200}"
+            raise ParameterError(f"trainable: the model has no parameter or module `{one}`; {hint}")
+        chosen |= set(found)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in chosen)
+    return model
+
+
+def _check_repeats(setting: Setting, forward: TorchForward) -> None:
+    """Raise ParameterError where the first rows of the first silo do not give the same outputs twice."""
+    x = setting.silos[0].x[:2]
+    inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
+    check_repeats(forward, forward.layout.flat(modules.arrays(setting.model)), np.ascontiguousarray(inputs))

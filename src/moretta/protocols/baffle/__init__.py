@@ -1,0 +1,24 @@
+"""BAFFLE: training by forward passes alone (Feng, Pang, Du, Chen, Yan, Lin: "BAFFLE: A Baseline of
+Backpropagation-Free Federated Learning", 2023).
+
+**Theory.** A model with n parameters w is moved a little, by sigma, along K directions d_k that all roles draw from one
+seed; each silo runs its batch forward at w + sigma d_k and uploads, in a secure sum, what its K losses differ by. The
+silos' mean x_k of (L(w + sigma d_k) - ...) / sigma is the derivative along d_k up to sigma, and since E[d d^T] = I,
+
+    g = 1/(K - 1) sum_k x_k d_k,     x_k = (L_k - mean_j L_j) / sigma          (Stein's identity: Eqs. 5, 6)
+
+is an unbiased estimate of the gradient. It lies in the span of K directions: its squared error is about n / K times the
+gradient's square (Theorem 3.1), so progress a round is some K / n of that of a true gradient, and K forwards cost K
+times a forward. Rademacher directions lose less to the curvature than Gaussian ones
+(`moretta.protocols.baffle.directions`); the forms are in `moretta.protocols.baffle.estimate`.
+
+    server                                              silo c
+      enrolment; commitments, contributions      <->      (`moretta.protocols.baffle.seeds`)
+      Estimate(w, hash, K)                       -->      L_k = loss of its batch at w + sigma d_k, k = 1 .. K
+                                                 <--    secure-sum upload of N_c (x_1, .. x_K, loss)
+      g = sum_k x_k d_k / (K - 1);  w <- w - Adam or SGD;  average of w
+
+**Threat model.** As in the secure sum: the server learns the silos' mean of K numbers a round, which with the
+directions is the estimate of their gradient, and its mean loss; nothing of one silo. Silos hold the model in the clear.
+That the numbers could not be told from those of noise (the paper's Fig. 5) is not claimed.
+"""

@@ -1,0 +1,84 @@
+"""Settings of BAFFLE."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.directions import BLOCK, MOST
+from moretta.protocols.baffle.estimate import Form, directions_of
+from moretta.protocols.training import Positive, PrivateTraining
+
+Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
+
+
+class BAFFLE(PrivateTraining):
+    """Training by forward passes alone: Feng et al. 2023.
+
+    k: K, how many directions a round has (twice as many with form "twice-forward"). k_last: that of the last round;
+        K grows, or falls, to it by the same factor each round. None leaves it at k.
+    sigma: how far parameters are moved along each direction.
+    form: the finite difference (`moretta.protocols.baffle.estimate`); the paper's is "base".
+    direction: "rademacher", entries -1 and +1, or "gaussian", the paper's.
+    orthogonal: make the directions of a round orthogonal to each other.
+    seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
+    ema: of the parameters over rounds, w <- ema w + (1 - ema) w_t, is what is tested and released; 0 is none. In
+        round t it is at most t / (t + 9), so that the start is soon forgotten.
+    trainable: names of parameters or of modules; all others stay as they are. None of them: all are trained.
+    local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
+        level: a silo takes so many epochs of steps along its own estimates, at learning_rate, and its difference is
+        summed, which is as long as the model.
+    dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
+    """
+
+    name: Literal["baffle"] = "baffle"
+    optimizer: Literal["sgd", "adam"] = "adam"
+    learning_rate: Positive = 0.003
+    k: Directions = 100
+    k_last: Directions | None = None
+    sigma: Positive = 1e-3
+    form: Form = "mean"
+    direction: Literal["rademacher", "gaussian"] = "rademacher"
+    orthogonal: bool = False
+    seed_pool: PositiveInt | None = None
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.995
+    trainable: tuple[str, ...] = ()
+    local_epochs: PositiveInt | None = None
+
+    def k_of(self, number: int, rounds: int) -> int:
+        """Return K of round `number`, from 1 to `rounds`."""
+        if self.k_last is None or rounds == 1:
+            return self.k
+        growth: float = (self.k_last / self.k) ** ((number - 1) / (rounds - 1))
+        return round(self.k * growth)
+
+    @property
+    def rate_depends_on_rounds(self) -> bool:
+        """Whether a round's rate or its K depends on how many there are in all."""
+        return super().rate_depends_on_rounds or self.k_last is not None
+
+    @model_validator(mode="after")
+    def _fits_forms(self) -> Self:
+        most = directions_of(self.form, max(self.k, self.k_last or 0))
+        if self.orthogonal and (self.direction != "rademacher" or self.seed_pool):
+            raise ParameterError(
+                'orthogonal directions are fresh Rademacher ones; use direction = "rademacher" and no seed-pool'
+            )
+        if self.seed_pool is not None and (self.seed_pool % BLOCK or self.seed_pool < most):
+            raise ParameterError(
+                f"seed-pool = {self.seed_pool}: expected a multiple of {BLOCK}, and at least the {most} directions of "
+                "a round"
+            )
+        if self.local_epochs is not None and self.privacy:
+            raise ParameterError(
+                "dp-noise goes on the scalars of the batch level; remove local-epochs, with which a silo's whole "
+                "difference is uploaded"
+            )
+        if self.local_epochs is not None and (self.optimizer == "adam" or self.momentum or self.weight_decay):
+            raise ParameterError(
+                "with local-epochs silos take plain SGD steps at learning-rate, and the server moves by their mean; "
+                'set optimizer = "sgd", and no momentum or weight-decay'
+            )
+        return self

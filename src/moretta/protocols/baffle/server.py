@@ -1,0 +1,161 @@
+"""The server's role: it asks for loss differences, rebuilds the gradient from the directions, and steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta.keystream import SecretRoot
+from moretta.protocol import Aborted, Array, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
+from moretta.protocols import modules
+from moretta.protocols.accountant import Accountant
+from moretta.protocols.baffle.estimate import check_sigma, directions_of, forwards_of, gradient
+from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.messages import Estimate
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.recipe import Recipe
+from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
+from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.training import Training
+from moretta.secure_aggregation import Sum
+
+
+class Server:
+    """BAFFLE's server. recipe: what the silos are set to. limit: the largest |x_k|, from which the ring's step follows.
+
+    graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
+    states what privacy they have got; then they upload nothing but scalars.
+    """
+
+    def __init__(
+        self,
+        params: BAFFLE,
+        recipe: Recipe,
+        model: nn.Module,
+        layout: Layout,
+        enrolment: Enrolment,
+        root: SecretRoot,
+        limit: float,
+        rounds: int,
+        graph_of: Callable[[str], bytes],
+        accountant: Accountant | None = None,
+    ) -> None:
+        self.phase: Phase = no_phase
+        self._params, self._recipe, self._layout, self._enrolment = params, recipe, layout, enrolment
+        self._model = copy.deepcopy(model)
+        # The epoch level's silos have made their steps: the server moves by the mean difference as it is.
+        stepping = Training(learning_rate=1.0) if recipe.local_epochs else params
+        self._optimizer = modules.Optimizer(self._model, stepping, rounds)
+        self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
+        self._seed = Seed(SERVER, root)
+        self._average = self._parameters().astype(np.float64)
+        self._asked = self._forwards = 0
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree with the cohort, also on the seed of the directions."""
+        check_sigma(self._recipe.sigma, self._parameters())
+        aborted = yield from self._enrolment.setup(now, cohort)
+        if aborted is not None:
+            return aborted
+        return (yield from agree(now, cohort, self._seed, self._layout, self._graph_of))
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Move the model along the estimate that the silos' loss differences give."""
+        aggregation, at = self._enrolment.aggregation, self._parameters()
+        k = self._params.k_of(now.round, self._rounds)
+        limits = dict.fromkeys(self._shapes(k), self._limit)
+        wanted = aggregation.want(self._shapes(k), limits, self._enrolment.most_weight())
+        ask = Estimate(
+            stamp=now,
+            parameters=at,
+            parameter_hash=parameter_hash(self._layout, at),
+            k=k,
+            encoding=wanted.fraction_bits,
+        )
+        self._asked += 1  # also a round that is repeated has been answered with noise of its own
+        total = yield from aggregation.sum(ask, wanted)
+        if isinstance(total, Aborted):
+            return total
+        with self.phase("update"):
+            step, figures = self._read(ask, total)
+            self._optimizer.step(self._layout.split(step), now.round)
+            self._follow(now.round)
+        self._forwards += forwards_of(self._recipe.form, k)
+        return Report(figures | {"k": float(k), "rows": float(total.weight), "ring_step": max(total.steps.values())})
+
+    def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of an upload."""
+        if self._recipe.local_epochs:
+            return {"difference": (self._layout.size,), "loss": ()}
+        spoken = 0 if self._accountant else 2 if self._recipe.loss.class_weights else 1
+        return {"scalars": (directions_of(self._recipe.form, k) + spoken,)}
+
+    def _read(self, ask: Estimate, total: Sum) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """Return what to step along, float64[n], and the figures of the round."""
+        recipe, stamp = self._recipe, ask.stamp
+        if recipe.local_epochs:
+            return total.means["difference"], {"loss": float(total.means["loss"])}
+        directions = recipe.directions(
+            ask.k, self._layout.size, self._seed.seed, stamp.run, stamp.round, ask.parameter_hash
+        )
+        derivatives, spoken = np.split(total.means["scalars"], [directions.count])
+        density = float(spoken[1]) if len(spoken) > 1 else 1.0  # rows count by their class's weight
+        figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
+        return gradient(recipe.form, derivatives / density, directions), figures
+
+    def _parameters(self) -> Array:
+        trained = modules.trainable(self._model)
+        return self._layout.flat({name: value.detach().cpu().numpy() for name, value in trained.items()})
+
+    def _follow(self, number: int) -> None:
+        """Let the average follow the parameters.
+
+        Differs from the paper, whose coefficient is the same from the first round on: the start would weigh
+        ema^t still after t rounds.
+        """
+        kept = min(self._params.ema, number / (number + 9))
+        self._average += (1.0 - kept if self._params.ema else 1.0) * (self._parameters() - self._average)
+
+    def _averaged(self) -> dict[str, Array]:
+        """Return the model with the averaged parameters."""
+        model = copy.deepcopy(self._model)
+        trained = modules.trainable(model)
+        with torch.no_grad():
+            for name, value in self._layout.split(self._average).items():
+                trained[name].copy_(torch.from_numpy(value))
+        return modules.arrays(model)
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Release the model as it is: silos have seen what it is the average of."""
+        yield from ()
+        facts: dict[str, float | str] = {"forwards": float(self._forwards), "sigma": self._recipe.sigma}
+        if self._accountant is not None:
+            facts |= self._accountant.facts(self._asked)
+        parameters = self._averaged()
+        return Outcome(parameters=parameters, released=parameters, facts=facts)
+
+    def state(self) -> State:
+        """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""
+        model = {f"model/{name}": value for name, value in self._averaged().items()}
+        seed = {f"seed/{key}": value for key, value in self._seed.state().items()}
+        counted = {"asked": self._asked, "forwards": self._forwards}
+        state: State = {"parameters": self._parameters(), "average": self._average.copy(), **counted}
+        return {**model, **state, **seed, **self._optimizer.state(), **self._enrolment.state()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        trained = modules.trainable(self._model)
+        with torch.no_grad():
+            for name, value in self._layout.split(np.asarray(state["parameters"])).items():
+                trained[name].copy_(torch.tensor(value))
+        self._average = np.array(state["average"], dtype=np.float64)
+        # A run that goes back to its best round has asked in the later ones all the same.
+        self._asked, self._forwards = max(self._asked, int(state["asked"])), int(state["forwards"])
+        self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
+        self._optimizer.restore(state)
+        self._enrolment.restore(state)

@@ -1,0 +1,91 @@
+"""A PyTorch module run forward at flat parameters: in place, or where it is small several parameter vectors at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from moretta.errors import ParameterError
+from moretta.protocol import Array
+from moretta.protocols import modules
+from moretta.protocols.baffle.batched import Batched
+from moretta.protocols.baffle.forward import Layout
+
+SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
+AT_ONCE = 8
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Return how a model's trained parameters lie in a flat array."""
+    trained = {name: parameter.detach().cpu().numpy() for name, parameter in modules.trainable(model).items()}
+    further = modules.ties(model)
+    fixed = {name: value for name, value in modules.arrays(model).items() if name not in trained | further}
+    return Layout.of(trained, fixed)
+
+
+class TorchForward:
+    """Runs a copy of a module on the CPU or a GPU. Raises `moretta.errors.ParameterError` as `check_model` does."""
+
+    def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu") -> None:
+        check_model(model)
+        self.layout = layout
+        self._model = copy.deepcopy(model).to(device).requires_grad_(False)
+        trained = dict(self._model.named_parameters())
+        self._flat = torch.zeros(layout.size, dtype=getattr(torch, layout.dtype), device=device)
+        start = 0
+        for name in layout.shapes:  # every parameter becomes a view of the flat one: one copy sets them all
+            parameter = trained[name]
+            parameter.data = self._flat[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+        self._batched = Batched.of(self._model, layout) if layout.size <= SMALL else None
+        self.at_once = AT_ONCE if self._batched else 1
+
+    def outputs(self, parameters: Sequence[NDArray[np.floating]], x: Array) -> Array:
+        """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.forward.Forward`."""
+        inputs = torch.from_numpy(x).to(self._flat.device)
+        with torch.inference_mode():
+            if self._batched is not None and len(parameters) > 1:
+                together = torch.from_numpy(np.stack(parameters)).to(self._flat.device)
+                return np.asarray(self._batched.outputs(together, inputs).cpu())
+            return np.stack([self._outputs_at(vector, inputs) for vector in parameters])
+
+    def _outputs_at(self, vector: NDArray[np.floating], inputs: torch.Tensor) -> Array:
+        self._flat.copy_(torch.from_numpy(vector))
+        return np.asarray(self._model(inputs).cpu())
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise `moretta.errors.ParameterError` where a forward pass draws at random or changes the model; says where."""
+    for name, module in model.named_modules():
+        place = f"`{name or 'the model'}` ({type(module).__name__})"
+        if isinstance(module, _DropoutNd) and module.p > 0:
+            raise ParameterError(
+                f"{place} drops values at random, so that losses would differ by chance and not by direction; set its "
+                "p to 0 or remove it"
+            )
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+            raise ParameterError(
+                f"{place} changes its running statistics in forward passes; freeze it by .eval() (built-in models: "
+                'norm = "frozen-batch"), or use GroupNorm'
+            )
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise ParameterError(
+                f"{place} mixes the rows of a batch, so that their losses are not their own; use GroupNorm"
+            )
+
+
+def check_repeats(forward: TorchForward, at: Array, x: Array) -> None:
+    """Raise `moretta.errors.ParameterError` where the same parameters and rows do not give the same outputs twice."""
+    first, second = (forward.outputs([at], x) for _ in range(2))
+    if not np.array_equal(first, second, equal_nan=True):
+        raise ParameterError(
+            "the model gives other outputs for the same rows each time, so that losses would differ by chance and not "
+            "by direction; remove what it draws at random"
+        )

@@ -1,0 +1,104 @@
+"""A silo's rows as arrays, and its answers to the set-up: the half of `moretta.protocols.enrolment` without torch.
+
+Begin(model digest, standardisation)   -->
+                                       <--    Ready, or a refusal that says what differs
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from moretta.errors import ParameterError, PeerError
+from moretta.protocol import Array, Message, message, unexpected
+from moretta.protocols.batches import Batches, UnionBatches
+from moretta.secure_aggregation import Contributor, answer_moments
+from moretta.secure_aggregation.statistics import AskMoments
+
+SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
+
+
+@message("enrolment/begin")
+class Begin(Message):
+    """What a silo trains on: the model's digest, and the standardisation of its inputs by column (or all alike).
+
+    mean, deviation: float64[columns], or float64[1] for all columns together.
+    """
+
+    schema: str
+    mean: Array
+    deviation: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where mean and deviation do not fit each other."""
+        both = (self.mean, self.deviation)
+        if any(array.ndim != 1 or array.dtype != np.float64 for array in both) or not self.mean.size:
+            raise PeerError("enrolment/begin: expected a float64 mean and deviation of at least one column")
+        if self.mean.shape != self.deviation.shape or not (self.deviation >= SMALLEST_DEVIATION).all():
+            raise PeerError(f"enrolment/begin: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean")
+
+
+@message("enrolment/ready")
+class Ready(Message):
+    """The silo trains this model."""
+
+
+MESSAGES = (Begin, Ready)
+
+
+def standardise(
+    x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: DTypeLike
+) -> Array:
+    """Return (x - mean) / deviation in a floating dtype; whole numbers are tokens and stay as they are."""
+    if x.dtype.kind in "iu":
+        return x
+    if (mean == 0).all() and (deviation == 1).all():
+        return x.astype(dtype, copy=False)
+    return ((x.astype(np.float64) - mean) / deviation).astype(dtype)
+
+
+class Rows:
+    """A silo's rows, its batches and its half of the enrolment.
+
+    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.enrolment.targets`),
+    [rows, outputs] or int64[rows]. schema: the digest of the silo's model.
+    """
+
+    def __init__(self, x: NDArray[np.generic], y: Array, batches: Batches | UnionBatches, schema: str) -> None:
+        self.x, self.y, self.batches, self._schema = x, y, batches, schema
+        self.mean, self.deviation = np.zeros(1), np.ones(1)
+
+    def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
+        """Return standardised inputs and targets of some rows."""
+        return standardise(self.x[index], self.mean, self.deviation, dtype), self.y[index]
+
+    def answer(self, message: Message, contributor: Contributor) -> Message:
+        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
+        match message:
+            case AskMoments():
+                return answer_moments(contributor, message, {message.what: self._columns(message.what)})
+            case Begin():
+                if message.schema != self._schema:
+                    raise ParameterError("the server's model has other tensors than the silo's; expected the same")
+                if message.mean.size not in (1, self.x.shape[-1]):
+                    raise ParameterError(
+                        f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
+                    )
+                self.mean, self.deviation = message.mean, message.deviation
+                return Ready(stamp=message.stamp)
+        reply = contributor.answer(message)
+        if reply is None:
+            raise unexpected("a silo", message)
+        return reply
+
+    def _columns(self, what: str) -> NDArray[np.float64]:
+        """Return what mean and deviation are asked of, float64[entries, columns]."""
+        if what == "rows":
+            return np.zeros((len(self.x), 0))
+        if what == "targets":
+            return self.y.astype(np.float64).reshape(-1, 1)
+        if what not in ("inputs", "input columns"):
+            raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
+        inputs = self.x if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
+        columns = inputs.shape[-1] if what == "input columns" else 1
+        return inputs.astype(np.float64).reshape(-1, columns)
