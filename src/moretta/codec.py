@@ -11,7 +11,7 @@ A message is a safetensors file whose only metadata entry, ``moretta``, is a JSO
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,12 +104,12 @@ class Codec:
         return kind(stamp=stamp, **values)
 
 
-def size(message: Message) -> int:
-    """Return the length of the message's bytes without making them."""
+def size(message: Message, without: Collection[str] = ()) -> int:
+    """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
     # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
     # it decides the offsets, and so how many digits those take in the header.
     arrays = sorted(_arrays(message).items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
-    entries: dict[str, Any] = {"__metadata__": {"moretta": _metadata(message)}}
+    entries: dict[str, Any] = {"__metadata__": {"moretta": _metadata(message, without)}}
     offset = 0
     for name, array in arrays:
         entries[name] = {
@@ -141,11 +141,11 @@ def _contiguous(arrays: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _metadata(message: Message) -> str:
+def _metadata(message: Message, without: Collection[str] = ()) -> str:
     plain = {
         name: _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
         for name, kind in message.KINDS.items()
-        if kind not in (Array, Tensors)
+        if kind not in (Array, Tensors) and name not in without
     }
     stamp = message.stamp
     header = {

@@ -166,6 +166,8 @@ class Message:
 
     TAG: ClassVar[str] = ""
     KINDS: ClassVar[Mapping[str, Any]] = {}
+    SHARES: ClassVar[frozenset[str]] = frozenset()
+    """The plain fields whose bytes count as keys and shares, and not as what the message is about."""
 
     stamp: Stamp
 

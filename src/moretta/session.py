@@ -167,7 +167,7 @@ class Session:
         asked = {*end.cohort, *(gone.silo for gone in end.dropped if gone.round == end.number)}
         sums: dict[str, float] = {"up": 0.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}
         for (way, tag), size in traffic.items():  # relayed additive shares are the upload itself: up and down
-            if tag in KEY_TAGS | UNMASKING_TAGS:
+            if way == "shares" or tag in KEY_TAGS | UNMASKING_TAGS:
                 sums["secure_aggregation"] += size
             elif tag in SET_UP_TAGS:
                 sums["set_up"] += size

@@ -56,7 +56,10 @@ class InProcess:
             self._record("server", "sent", silo, message)
             answer = self._answer(silo, message)
             if isinstance(answer, Message):
-                self._traffic["up", message.TAG] += size(answer)
+                whole, spoken = size(answer), size(answer, without=answer.SHARES)
+                self._traffic["up", message.TAG] += spoken
+                if answer.SHARES:
+                    self._traffic["shares", message.TAG] += whole - spoken
                 self._record("server", "received", silo, answer)
                 answer = _valid(silo, ask, message, answer)
             if isinstance(answer, Missing):
@@ -67,7 +70,7 @@ class InProcess:
         return Replies(answers, missing)
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call by direction ("up", "down") and tag of the asking message."""
+        """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
         traffic, self._traffic = dict(self._traffic), defaultdict(int)
         return traffic
 

@@ -59,6 +59,8 @@ class MaskedUpload(Message):
     own share has only a digest.
     """
 
+    SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})
+
     tensors: Tensors
     weight: Array
     committed: bytes

@@ -161,7 +161,7 @@ class Client:
             return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding)
 
     def state(self) -> State:
-        """Return the seed's root and those agreed on, and what lots and noise follow from."""
+        """Return what contributions, lots and noise follow from, and for whom contributions were revealed."""
         private = {} if self._private is None else self._private.state()
         return {f"seed/{key}": value for key, value in self._seed.state().items()} | {
             f"private/{key}": value for key, value in private.items()

@@ -13,7 +13,8 @@
 Differs from the paper, whose server sends the seed: whoever chooses it chooses the directions, and with them which part
 of the silos' gradient is uploaded. A server that wants it anew by leaving a silo out and asking again gets a new
 contribution of each silo for each cohort. For one cohort a contribution is always the same, so that a resumed run has
-the same directions, and a silo refuses a second seed for it.
+the same directions, and a silo reveals it for the commitments it has once seen, and no others: a server that broke
+off when it had seen all contributions could choose its own anew.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Seed:
         self._cohort = b""
         self._contribution = b""
         self._commitments: Mapping[str, bytes] = {}
-        self._agreed: dict[str, bytes] = {}  # by digest of the cohort
+        self._revealed_for: dict[str, bytes] = {}  # the digest of the commitments, by that of the cohort
         self.seed = b""
 
     def begin(self, run: str, cohort: Sequence[str]) -> bytes:
@@ -66,8 +67,12 @@ class Seed:
         own = commitment(self._name, self._contribution)
         if commitments.get(self._name) != own or SERVER not in commitments:
             raise PeerError("expected the commitments of the server and of this silo, its own as it was sent")
-        if self._commitments and self._commitments != commitments:
-            raise PeerError("expected the same commitments as before; this contribution is revealed for those")
+        shown = hashlib.sha256(_in_order(commitments)).digest()
+        if self._revealed_for.setdefault(self._cohort.hex(), shown) != shown:
+            raise PeerError(
+                "these silos had shown other commitments before; expected the same, as this contribution was revealed "
+                "for those"
+            )
         self._commitments = dict(commitments)
         return self._contribution
 
@@ -78,28 +83,29 @@ class Seed:
         for name, value in contributions.items():
             if not hmac.compare_digest(commitment(name, value), self._commitments[name]):
                 raise PeerError(f"the contribution of `{name}` is not the one it was committed to")
-        joined = hashlib.sha256(
-            encode_parts(*(part for name in sorted(contributions) for part in (name, contributions[name])))
-        ).digest()
-        seed = derive(joined, "baffle seed", self._cohort)
-        if self._agreed.setdefault(self._cohort.hex(), seed) != seed:
-            raise PeerError("these silos had agreed on another seed; expected the same contributions as before")
-        self.seed = seed
-        return hashlib.sha256(seed).digest()
+        joined = hashlib.sha256(_in_order(contributions)).digest()
+        self.seed = derive(joined, "baffle seed", self._cohort)
+        return hashlib.sha256(self.seed).digest()
 
     def state(self) -> State:
-        """Return the root and the seeds that were agreed on."""
-        return {"secret_root": self._root.reveal()} | {f"seed/{key}": value for key, value in self._agreed.items()}
+        """Return the root, and for which commitments its contributions were revealed."""
+        revealed = {f"revealed-for/{key}": value for key, value in self._revealed_for.items()}
+        return {"secret_root": self._root.reveal(), **revealed}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self._root = SecretRoot(state["secret_root"])
-        self._agreed = {key.removeprefix("seed/"): value for key, value in state.items() if key.startswith("seed/")}
+        prefix = "revealed-for/"
+        self._revealed_for = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
 
 
 def commitment(name: str, contribution: bytes) -> bytes:
     """Return H(c), 32 bytes; a contribution has 32 bytes of the operating system's entropy, which hides it."""
     return hashlib.sha256(encode_parts("baffle commitment", name, contribution)).digest()
+
+
+def _in_order(values: Mapping[str, bytes]) -> bytes:
+    return encode_parts(*(part for name in sorted(values) for part in (name, values[name])))
 
 
 def agree(
