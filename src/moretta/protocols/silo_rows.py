@@ -91,8 +91,8 @@ class Rows:
             raise unexpected("a silo", message)
         return reply
 
-    def _columns(self, what: str) -> NDArray[np.float64]:
-        """Return what mean and deviation are asked of, float64[entries, columns]."""
+    def _columns(self, what: str) -> NDArray[np.generic]:
+        """Return what mean and deviation are asked of, [entries, columns]."""
         if what == "rows":
             return np.zeros((len(self.x), 0))
         if what == "targets":
@@ -101,4 +101,4 @@ class Rows:
             raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
         inputs = self.x if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
         columns = inputs.shape[-1] if what == "input columns" else 1
-        return inputs.astype(np.float64).reshape(-1, columns)
+        return inputs.reshape(-1, columns)

@@ -301,7 +301,7 @@ def _baffle_silo(record: RunRecord) -> list[str]:
 
 
 def _baffle_upload(record: RunRecord) -> str:
-    return "weight change" if record.setting("protocol", "local-epochs") else "vector of loss difference"
+    return "weight change" if record.setting("protocol", "local-epochs") else "loss-difference vector"
 
 
 def _two_silos(record: RunRecord, update: str) -> list[str]:

@@ -170,6 +170,11 @@ class AdditiveContributor:
         self._keys = SetUp(name, self._rules, credentials, insecure, session)
         self._kept: _Kept | None = None
 
+    @property
+    def members(self) -> Sequence[str]:
+        """Who agreed on keys in the last set-up."""
+        return self._keys.members
+
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of set-up, and add shares. A new set-up forgets the last one's seeds and shares."""
         match message:

@@ -222,6 +222,11 @@ class SetUp:
         self._agreed: tuple[Agreement, Labels] | None = None
 
     @property
+    def members(self) -> Sequence[str]:
+        """Who agreed on keys, sorted; nobody before."""
+        return () if self._agreed is None else sorted(self._agreed[0].cohort.names)
+
+    @property
     def agreed(self) -> tuple[Agreement, Labels]:
         """The last set-up's agreement, and the masks' labels used since. Raises `moretta.errors.MisuseError` before."""
         if self._agreed is None:

@@ -97,6 +97,11 @@ class PairwiseContributor:
         self._keys = SetUp(name, rules, credentials, insecure, session)
         self._open: OpenSum | None = None
 
+    @property
+    def members(self) -> Sequence[str]:
+        """Who agreed on keys in the last set-up."""
+        return self._keys.members
+
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of set-up and unmasking. A new set-up forgets the last one's seeds."""
         match message:

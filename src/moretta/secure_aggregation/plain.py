@@ -52,6 +52,11 @@ IN_THE_CLEAR = 'scheme = "none" sums in the clear, so nothing can be blinded or 
 class PlainContributor:
     """A silo's half: uploads what it is given."""
 
+    @property
+    def members(self) -> Sequence[str]:
+        """Nobody: there are no keys to agree on."""
+        return ()
+
     def answer(self, message: Message) -> Message | None:
         """Return None: the scheme has no messages of its own to answer."""
         return None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,11 +96,11 @@ def moments(aggregator: Aggregator, now: Stamp, columns: int, what: str = "input
 
 
 def answer_moments(
-    contributor: Contributor, message: AskMoments, columns: Mapping[str, NDArray[np.float64]]
+    contributor: Contributor, message: AskMoments, columns: Mapping[str, NDArray[np.generic]]
 ) -> Message:
     """Return the upload that answers, the silo's half.
 
-    columns: the silo's matrices by name, float64[rows, columns].
+    columns: the silo's matrices by name, [rows, columns] of numbers, which are added up in float64.
     Raises `moretta.errors.ParameterError` for data that is not finite, or of other columns than the server's;
     `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
     """
@@ -139,7 +140,7 @@ def _tensor(what: str, order: int) -> str:
     return f"moments/{order}/{what}"
 
 
-def _column_sums(what: str, matrix: NDArray[np.float64], center: NDArray[np.float64], order: int) -> list[float]:
+def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], order: int) -> list[float]:
     """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
     if not len(matrix):
         raise ParameterError(f"`{what}`: expected at least one row")

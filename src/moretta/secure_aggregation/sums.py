@@ -100,6 +100,10 @@ class Aggregator(Protocol):
 class Contributor(Protocol):
     """A silo's half of a scheme."""
 
+    @property
+    def members(self) -> Sequence[str]:
+        """Who agreed on keys in the last set-up, sorted; nobody before one, and where the scheme needs no keys."""
+
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
 

@@ -10,16 +10,23 @@ from numpy.typing import NDArray
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message, Phase, State, no_phase
-from moretta.protocols.baffle.estimate import check_sigma, differences, gradient
+from moretta.protocols.baffle.estimate import check_sigma, differences, directions_of, gradient
 from moretta.protocols.baffle.forward import Forward
-from moretta.protocols.baffle.messages import Agree, Agreed, Commit, Committed, Estimate, Reveal, Revealed
+from moretta.protocols.baffle.messages import (
+    RUNS_TORCH,
+    Agree,
+    Agreed,
+    Commit,
+    Committed,
+    Estimate,
+    Reveal,
+    Revealed,
+)
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.seeds import Seed, parameter_hash
 from moretta.protocols.silo_rows import Rows
 from moretta.secure_aggregation import Contributor
-
-RUNS_TORCH = "torch"
 
 
 class Client:
@@ -53,8 +60,12 @@ class Client:
             case Estimate():
                 return self._estimate(message)
             case Commit():
-                if self._name not in message.cohort:
-                    raise PeerError(f"expected a cohort with this silo, got {len(message.cohort)} others")
+                members = self._contributor.members or message.cohort
+                if self._name not in message.cohort or set(members) != set(message.cohort):
+                    raise PeerError(
+                        f"expected the {len(members)} silos of the secure sum, this one among them, got "
+                        f"{len(message.cohort)} others"
+                    )
                 commitment = self._seed.begin(message.stamp.run, message.cohort)
                 return Committed(stamp=message.stamp, commitment=commitment, runs=self._runs)
             case Reveal():
@@ -132,12 +143,12 @@ class Client:
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
         # The seed is another for another cohort, and with it the directions: what is drawn once is for one upload.
-        drawn = (*purpose, self._seed.seed)
+        drawn = (*purpose, self._seed.seed, ask.k)
         index = private.rows_of_lot(*drawn)
         if len(index):
             derivatives, _, _ = self._rowwise(forward, ask.parameters, index, ask.k, purpose)
         else:
-            derivatives = np.zeros((self._recipe.directions(ask.k, 1, self._seed.seed).count, 0))
+            derivatives = np.zeros((directions_of(self._recipe.form, ask.k), 0))
         scalars = private.noised_mean(derivatives, *drawn)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding)
@@ -145,17 +156,27 @@ class Client:
     def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
         """Take steps along one's own estimates, each with directions of its own, and upload the difference."""
         recipe, batches, number = self._recipe, self._rows.batches, ask.stamp.round
-        at, total, steps = ask.parameters.copy(), 0.0, 0
+        at, total, counted, steps = ask.parameters.copy(), 0.0, 0.0, 0
         for epoch in range((number - 1) * recipe.local_epochs, number * recipe.local_epochs):
             for index in batches.of_epoch(epoch):
                 own = (*purpose, self._name, steps)
                 means, loss = self._means(forward, at, index, ask.k, own)
                 with self.phase("update"):
                     directions = recipe.directions(ask.k, len(at), self._seed.seed, *own)
-                    step = gradient(recipe.form, means / (loss[1] if len(loss) > 1 else 1.0), directions)
-                    at -= (recipe.rates[number - 1] * step).astype(at.dtype)
-                total, steps = total + loss[0] * len(index), steps + 1
-        mean_loss = total / (batches.rows * recipe.local_epochs)
+                    density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
+                    step = gradient(recipe.form, means / density, directions)
+                    if recipe.clip_norm:
+                        step *= min(1.0, recipe.clip_norm / (float(np.linalg.norm(step)) or 1.0))
+                    with np.errstate(over="ignore"):
+                        at -= (recipe.rates[number - 1] * step).astype(at.dtype)
+                total, counted = total + loss[0] * len(index), counted + density * len(index)
+                steps += 1
+        if not np.isfinite(at).all():
+            raise ParameterError(
+                f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
+                "or give clip-norm"
+            )
+        mean_loss = total / counted
         upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding)

@@ -8,9 +8,10 @@
 torch.randn and numpy's generators differ between versions, and torch's between instruction sets of one machine; AES in
 counter mode, integers and one rounded addition do not.
 
-Orthogonal directions (``orthogonal``) are h_k o r: h_k are rows of a Sylvester-Hadamard matrix of order B, repeated
-along the parameters, and r is one vector of random signs. Each direction by itself is uniform, as before, and any two
-of them are orthogonal, up to B where B does not divide n.
+Orthogonal directions (``orthogonal``) are s_k h_k o r: h_k are rows of a Sylvester-Hadamard matrix of order B, repeated
+along the parameters, r is one vector of random signs, and s_k a sign of each direction's own, without which parameters
+where all h_k agree would be left out by the mean form. Each direction by itself is uniform, as before, and any two of
+them are orthogonal, up to B where B does not divide n.
 
 A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a common step, 256 partial sums a block
 are looked up by its bytes, and int64 sums are exact, so they come out bit for bit the same in any order.
@@ -19,6 +20,7 @@ are looked up by its bytes, and int64 sums are exact, so they come out bit for b
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from importlib import resources
@@ -77,23 +79,25 @@ class Directions:
 
     def perturbed(
         self, parameters: NDArray[np.floating], distance: float, at_once: int = BLOCK
-    ) -> Iterator[list[NDArray[np.floating]]]:
-        """Yield parameters + distance d_k for k = 1 .. K, up to `at_once` of them together; they are overwritten.
+    ) -> Iterator[NDArray[np.floating]]:
+        """Yield parameters + distance d_k for k = 1 .. K, `at_once` of them together, [m, n]; they are overwritten.
 
-        parameters: float32[n] or float64[n]. at_once: 1, 2, 4 or 8.
+        parameters: float32[n] or float64[n].
         """
-        together = [np.empty_like(parameters) for _ in range(min(at_once, self.count))]
-        for block in range(len(range(0, self.count, BLOCK))):
-            inside = min(BLOCK, self.count - block * BLOCK)
-            entries = self._entries(block, parameters.dtype, distance)
-            for start in range(0, inside, at_once):
-                found = together[: min(at_once, inside - start)]
-                for vector in found:
-                    np.add(parameters, next(entries), out=vector)
-                yield found
+        blocks = (self._entries(block, parameters.dtype, distance) for block in range(-(-self.count // BLOCK)))
+        entries = itertools.islice(itertools.chain.from_iterable(blocks), self.count)
+        together = np.empty((min(at_once, self.count), self.size), dtype=parameters.dtype)
+        for start in range(0, self.count, at_once):
+            found = together[: self.count - start]
+            for vector in found:
+                np.add(parameters, next(entries), out=vector)
+            yield found
 
     def combine(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return sum_k c_k d_k, float64[n]; coefficients: finite, [K], each rounded to 2^-60 of K times the largest."""
+        """Return sum_k c_k d_k, float64[n].
+
+        coefficients: finite, [K], each rounded to 2^-60, or for Gaussian directions 2^-45, of K times the largest.
+        """
         if coefficients.shape != (self.count,) or not np.isfinite(coefficients).all():
             raise ParameterError(f"expected {self.count} finite coefficients, got shape {list(coefficients.shape)}")
         bound = float(np.abs(coefficients).max(initial=0.0)) * self.count
@@ -115,7 +119,7 @@ class Directions:
             part = total[start : start + STEP]
             for table, octets in zip(tables, blocks, strict=True):
                 index[: len(part)] = next(octets)
-                np.take(table, index[: len(part)], out=picked[: len(part)], mode="clip")
+                np.take(table, index[: len(part)], out=picked[: len(part)], mode="wrap")
                 part += picked[: len(part)]
         return total
 
@@ -149,6 +153,7 @@ class Directions:
     def _octets(self, block: int) -> Iterator[NDArray[np.uint8]]:
         """Yield the signs of a block's directions, `STEP` parameters at a time, uint8[STEP]."""
         stream = Keystream(self._keys[0 if self._orthogonal else block])
+        turned = stream.octets(-(-self.count // BLOCK))[block] if self._orthogonal else 0
         rows = block * BLOCK + np.arange(BLOCK)
         for start in range(0, self.size, STEP):
             length = min(STEP, self.size - start)
@@ -156,9 +161,9 @@ class Directions:
                 yield stream.octets(length)
                 continue
             random = np.unpackbits(stream.octets(-(-length // 8)), count=length, bitorder="little")
-            minus = np.bitwise_count(rows[:, None] & np.arange(_order(self.count))) & 1  # of Sylvester's matrix, [8, B]
+            minus = _parity(rows[:, None] & np.arange(_order(self.count)))  # of Sylvester's matrix, [8, B]
             pattern = np.packbits(minus.astype(np.uint8), axis=0, bitorder="little")[0]
-            yield np.resize(pattern, length) ^ (random * np.uint8(255))  # B divides STEP
+            yield np.resize(pattern, length) ^ (random * np.uint8(255)) ^ turned  # B divides STEP
 
     def _quantiles(self, block: int) -> Iterator[NDArray[np.int64]]:
         """Yield a block's Gaussian directions as whole numbers of 2^-12, int64[n]."""
@@ -188,10 +193,17 @@ def keys_of(
 
 @functools.cache
 def gaussian_table() -> NDArray[np.int16]:
-    """Return the quantiles of the half-normal distribution at (i + 1/2) 2^-15, int16[2^15] in units of 2^-12."""
+    """Return the half-normal quantiles at (i + 1/2) 2^-15, scaled to variance 1, int16[2^15] in units of 2^-12."""
     with resources.files(__package__).joinpath("gaussian.npy").open("rb") as file:
         table: NDArray[np.int16] = np.load(file, allow_pickle=False)
     return table
+
+
+def _parity(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return whether whole numbers below 2^16 have an odd number of bits."""
+    for shift in (8, 4, 2, 1):
+        numbers = numbers ^ (numbers >> shift)
+    return numbers & 1
 
 
 def _order(count: int) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
 from moretta.protocol import Array
-from moretta.protocols.baffle.directions import BLOCK, Directions
+from moretta.protocols.baffle.directions import Directions
 from moretta.protocols.baffle.forward import Forward
 from moretta.protocols.baffle.row_losses import RowLosses
 
@@ -59,7 +59,7 @@ def differences(
         if form == "central":
             behind = losses(-sigma)
             return (ahead - behind) / (2 * sigma), (ahead.mean(axis=0) + behind.mean(axis=0)) / 2
-        here = loss(forward.outputs([at], x), y)[0]
+        here = loss(forward.outputs(at[None], x), y)[0]
         return (ahead - here) / sigma, here
 
 
@@ -75,7 +75,13 @@ def check_sigma(sigma: float, at: Array) -> None:
     """
     if _moves(sigma, at):
         return
-    works = next(tried for tried in 10.0 ** np.arange(np.floor(np.log10(sigma)) + 1, 39) if _moves(tried, at))
+    tries = 10.0 ** np.arange(-38, 39)
+    works = next((tried for tried in tries[tries > sigma] if _moves(tried, at)), None)
+    if works is None:
+        raise ParameterError(
+            f"sigma = {sigma:g} cannot move {at.dtype} parameters of which {np.count_nonzero(~np.isfinite(at))} are "
+            "NaN or infinite; give a sigma from 1e-5 to 1e-2, or go back to finite parameters"
+        )
     raise ParameterError(
         f"sigma = {sigma:g} is lost in the rounding of {at.dtype} parameters as large as {np.abs(at).max():.3g}; "
         f"sigma = {works:g} works"
@@ -83,13 +89,14 @@ def check_sigma(sigma: float, at: Array) -> None:
 
 
 def _moves(sigma: float, at: Array) -> bool:
-    step = at.dtype.type(sigma)
-    moved = (at + step) - at
-    return bool((np.abs(moved - step) <= step / 4).mean() >= 0.99) and step > 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = at.dtype.type(sigma)
+        moved = (at + step) - at
+        return bool((np.abs(moved - step) <= step / 4).mean() >= 0.99) and 0 < step < np.inf
 
 
 def _losses(
     directions: Directions, distance: float, forward: Forward, loss: RowLosses, at: Array, x: Array, y: Array
 ) -> Iterator[NDArray[np.float64]]:
-    for vectors in directions.perturbed(at, distance, min(BLOCK, forward.at_once)):
+    for vectors in directions.perturbed(at, distance, forward.at_once(len(x))):
         yield loss(forward.outputs(vectors, x), y)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,18 +71,17 @@ class Layout:
 
 
 class Forward(Protocol):
-    """A model that runs forward.
-
-    at_once: how many parameter vectors it takes best together, 1, 2, 4 or 8.
-    """
+    """A model that runs forward."""
 
     layout: Layout
-    at_once: int
 
-    def outputs(self, parameters: Sequence[NDArray[np.floating]], x: Array) -> Array:
+    def at_once(self, rows: int) -> int:
+        """Return how many parameter vectors it takes best together for a batch of so many rows, at least 1."""
+
+    def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs].
 
-        parameters: m contiguous flat arrays of `layout`, each [size] in its dtype; never written to, and not kept.
+        parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept.
         x: the inputs, [rows, ...], of `layout.dtype` or whole numbers for tokens.
         Rows do not reach each other: each row's outputs are what they would be alone, up to rounding.
         """

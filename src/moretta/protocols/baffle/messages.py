@@ -8,6 +8,9 @@ from moretta.errors import PeerError
 from moretta.protocol import Array, Message, message
 
 SEED_BYTES = 32
+RUNS_TORCH = "torch"
+RUNS = (RUNS_TORCH, "float32", "float16", "int8-activations")
+"""What a silo may run: PyTorch, or of an ONNX graph a precision of `moretta.protocols.baffle.onnx_export`."""
 
 
 def check_seeds(what: str, values: Mapping[str, bytes]) -> None:
@@ -32,8 +35,10 @@ class Committed(Message):
     runs: str
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a commitment of another length."""
+        """Raise `moretta.errors.PeerError` for a commitment of another length, or a silo that runs something else."""
         check_seeds(self.TAG, {"the commitment": self.commitment})
+        if self.runs not in RUNS:
+            raise PeerError(f"{self.TAG}: expected a silo that runs {', '.join(RUNS)}, got {self.runs!r:.80}")
 
 
 @message("baffle/reveal")

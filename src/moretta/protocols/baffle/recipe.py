@@ -13,7 +13,8 @@ from moretta.protocols.baffle.row_losses import RowLosses
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. rates: the learning rate of each round, of the epoch level alone. most: the largest K.
+    loss: of a row. most: the largest K. Of the epoch level alone: local_epochs, rates, the learning rate of each round,
+    and clip_norm, the largest norm of a step's gradient, 0 for any.
     """
 
     form: Form
@@ -25,6 +26,7 @@ class Recipe:
     seed_pool: int = 0
     local_epochs: int = 0
     rates: tuple[float, ...] = ()
+    clip_norm: float = 0.0
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
         """Return the directions of K = k for one purpose: the run, the round, the parameters' hash."""

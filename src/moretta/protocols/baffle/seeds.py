@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from moretta.errors import PeerError
+from moretta.errors import ParameterError, PeerError
 from moretta.keystream import SecretRoot, derive, encode_parts
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, State
+from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Missing, Reason, Stamp, State
 from moretta.protocols.baffle.forward import Layout
 from moretta.protocols.baffle.messages import Agree, Agreed, Commit, Committed, Reveal, Revealed
 
@@ -49,7 +49,7 @@ class Seed:
 
     def __init__(self, name: str, root: SecretRoot) -> None:
         self._name, self._root = name, root
-        self._cohort = b""
+        self._cohort, self._names = b"", frozenset[str]()
         self._contribution = b""
         self._commitments: Mapping[str, bytes] = {}
         self._revealed_for: dict[str, bytes] = {}  # the digest of the commitments, by that of the cohort
@@ -57,6 +57,7 @@ class Seed:
 
     def begin(self, run: str, cohort: Sequence[str]) -> bytes:
         """Return this role's commitment for a cohort."""
+        self._names = frozenset(cohort)
         self._cohort = hashlib.sha256(encode_parts("baffle cohort", *sorted(cohort))).digest()
         self._contribution = self._root.derive("baffle contribution", run, self._cohort)
         self._commitments, self.seed = {}, b""
@@ -65,8 +66,10 @@ class Seed:
     def reveal(self, commitments: Mapping[str, bytes]) -> bytes:
         """Return this role's contribution, given everybody's commitments. Raises `moretta.errors.PeerError`."""
         own = commitment(self._name, self._contribution)
-        if commitments.get(self._name) != own or SERVER not in commitments:
-            raise PeerError("expected the commitments of the server and of this silo, its own as it was sent")
+        if commitments.get(self._name) != own or set(commitments) != self._names | {SERVER}:
+            raise PeerError(
+                "expected the commitments of the server and of the cohort's silos, one's own as it was sent"
+            )
         shown = hashlib.sha256(_in_order(commitments)).digest()
         if self._revealed_for.setdefault(self._cohort.hex(), shown) != shown:
             raise PeerError(
@@ -130,7 +133,15 @@ def agree(
     contributions = {silo: reply.contribution for silo, reply in replies.answers.items()}
     contributions[SERVER] = seed.reveal(commitments)
     digest = seed.agree(contributions)
-    graphs = {kind: np.frombuffer(graph_of(kind), dtype=np.uint8) for kind in sorted(set(runs.values()))}
+    graphs, without = dict[str, Array](), dict[str, Missing]()
+    for kind in sorted(set(runs.values())):
+        try:
+            graphs[kind] = np.frombuffer(graph_of(kind), dtype=np.uint8)
+        except ParameterError as error:  # what a silo asks for is its own choice, and not to stop the others
+            asked = [silo for silo, its in runs.items() if its == kind]
+            without |= {silo: Missing(Reason.BAD_INPUT, str(error)) for silo in asked}
+    if without:
+        return Aborted(without)
 
     def same(silo: str, reply: Agreed) -> None:
         if reply.digest != digest:

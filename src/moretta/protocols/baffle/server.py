@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Aborted, Array, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
@@ -67,6 +68,11 @@ class Server:
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the estimate that the silos' loss differences give."""
         aggregation, at = self._enrolment.aggregation, self._parameters()
+        if not np.isfinite(at).all():
+            raise ParameterError(
+                f"the parameters are no longer finite before round {now.round}: training has diverged; lower "
+                "learning-rate or give clip-norm"
+            )
         k = self._params.k_of(now.round, self._rounds)
         limits = dict.fromkeys(self._shapes(k), self._limit)
         wanted = aggregation.want(self._shapes(k), limits, self._enrolment.most_weight())
@@ -133,7 +139,9 @@ class Server:
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: silos have seen what it is the average of."""
         yield from ()
-        facts: dict[str, float | str] = {"forwards": float(self._forwards), "sigma": self._recipe.sigma}
+        facts: dict[str, float | str] = {"sigma": self._recipe.sigma}
+        if not self._recipe.local_epochs:
+            facts["forwards"] = float(self._forwards)  # of each silo's batch
         if self._accountant is not None:
             facts |= self._accountant.facts(self._asked)
         parameters = self._averaged()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.errors import ParameterError
 from moretta.protocol import Array
@@ -19,7 +19,7 @@ from moretta.protocols.baffle.batched import Batched
 from moretta.protocols.baffle.forward import Layout
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
-AT_ONCE = 8
+LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -37,6 +37,10 @@ class TorchForward:
         check_model(model)
         self.layout = layout
         self._model = copy.deepcopy(model).to(device).requires_grad_(False)
+        for module in self._model.modules():
+            if getattr(module, "inplace", False):
+                # the first layer's input is the silo's own rows
+                module.inplace = False  # type: ignore[assignment]
         trained = dict(self._model.named_parameters())
         self._flat = torch.zeros(layout.size, dtype=getattr(torch, layout.dtype), device=device)
         start = 0
@@ -45,14 +49,17 @@ class TorchForward:
             parameter.data = self._flat[start : start + parameter.numel()].view(parameter.shape)
             start += parameter.numel()
         self._batched = Batched.of(self._model, layout) if layout.size <= SMALL else None
-        self.at_once = AT_ONCE if self._batched else 1
 
-    def outputs(self, parameters: Sequence[NDArray[np.floating]], x: Array) -> Array:
+    def at_once(self, rows: int) -> int:
+        """Return how many parameter vectors to take together: the more, the fewer rows there are to share a call."""
+        return min(MOST, max(LEAST, TOGETHER // rows)) if self._batched else 1
+
+    def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.forward.Forward`."""
         inputs = torch.from_numpy(x).to(self._flat.device)
         with torch.inference_mode():
             if self._batched is not None and len(parameters) > 1:
-                together = torch.from_numpy(np.stack(parameters)).to(self._flat.device)
+                together = torch.from_numpy(parameters).to(self._flat.device)
                 return np.asarray(self._batched.outputs(together, inputs).cpu())
             return np.stack([self._outputs_at(vector, inputs) for vector in parameters])
 
@@ -70,7 +77,7 @@ def check_model(model: nn.Module) -> None:
                 f"{place} drops values at random, so that losses would differ by chance and not by direction; set its "
                 "p to 0 or remove it"
             )
-        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+        if isinstance(module, _BatchNorm | _InstanceNorm) and module.training and module.track_running_stats:
             raise ParameterError(
                 f"{place} changes its running statistics in forward passes; freeze it by .eval() (built-in models: "
                 'norm = "frozen-batch"), or use GroupNorm'
@@ -83,7 +90,7 @@ def check_model(model: nn.Module) -> None:
 
 def check_repeats(forward: TorchForward, at: Array, x: Array) -> None:
     """Raise `moretta.errors.ParameterError` where the same parameters and rows do not give the same outputs twice."""
-    first, second = (forward.outputs([at], x) for _ in range(2))
+    first, second = (forward.outputs(at[None], x) for _ in range(2))
     if not np.array_equal(first, second, equal_nan=True):
         raise ParameterError(
             "the model gives other outputs for the same rows each time, so that losses would differ by chance and not "
