@@ -33,8 +33,15 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             ["cgd.py", "--quick", "--data", ""],
             {"10x7_fused_over_plain_ratio", "10x7_naive_over_plain_ratio", "10x7_peak_mib", "plain_peak_mib"},
         ),
+        (
+            ["baffle.py", "--quick"],
+            {
+                *("lenet_torch_ratio", "combine_0.3m_randn_ratio", "combine_2.5m_ms", "combine_same_in_any_order"),
+                *("upload_k100_bytes", "upload_k500_bytes_beyond_8k"),
+            },
+        ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation", "cgd"],
+    ids=["engine", "pbpfl", "secure_aggregation", "cgd", "baffle"],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

@@ -15,6 +15,7 @@ from moretta.codec import Codec, size
 from moretta.errors import CodecError
 from moretta.protocol import DTYPES, Array, Message, Stamp, Tensors, message
 from moretta.protocols import silo_rows
+from moretta.protocols.baffle.messages import MESSAGES as BAFFLE_MESSAGES
 from moretta.protocols.fedsgd.messages import MESSAGES as FEDSGD_MESSAGES
 from moretta.protocols.pbpfl.messages import MESSAGES as PBPFL_MESSAGES
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
@@ -43,7 +44,7 @@ class Nothing(Message):
     pass
 
 
-MORETTA = Codec((*SUM_MESSAGES, *silo_rows.MESSAGES, *FEDSGD_MESSAGES, *PBPFL_MESSAGES))
+MORETTA = Codec((*SUM_MESSAGES, *silo_rows.MESSAGES, *FEDSGD_MESSAGES, *PBPFL_MESSAGES, *BAFFLE_MESSAGES))
 OURS = Codec((All, Nothing))
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

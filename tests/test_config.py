@@ -18,9 +18,11 @@ from pydantic import ValidationError
 
 from moretta import config, config_errors
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.training import Training
 
 DESIGN = """
 [run]
@@ -250,6 +252,47 @@ def test_every_key_of_cgd_has_a_value_that_loads(write: Write) -> None:
         assert config.load(write(config.dump(run_file))) == run_file
 
 
+def test_baffle_has_its_own_defaults(write: Write) -> None:
+    given = config.load(write(SMALL), BAFFLE_RUN).protocol
+    assert given == BAFFLE(optimizer="adam", learning_rate=0.003, k=100, sigma=1e-3, form="mean", ema=0.995)
+    assert (given.direction, given.orthogonal, given.trainable) == ("rademacher", False, ())
+    assert (given.k_last, given.seed_pool, given.local_epochs, given.privacy) == (None, None, None, None)
+
+
+def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
+    shared = ["k=64", "k-last=16384", "sigma=0.01", "form=base", "ema=0", "trainable=['2', '0.bias', 'conv*']",
+              "learning-rate=0.5", "loss=cross-entropy", "label-smoothing=0.1"]  # fmt: skip
+    alike: dict[str, Any] = {
+        "k": 64, "k_last": 16384, "sigma": 0.01, "form": "base", "ema": 0.0, "trainable": ("2", "0.bias", "conv*"),
+        "learning_rate": 0.5, "loss": "cross-entropy", "label_smoothing": 0.1,
+    }  # fmt: skip
+    rows: list[tuple[list[str], dict[str, Any]]] = [
+        (["orthogonal=true"], {"orthogonal": True}),
+        (["direction=gaussian", "seed-pool=16384"], {"direction": "gaussian", "seed_pool": 16384}),
+        (["local-epochs=2", "optimizer=sgd"], {"local_epochs": 2, "optimizer": "sgd"}),
+        (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6"], {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6}),
+    ]
+    used = set()
+    for words, values in rows:
+        run_file = config.load(write(SMALL), [*BAFFLE_RUN, *(f"protocol.{word}" for word in [*shared, *words])])
+        assert run_file.protocol == BAFFLE(**alike, **values)
+        assert config.load(write(config.dump(run_file))) == run_file
+        used |= {word.partition("=")[0] for word in [*shared, *words]}
+    own = set(BAFFLE.model_fields) - set(Training.model_fields) - {"name"}
+    assert {name.replace("_", "-") for name in own} <= used
+
+
+def test_k_goes_from_the_first_rounds_to_the_last_ones() -> None:
+    for k, last in ((10, 1000), (1000, 10), (7, 7)):
+        growing = BAFFLE(k=k, k_last=last)
+        counts = [growing.k_of(number, 21) for number in range(1, 22)]
+        assert (counts[0], counts[-1]) == (k, last)
+        assert counts == sorted(counts, reverse=k > last)
+    assert BAFFLE(k=10, k_last=1000).k_of(11, 21) == 100  # by the same factor each round
+    assert BAFFLE(k=10, k_last=1000).k_of(1, 1) == 10
+    assert BAFFLE(k=10).k_of(21, 21) == 10
+
+
 def test_a_simulation_needs_no_second_silo(write: Write) -> None:
     for engine in ("fused", "exact-ring"):
         assert config.load(write(SMALL), [*CGD_RUN, "data.silos=1", f"engine.name={engine}"]).data.silos == 1
@@ -261,10 +304,17 @@ GRID = ["data.partition=grid", "data.grid=[2, 2]"]
 BY_FEATURE = ["data.partition=by-feature", "data.columns=[[0, 1], [2]]"]
 DELTA = "a number above 0, two of them for a range, or a table of one for each participant"
 CGD_RUN, DECAY = ["protocol.name=cgd"], ["protocol.schedule=inverse-square"]
+BAFFLE_RUN = ["protocol.name=baffle"]
+EDGE_RUN = [*BAFFLE_RUN, 'engine.edge=["silo-1"]']
 MU = 'mu and decay-from belong to schedule = "inverse-square"; add it or remove them'
 PLAIN_STEPS = (
     "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum, weight-decay and"
     " clip-norm"
+)
+ORTHOGONAL = 'orthogonal directions are fresh Rademacher ones; use direction = "rademacher" and no seed-pool'
+PLAIN_EPOCHS = (
+    "with local-epochs silos take plain SGD steps at learning-rate, and the server moves by their mean; set"
+    ' optimizer = "sgd", and no momentum or weight-decay'
 )
 BAD = [
     # unknown keys and sections
@@ -274,7 +324,8 @@ BAD = [
     (["run.rho=1"], "[run] rho is not known; it is a key of [protocol]"),
     (["run.batch-size=1"], "[run] batch-size is not known; it is a key of [data]"),
     (["data.batch_sizes=1"], "[data] batch_sizes is not known; did you mean batch-size?"),
-    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, strict, deadline, faults"),
+    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, strict, deadline, edge,"
+     " edge-precision, memory-limit-mib, micro-batch, faults"),
     (["modle.source=mlp"], "the section [modle] is not known; did you mean [model]?"),
     (["secure_aggregation.scheme=none"], "the section [secure_aggregation] is not known; did you mean"
      " [secure-aggregation]?"),
@@ -282,10 +333,15 @@ BAD = [
      " [secure-aggregation], [engine]"),
     # keys of another protocol, or of a later version
     (["protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of fedsgd; remove it"),
-    (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg, not of fedsgd; remove it"),
-    (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg, not of fedsgd; remove it"),
-    (["protocol.sigma=3"], "[protocol] sigma is a key of baffle, a protocol that this version does not have yet; remove"
+    (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg and baffle, not of fedsgd; remove"
      " it"),
+    (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg and baffle, not of fedsgd; remove"
+     " it"),
+    (["protocol.sigma=3"], "[protocol] sigma is a key of baffle, not of fedsgd; remove it"),
+    (["protocol.name=pbpfl", "protocol.seed_pool=8"], "[protocol] seed_pool is a key of baffle, not of pbpfl; remove"
+     " it"),
+    (["protocol.name=cgd", "protocol.dp-noise=1"], "[protocol] dp-noise is a key of fedsgd and baffle, not of cgd;"
+     " remove it"),
     (["protocol.mu=3"], "[protocol] mu is a key of cgd, not of fedsgd; remove it"),
     (["protocol.delta=3"], "[protocol] delta is a key of cgd, not of fedsgd; remove it"),
     (["protocol.name=cgd", "protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of cgd; remove it"),
@@ -347,17 +403,15 @@ BAD = [
     (["engine.faults.drop=[{round = 1, silo = 'a', phase = 'uplod'}]"], '[engine.faults.drop] phase: expected "set-up",'
      ' "upload" or "unmasking", got "uplod"; did you mean "upload"?'),
     # values of a later version
-    (["protocol.name=baffle"], "[protocol] name: `baffle` is a protocol of Moretta that this version does not have yet;"
-     " choose fedsgd, fedavg, local, centralised, pbpfl or cgd"),
     (["engine.name=flare"], "[engine] name: `flare` is an engine of Moretta that this version does not have yet;"
      " choose in-process, fused or exact-ring"),
     # wrong values
-    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl" or "cgd",'
-     ' got "fedsdg"; did you mean "fedsgd"?'),
-    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl" or "cgd",'
-     ' got "baffl"; did you mean "baffle", which this version does not have yet?'),
-    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl" or "cgd",'
-     " got 3"),
+    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
+     ' "baffle", got "fedsdg"; did you mean "fedsgd"?'),
+    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
+     ' "baffle", got "baffl"; did you mean "baffle"?'),
+    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
+     ' "baffle", got 3'),
     (["protocol.loss=mae"], '[protocol] loss: expected "mse" or "cross-entropy", got "mae"; did you mean "mse"?'),
     (["protocol.name=fedavg", "protocol.optimizer=adam"], '[protocol] optimizer: expected "sgd", got "adam"'),
     (["secure-aggregation.ring-bits=48"], "[secure-aggregation] ring-bits: expected 64 or 32, got 48"),
@@ -467,12 +521,77 @@ BAD = [
     *[
         ([f"protocol.name={protocol}", f"engine.name={engine}"], f'[engine] name = "{engine}" simulates cgd alone;'
          f' {protocol} needs "in-process"')
-        for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl") for engine in ("fused", "exact-ring")
+        for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl", "baffle")
+        for engine in ("fused", "exact-ring")
     ],
     (["engine.name=fusd"], '[engine] name: expected "in-process", "fused" or "exact-ring", got "fusd"; did you mean'
      ' "fused"?'),
     (["protocol.name=pbpfl", "secure-aggregation.ring-bits=32"], "[secure-aggregation] ring-bits = 32 is too coarse"
      " for pbpfl, whose corrections multiply the rounding; use ring-bits = 64"),
+    # baffle
+    ([*BAFFLE_RUN, "protocol.k=1"], "[protocol] k: expected 2 or more, got 1"),
+    ([*BAFFLE_RUN, "engine.edge=true"], "[engine] edge: expected a list, got true"),
+    ([*BAFFLE_RUN, "engine.edge=all"], '[engine] edge: expected a list, got "all"'),
+    ([*BAFFLE_RUN, "engine.edge=[3]"], "[engine] edge[0]: expected a string in quotes, got 3"),
+    ([*EDGE_RUN, "engine.edge-precision=float8"], '[engine] edge-precision: expected "float32", "float16" or'
+     ' "int8-activations", got "float8"; did you mean "float32"?'),
+    ([*EDGE_RUN, "engine.memory-limit-mib=0"], "[engine] memory-limit-mib: expected more than 0, got 0"),
+    ([*EDGE_RUN, "engine.micro-batch=0"], "[engine] micro-batch: expected 1 or more, got 0"),
+    ([*EDGE_RUN, "engine.memory-limit=80"], "[engine] memory-limit is not known; did you mean memory-limit-mib?"),
+    *[
+        ([*BAFFLE_RUN, f"engine.{value}"], f"[engine] {value.split('=')[0]} is for edge clients, and there are none;"
+         ' name some, for example edge = ["silo-1"], or remove it')
+        for value in ("edge-precision=float16", "memory-limit-mib=80", "micro-batch=8")
+    ],
+    *[
+        ([f"protocol.name={protocol}", 'engine.edge=["silo-1"]'], "[engine] edge: edge clients"
+         f" only run models forward, as baffle has it, and {protocol} has not; remove it")
+        for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd")
+    ],
+    ([*BAFFLE_RUN, "protocol.k=0"], "[protocol] k: expected 2 or more, got 0"),
+    ([*BAFFLE_RUN, "protocol.k=2.5"], "[protocol] k: expected a whole number, got 2.5"),
+    ([*BAFFLE_RUN, "protocol.k=16385"], "[protocol] k: expected at most 16384, got 16385"),
+    ([*BAFFLE_RUN, "protocol.k-last=1"], "[protocol] k-last: expected 2 or more, got 1"),
+    ([*BAFFLE_RUN, "protocol.k-last=16385"], "[protocol] k-last: expected at most 16384, got 16385"),
+    ([*BAFFLE_RUN, "protocol.k_last=8"], "[protocol] k_last is not known; did you mean k-last?"),
+    ([*BAFFLE_RUN, "protocol.sigma=0"], "[protocol] sigma: expected more than 0, got 0"),
+    ([*BAFFLE_RUN, "protocol.sigma=-0.001"], "[protocol] sigma: expected more than 0, got -0.001"),
+    ([*BAFFLE_RUN, "protocol.sigma=inf"], "[protocol] sigma: expected a finite number, got inf"),
+    ([*BAFFLE_RUN, "protocol.form=centre"], '[protocol] form: expected "mean", "base", "twice-forward" or "central",'
+     ' got "centre"; did you mean "central"?'),
+    ([*BAFFLE_RUN, "protocol.form=zzz"], '[protocol] form: expected "mean", "base", "twice-forward" or "central",'
+     ' got "zzz"'),
+    ([*BAFFLE_RUN, "protocol.direction=gausian"], '[protocol] direction: expected "rademacher" or "gaussian", got'
+     ' "gausian"; did you mean "gaussian"?'),
+    ([*BAFFLE_RUN, "protocol.orthogonal=1"], "[protocol] orthogonal: expected true or false, got 1"),
+    ([*BAFFLE_RUN, "protocol.orthogonal=true", "protocol.direction=gaussian"], ORTHOGONAL),
+    ([*BAFFLE_RUN, "protocol.orthogonal=true", "protocol.seed-pool=800"], ORTHOGONAL),
+    ([*BAFFLE_RUN, "protocol.seed-pool=0"], "[protocol] seed-pool: expected 1 or more, got 0"),
+    ([*BAFFLE_RUN, "protocol.seed-pool=100"], "seed-pool = 100: expected a multiple of 8, and at least the 100"
+     " directions of a round"),
+    ([*BAFFLE_RUN, "protocol.seed-pool=96"], "seed-pool = 96: expected a multiple of 8, and at least the 100 directions"
+     " of a round"),
+    ([*BAFFLE_RUN, "protocol.seed-pool=104", "protocol.form=twice-forward"], "seed-pool = 104: expected a multiple of"
+     " 8, and at least the 200 directions of a round"),
+    ([*BAFFLE_RUN, "protocol.seed-pool=104", "protocol.k-last=105"], "seed-pool = 104: expected a multiple of 8, and at"
+     " least the 105 directions of a round"),
+    ([*BAFFLE_RUN, "protocol.ema=1"], "[protocol] ema: expected less than 1, got 1"),
+    ([*BAFFLE_RUN, "protocol.ema=-0.5"], "[protocol] ema: expected 0 or more, got -0.5"),
+    ([*BAFFLE_RUN, "protocol.trainable=head"], '[protocol] trainable: expected a list, got "head"'),
+    ([*BAFFLE_RUN, "protocol.trainable=[3]"], "[protocol] trainable[0]: expected a string in quotes, got 3"),
+    ([*BAFFLE_RUN, "protocol.local-epochs=0"], "[protocol] local-epochs: expected 1 or more, got 0"),
+    ([*BAFFLE_RUN, "protocol.local-epochs=1"], PLAIN_EPOCHS),
+    ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.optimizer=sgd", "protocol.momentum=0.9"], PLAIN_EPOCHS),
+    ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.optimizer=sgd", "protocol.weight-decay=0.1"], PLAIN_EPOCHS),
+    ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.dp-noise=1", "protocol.dp-clip=1"], "dp-noise goes on the"
+     " scalars of the batch level; remove local-epochs, with which a silo's whole difference is uploaded"),
+    ([*BAFFLE_RUN, "protocol.dp-noise=1"], "dp-noise is given and dp-clip is not; they belong together (the noise has"
+     " the deviation dp-noise times dp-clip): give both, or neither for no differential privacy"),
+    ([*BAFFLE_RUN, "protocol.dp-clip=0"], "[protocol] dp-clip: expected more than 0, got 0"),
+    ([*BAFFLE_RUN, "protocol.dp-delta=1"], "[protocol] dp-delta: expected less than 1, got 1"),
+    ([*BAFFLE_RUN, "protocol.momentum=0.9"], 'momentum = 0.9 belongs to optimizer = "sgd", and optimizer is "adam",'
+     " which has its own; remove one of them"),
+    ([*BAFFLE_RUN, "protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of baffle; remove it"),
     # constructor's arguments
     (["model.hidden={a = 1}"], "[model] hidden: expected a number, a string, true, false or a list, got a table"),
     (["model.hidden=[{a = 1}]"], "[model] hidden: expected a number, a string, true, false or a list, got [a table]"),
@@ -491,7 +610,7 @@ def test_a_mistake_earns_one_sentence(write: Write, overrides: list[str], expect
 FILES = [
     (SMALL.replace("rounds = 1", ""), ": [run] rounds is missing; add it"),
     (SMALL.replace('name = "fedsgd"', ""), ": [protocol] name is missing; choose fedsgd, fedavg, local, centralised,"
-     " pbpfl or cgd"),
+     " pbpfl, cgd or baffle"),
     (SMALL.replace('[model]\nsource = "mlp"', ""), ": the section [model] is missing; add it, with its key source"),
     ("", ": the section [run] is missing; add it, with its key rounds"),
     ("rounds = 3\n" + SMALL, ": the key rounds stands before any section; put it under [run]"),
@@ -592,7 +711,9 @@ PROTOCOL = st.one_of(
     ),
     _some(
         {
-            "delta": NUMBER | st.tuples(NUMBER, NUMBER).map(sorted) | st.dictionaries(TEXT, NUMBER, max_size=3),
+            "delta": NUMBER
+            | st.tuples(NUMBER, NUMBER).map(sorted)
+            | st.dictionaries(TEXT, NUMBER, min_size=1, max_size=3),
             "learning-rate": NUMBER,
             "around": st.sampled_from(["zero", "model"]),
             "mu": st.floats(0, 0.99),
@@ -604,6 +725,24 @@ PROTOCOL = st.one_of(
     ),
     _some({"local-epochs": st.integers(1, 9), "momentum": st.floats(0, 0.99)}, name=st.just("fedavg")),
     _some({"rho": NUMBER, "partitions": st.integers(1, 9)}, name=st.just("pbpfl")),
+    _some(
+        {
+            "k": st.integers(2, 99),
+            "k-last": st.integers(2, 99),
+            "sigma": NUMBER,
+            "form": st.sampled_from(["mean", "base", "twice-forward", "central"]),
+            "direction": st.sampled_from(["rademacher", "gaussian"]),
+            "seed-pool": st.integers(25, 99).map(lambda count: 8 * count),
+            "ema": st.floats(0, 0.99),
+            "trainable": st.lists(TEXT, max_size=3),
+        },
+        name=st.just("baffle"),
+    ),
+    _some(
+        {"orthogonal": st.booleans(), "local-epochs": st.integers(1, 9)},
+        name=st.just("baffle"),
+        optimizer=st.just("sgd"),
+    ),
 )
 FAULT: dict[str, st.SearchStrategy[Any]] = {"round": st.integers(1, 9), "silo": TEXT}
 PHASE: dict[str, st.SearchStrategy[Any]] = {"phase": st.sampled_from(["set-up", "upload", "unmasking"])}
@@ -626,7 +765,7 @@ RUN_FILE = st.fixed_dictionaries(
                 "record-views": st.booleans() | st.lists(st.integers(1, 99)),
                 "insecure-secret-seed": SEED,
             },
-            rounds=st.integers(1, 10**9),
+            rounds=st.integers(8, 10**9),  # a fault is in one of them, or in the release
         ),
         "data": _some({"silos": st.integers(2, 99), "target": TEXT, "standardise": st.booleans()}, source=TEXT),
         "model": st.builds(
@@ -682,7 +821,7 @@ def test_a_dump_says_what_was_left_open(write: Write, tmp_path: Path) -> None:
         "dropout-rate": 0.1,
         "weights": "hidden",
     }
-    assert tables["engine"] == {"name": "in-process", "strict": False}
+    assert tables["engine"] == {"name": "in-process", "strict": False, "edge": [], "edge-precision": "float32"}
 
 
 # The digest.
@@ -732,11 +871,35 @@ def test_the_digest_changes_with_cgds_settings(write: Write, override: str) -> N
     assert config.digest(config.load(path, [*CGD_RUN, override])) != config.digest(config.load(path, CGD_RUN))
 
 
+def test_the_digest_knows_who_rounds_otherwise(write: Write) -> None:
+    path = write(SMALL)
+
+    def digest(*values: str) -> str:
+        return config.digest(config.load(path, [*BAFFLE_RUN, *(f"engine.{value}" for value in values)]))
+
+    edge = digest('edge=["silo-2", "silo-1"]')
+    assert edge != digest()
+    assert edge == digest('edge=["silo-1", "silo-2"]', "memory-limit-mib=80", "micro-batch=4")
+    assert len({edge, digest('edge=["silo-1"]'), digest('edge=["silo-1"]', "edge-precision=float16")}) == 3
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["protocol.k=64", "protocol.k-last=100", "protocol.sigma=0.01", "protocol.form=base", "protocol.direction=gaussian",
+     "protocol.orthogonal=true", "protocol.seed-pool=128", "protocol.ema=0", "protocol.trainable=['0']",
+     "protocol.dp-delta=1e-6"],
+)  # fmt: skip
+def test_the_digest_changes_with_baffles_settings(write: Write, override: str) -> None:
+    path = write(SMALL)
+    assert config.digest(config.load(path, [*BAFFLE_RUN, override])) != config.digest(config.load(path, BAFFLE_RUN))
+
+
 def test_the_number_of_rounds_belongs_to_a_run_whose_rate_depends_on_it(write: Write) -> None:
     path, longer = write(SMALL), ["run.rounds=2"]
-    for rate in (["protocol.lr-schedule=cosine"], [*CGD_RUN, *DECAY, "protocol.mu=0.5"]):
+    growing = [*BAFFLE_RUN, "protocol.k-last=200"]
+    for rate in (["protocol.lr-schedule=cosine"], [*CGD_RUN, *DECAY, "protocol.mu=0.5"], growing):
         assert config.digest(config.load(path, rate)) != config.digest(config.load(path, [*rate, *longer]))
-    for rate in ([], CGD_RUN):
+    for rate in ([], CGD_RUN, BAFFLE_RUN):
         assert config.digest(config.load(path, rate)) == config.digest(config.load(path, [*rate, *longer]))
 
 

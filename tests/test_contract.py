@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from moretta import (
+    BAFFLE,
     CGD,
     PBPFL,
     Centralised,
@@ -46,13 +47,22 @@ CASES: Mapping[str, Training] = {
     "centralised": Centralised(learning_rate=0.05, weight_decay=0.01),
     "pbpfl": PBPFL(learning_rate=0.05, momentum=0.5, partitions=2),
     "cgd": CGD(learning_rate=0.3, delta=0.3),
+    "baffle": BAFFLE(learning_rate=0.02, k=32),
 }
 OPEN = {"cgd-open": CASES["cgd"].model_copy(update={"blind": False})}  # whose server knows loss and rows of a round
 GRIDS: Mapping[str, Training] = {
     "cgd-joint": CGD(learning_rate=1.0, delta=0.3),
     "cgd-independent": CGD(learning_rate=1.0, delta=0.3, vertical="independent"),
 }
+BAFFLES: Mapping[str, Training] = {
+    "baffle-epochs": BAFFLE(
+        learning_rate=0.05, optimizer="sgd", k=16, local_epochs=1, form="central", ema=0, seed_pool=64
+    ),
+    "baffle-private": BAFFLE(learning_rate=0.02, k=16, dp_noise=0.5, dp_clip=5, orthogonal=True),
+}
+ALSO = [*GRIDS, *BAFFLES]
 STARTS_IN_SECRET = ["cgd", *OPEN, *GRIDS]  # where weights follow from secrets
+DIRECTED_IN_SECRET = ["baffle", *BAFFLES]  # where steps follow from secrets of all roles
 FEDERATED = [name for name in CASES if name != "centralised"]  # centralised has one party, so nobody can be missing
 BLIND = ["cgd"]  # whose server knows neither loss nor rows
 SUMMED = [name for name in FEDERATED if name != "local"]  # whose rounds are secure sums
@@ -94,7 +104,7 @@ def federation_of(name: str, out: Path | None = None, **settings: Any) -> Federa
     chosen: dict[str, Any] = {
         "silos": silos_of(name), "insecure_secret_seed": 5, "batch_size": 8, "standardise": True, "checkpoint_every": 2,
     } | settings  # fmt: skip
-    return Federation(network(), protocol={**CASES, **OPEN, **GRIDS}[name], out=out, **chosen)
+    return Federation(network(), protocol={**CASES, **OPEN, **GRIDS, **BAFFLES}[name], out=out, **chosen)
 
 
 CONFINED: dict[int, tuple[Result, Mapping[str, Tensors]]] = {}
@@ -235,7 +245,7 @@ def uploads_other_tensors(client: Client, message: Message) -> object:
     answer = client.answer(message)
     if not hasattr(answer, "tensors"):  # a lone silo's answer has no tensors
         return Ready(stamp=message.stamp)
-    return dataclasses.replace(answer, tensors={name: np.ravel(array) for name, array in answer.tensors.items()})
+    return dataclasses.replace(answer, tensors={name: np.ravel(array)[None] for name, array in answer.tensors.items()})
 
 
 def is_late(client: Client, message: Message) -> object:
@@ -284,7 +294,7 @@ def test_every_protocol_is_in_the_suite() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", [*CASES, *GRIDS])
+@pytest.mark.parametrize("name", [*CASES, *ALSO])
 def test_a_strict_engine_changes_no_bit(name: str, dtype: str) -> None:
     one = federation_of(name, dtype=dtype).train(6)
     two = federation_of(name, dtype=dtype, engine=Engine(strict=True)).train(6)
@@ -293,7 +303,7 @@ def test_a_strict_engine_changes_no_bit(name: str, dtype: str) -> None:
     assert [line["bytes"] for line in one.history] == [line["bytes"] for line in two.history]
 
 
-@pytest.mark.parametrize("name", [*CASES, *GRIDS])
+@pytest.mark.parametrize("name", [*CASES, *ALSO])
 def test_one_insecure_seed_gives_one_transcript(name: str, tmp_path: Path) -> None:
     def run(folder: str, seed: int) -> tuple[dict[str, bytes], dict[str, bytes]]:
         views = tmp_path / folder / "views"
@@ -306,11 +316,13 @@ def test_one_insecure_seed_gives_one_transcript(name: str, tmp_path: Path) -> No
     assert one == two
     assert first == second
     assert one != other
-    if name not in STARTS_IN_SECRET and name != "pbpfl":  # whose key decides how the true weights are rounded
+    if name in (*STARTS_IN_SECRET, *DIRECTED_IN_SECRET):
+        assert first != third
+    elif name != "pbpfl":  # whose key decides how the true weights are rounded
         assert first == third
 
 
-@pytest.mark.parametrize("name", [*CASES, *GRIDS])
+@pytest.mark.parametrize("name", [*CASES, *GRIDS, "baffle-epochs"])  # with noise, the server knows no loss
 def test_a_model_learns(name: str) -> None:
     made = federation_of(name)
     if name in STARTS_IN_SECRET:
@@ -375,6 +387,10 @@ def test_a_round_goes_on_without_those_who_vanish(name: str) -> None:
     assert dropped == [(number, silo) for number, silo, _ in DROPS]
     # In the clear, whoever uploads counts: there those who are not in the sum vanish before.
     absent = [(number, silo, "upload") for number, names in enumerate(COUNTED, 1) for silo in set(MORE) - names]
+    if name == "baffle":  # whose directions follow from the parameters' last bits, so that only the same sum will do
+        same = federation_of(name, aggregation=LOSSY, engine=Engine(faults=dropping(absent)), **given).train(5)
+        assert weights(result) == weights(same)
+        return
     clear = federation_of(
         name, aggregation=SecureAggregation(scheme="none"), engine=Engine(faults=dropping(absent)), **given
     ).train(5)
@@ -440,7 +456,7 @@ def test_a_silo_that_misses_the_first_setup_comes_back(name: str, tag: str, misb
     assert [line.get("rows") for line in history] == ([None] * 3 if name in BLIND else rows)
 
 
-@pytest.mark.parametrize("name", ["fedsgd", "fedavg", "pbpfl", "cgd-open"])
+@pytest.mark.parametrize("name", ["fedsgd", "fedavg", "pbpfl", "cgd-open", "baffle"])
 @pytest.mark.parametrize("tag", SET_UP[:3])
 def test_a_silo_whose_rows_were_not_counted_comes_back_with_all_of_them(
     name: str, tag: str, misbehave: Misbehave
@@ -449,6 +465,14 @@ def test_a_silo_whose_rows_were_not_counted_comes_back_with_all_of_them(
     history = federation_of(name, batch_size=0).train(3).history
     assert [[gone["silo"] for gone in line["dropped"]] for line in history] == [["south"], [], []]
     assert [line["rows"] for line in history] == [29, 62, 62]
+
+
+@pytest.mark.parametrize("tag", ["baffle/commit", "baffle/reveal", "baffle/agree"])
+def test_a_silo_that_misses_the_first_seed_of_directions_comes_back(tag: str, misbehave: Misbehave) -> None:
+    misbehave("south", refuses, lambda message: message.stamp == first(message) and tag == message.TAG)
+    history = federation_of("baffle").train(3).history
+    assert [[gone["silo"] for gone in line["dropped"]] for line in history] == [["south"], [], []]
+    assert [line["rows"] for line in history] == [16, 17, 20]
 
 
 def first(message: Message) -> Stamp:
@@ -486,7 +510,7 @@ def test_input_that_nobody_can_use_is_the_users_to_mend(name: str, misbehave: Mi
         federation_of(name).train(2)
 
 
-@pytest.mark.parametrize("name", [*CASES, *GRIDS])
+@pytest.mark.parametrize("name", [*CASES, *ALSO])
 def test_a_run_in_two_parts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_path: Path) -> None:
     whole = federation_of(name, tmp_path / "whole").train(7)
     federation_of(name, tmp_path / "parts").train(3)
@@ -500,7 +524,7 @@ def test_a_run_in_two_parts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_p
             assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes()
 
 
-@pytest.mark.parametrize("name", [*CASES, *GRIDS])
+@pytest.mark.parametrize("name", [*CASES, *ALSO])
 def test_what_a_role_states_is_what_it_takes_up(name: str) -> None:
     made = federation_of(name)
     players, others = players_of(made), players_of(federation_of(name, insecure_secret_seed=6))
@@ -523,7 +547,7 @@ def arrays_in(message: Message) -> Iterator[np.ndarray]:
         yield from (entry for entry in entries if isinstance(entry, np.ndarray))
 
 
-@pytest.mark.parametrize("name", [*CASES, *GRIDS])
+@pytest.mark.parametrize("name", [*CASES, *ALSO])
 def test_what_was_received_is_never_written_to(name: str, misbehave: Misbehave) -> None:
     kept: list[tuple[np.ndarray, bytes]] = []
 
@@ -551,8 +575,8 @@ def test_no_secret_is_written_shown_or_sent(
     run = federation_of(name, tmp_path / "run", record_views=True, insecure_secret_seed=None)
     run.train(4)
     (players,) = casts
-    root = players.server.state().get("secret_root")
-    assert (root is not None) == (name == "pbpfl")
+    root = players.server.state().get("seed/secret_root" if name == "baffle" else "secret_root")
+    assert (root is not None) == (name in ("pbpfl", "baffle"))
     roots = [root] if isinstance(root, bytes) else []
     seeds: list[bytes] = []
     own: dict[str, bytes] = {}  # what a silo keeps in its own checkpoint
@@ -566,8 +590,10 @@ def test_no_secret_is_written_shown_or_sent(
         if keyring := getattr(client, "_keyring", None):
             seeds += [*keyring._set_up.agreed[0].seeds.values(), *keyring._keys.values()]
             own[silo] = client.state()["root"]
+        if name == "baffle":  # in which everybody knows the seed, and nobody another's root
+            own[silo] = client.state()["seed/secret_root"]
     assert bool(seeds) == (name != "centralised")
-    assert bool(own) == (name in STARTS_IN_SECRET)
+    assert bool(own) == (name in (*STARTS_IN_SECRET, "baffle"))
     output = "".join(capfd.readouterr())
     shown = [output, *(repr(role) for role in (players, players.server, *players.clients.values(), run))]
     shown += [repr(value) for role in (players.server, *players.clients.values()) for value in vars(role).values()]
@@ -593,6 +619,9 @@ def test_the_record_says_what_was_exchanged(name: str) -> None:
     if name == "local":
         assert 0 < up < 400
         assert 0 < down < 400
+    elif name == "baffle":  # K differences and the loss go up, however large the model
+        assert up > 8 * 33
+        assert parameters < down < parameters + 4000
     else:
         assert up > parameters
         assert parameters < down < parameters + 4000
@@ -607,7 +636,7 @@ def test_the_record_says_what_was_exchanged(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*FEDERATED, *GRIDS])
+@pytest.mark.parametrize("name", [*FEDERATED, *ALSO])
 def test_the_order_of_the_silos_does_not_matter(name: str) -> None:
     one = federation_of(name).train(3)
     turned = federation_of(name, silos=silos_of(name)[::-1]).train(3)

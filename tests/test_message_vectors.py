@@ -22,9 +22,14 @@ from test_codec import json_values, same
 
 from moretta import casting
 from moretta.codec import Codec, size
+from moretta.edge import wire as edge
 from moretta.errors import CodecError
+from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message, Stamp, Tensors
 from moretta.protocols import silo_rows
+from moretta.protocols.baffle import messages as baffle
+from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.seeds import SERVER, Seed, parameter_hash
 from moretta.protocols.cgd import messages as cgd
 from moretta.protocols.fedsgd import messages as fedsgd
 from moretta.protocols.pbpfl import messages as pbpfl
@@ -35,7 +40,15 @@ VECTORS = json.loads((FOLDER / "messages.json").read_text(encoding="utf-8"))
 GENERATOR = runpy.run_path(str(FOLDER / "generate.py"))
 wire = GENERATOR["wire"]
 GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR["good_messages"]().items()}
-SCHEMA = (*SUM_MESSAGES, *silo_rows.MESSAGES, *fedsgd.MESSAGES, *pbpfl.MESSAGES, *cgd.MESSAGES)
+SCHEMA = (
+    *SUM_MESSAGES,
+    *silo_rows.MESSAGES,
+    *fedsgd.MESSAGES,
+    *pbpfl.MESSAGES,
+    *cgd.MESSAGES,
+    *baffle.MESSAGES,
+    *edge.MESSAGES,
+)
 KINDS = {kind.TAG: kind for kind in SCHEMA}
 CODEC = Codec(SCHEMA)
 MEMORY = 1 << 17  # bytes beside a few copies of what was sent
@@ -89,6 +102,25 @@ def stated(kind: Any, value: Any) -> Any:
     if kind == Mapping[str, bytes]:
         return {name: bytes.fromhex(item) for name, item in value.items()}
     return tuple(value) if kind == tuple[str, ...] else value
+
+
+def test_baffles_vectors_are_what_its_roles_agree_on() -> None:
+    """The vectors' commitments, contributions, seed and hash are computed from HMAC and SHA-256 alone."""
+    asked = {kind: CODEC.decode(wire(kind.TAG, GOOD[kind.TAG])) for kind in baffle.MESSAGES}
+    roots = {name: GENERATOR["ROOTS"][whose] for name, whose in [("anna", "anna"), ("bea", "bea"), (SERVER, "dora")]}
+    cohort, run = asked[baffle.Commit].cohort, VECTORS["stamp"][0]
+    seeds = {name: Seed(name, SecretRoot(root)) for name, root in roots.items()}
+    commitments = asked[baffle.Reveal].commitments
+    assert {name: seed.begin(run, cohort) for name, seed in seeds.items()} == commitments
+    assert commitments["anna"] == asked[baffle.Committed].commitment
+    contributions = asked[baffle.Agree].contributions
+    assert {name: seed.reveal(commitments) for name, seed in seeds.items()} == contributions
+    assert contributions["anna"] == asked[baffle.Revealed].contribution
+    assert {seed.agree(contributions) for seed in seeds.values()} == {asked[baffle.Agreed].digest}
+    parameters = asked[baffle.Estimate].parameters
+    layout = Layout.of({"0.weight": parameters[:4].reshape(2, 2), "0.bias": parameters[4:]}, {})
+    assert layout.digest == asked[baffle.Agree].layout
+    assert parameter_hash(layout, parameters) == asked[baffle.Estimate].parameter_hash
 
 
 @pytest.mark.parametrize("case", VECTORS["tampered"], ids=name_of)
@@ -147,6 +179,20 @@ def makes_sense(message: Message) -> None:
             assert message.sealed.data.nbytes == message.sealed.size == len(message.sealed)
         case cgd.RowsDescribed():
             assert message.rows >= 1
+        case baffle.Committed():
+            assert len(message.commitment) == 32
+            assert message.runs in baffle.RUNS
+        case baffle.Revealed():
+            assert len(message.contribution) == 32
+        case baffle.Reveal():
+            assert {len(one) for one in message.commitments.values()} <= {32}
+        case baffle.Agree():
+            assert {len(one) for one in message.contributions.values()} <= {32}
+            assert len(message.graph.tobytes()) == message.graph.size == len(message.graph)
+        case baffle.Estimate():
+            assert message.parameters.shape == (message.parameters.size,)
+            assert message.parameters.dtype in (np.float32, np.float64)
+            assert 2 <= message.k < 2**16  # before directions are drawn
 
 
 SHAPES = [(), (0,), (1,), (2,), (3,), (2, 3), (3, 2), (1, 1), (0, 3), (2, 0), (1, 2, 3), (1,) * 32]

@@ -84,11 +84,21 @@ def test_every_command_takes_json() -> None:
 
 def test_the_example_is_the_readmes_and_its_own_commands_are_there(readme: str, root: Path) -> None:
     for path in set(re.findall(r"examples/\S+\.toml", readme)):
-        assert config.load(root / path).protocol.name in ("pbpfl", "cgd")
+        assert config.load(root / path).protocol.name in ("pbpfl", "cgd", "baffle")
         own = commands((root / path).read_text())
         assert len(own) == 2
         for words in own:
             assert_known(words)
+
+
+def test_the_forward_example_learns_and_sends_few_numbers(root: Path, tmp_path: Path) -> None:
+    path = root / "examples" / "baffle.toml"
+    said = path.read_text()
+    told = call("train", path, "--out", tmp_path / "run", "--json").told
+    assert told["test"]["accuracy"] > 0.93  # of 359 rows; 0.96 when this was written
+    up = told["bytes"]["up_per_silo_per_round"]
+    assert f"upload {config.load(path).protocol.k + 1} numbers a round" in said
+    assert 8 * 101 < up < 4 * told["parameters"] / 8  # an eighth of the model
 
 
 def test_the_check_of_the_readme_runs(readme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

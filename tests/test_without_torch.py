@@ -51,7 +51,7 @@ def test_the_base_imports_sums_and_helps(tmp_path: Path) -> None:
 BASE = """
 import moretta
 import moretta.config, moretta.data, moretta.models
-import moretta.protocols.fedsgd.params, moretta.protocols.pbpfl.params
+import moretta.protocols.fedsgd.params, moretta.protocols.pbpfl.params, moretta.protocols.cgd.params
 import moretta.secure_aggregation, moretta.codec, moretta.keystream, moretta.protocol, moretta.engines.driver
 assert moretta.PBPFL(learning_rate=0.2).loss == "mse"
 assert moretta.SecureAggregation().scheme == "pairwise"
@@ -135,6 +135,93 @@ for words, name in lines.items():
     assert len(err.splitlines()) == 1, err
     assert err.startswith("moretta: ") and "moretta[torch]" in err, err
     assert not pathlib.Path("mine").exists()
+"""
+
+
+def test_baffles_silo_answers_without_torch(tmp_path: Path) -> None:
+    without((*ALL, "onnxruntime", "onnx"), BAFFLE, tmp_path)
+
+
+BAFFLE = """
+import importlib
+names = "params recipe messages seeds directions estimate forward row_losses private client"
+for name in names.split():
+    importlib.import_module(f"moretta.protocols.baffle.{name}")
+import moretta.protocols.silo_rows, moretta.protocols.lots, moretta.protocols.accountant
+assert moretta.BAFFLE(k=8).form == "mean"
+
+import numpy as np
+from moretta.codec import Codec
+from moretta.keystream import SecretRoot
+from moretta.protocol import Replies, Stamp
+from moretta.protocols.baffle.client import Client
+from moretta.protocols.baffle.estimate import gradient
+from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.messages import MESSAGES, Estimate
+from moretta.protocols.baffle.recipe import Recipe
+from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
+from moretta.protocols.batches import Batches
+from moretta.protocols.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows
+from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES, aggregator, contributor
+
+K = 512
+codec = Codec((*SUM_MESSAGES, *ROW_MESSAGES, *MESSAGES))
+recipe = Recipe("central", 1e-3, RowLosses("mse"), K)
+w = np.array([0.5, -1.0, 2.0, 0.25])
+layout = Layout.of({"weight": w[:3].reshape(1, 3), "bias": w[3:]}, {})
+
+class Linear:
+    def at_once(self, rows):
+        return 4
+    def __init__(self):
+        self.layout = layout
+    def outputs(self, parameters, x):
+        return np.stack([x @ vector[:3, None] + vector[3] for vector in parameters])
+
+random = np.random.default_rng(0)
+data = {name: (random.normal(size=(rows, 3)), random.normal(size=(rows, 1))) for name, rows in [("a", 5), ("b", 7)]}
+silos = {
+    name: Client(
+        recipe, name, Linear(), Rows(x, y, Batches(len(x), 0, 1, name), "schema"), contributor("pairwise", name),
+        SecretRoot.fresh(),
+    )
+    for name, (x, y) in data.items()
+}
+
+def play(exchange):
+    replies = None
+    while True:
+        try:
+            ask = exchange.send(replies)
+        except StopIteration as end:
+            return end.value
+        answers = {}
+        for silo, message in ask.messages.items():
+            reply = silos[silo].answer(codec.decode(codec.encode(message)))
+            answers[silo] = codec.decode(codec.encode(reply))
+        replies = Replies(answers, {})
+
+now, server, seed = Stamp("run", 1, 0), aggregator("pairwise"), Seed(SERVER, SecretRoot.fresh())
+assert play(server.setup(now, list(silos))) is None
+for silo in silos.values():
+    silo.answer(Begin(stamp=now, schema="schema", mean=np.zeros(1), deviation=np.ones(1)))
+assert play(agree(now, list(silos), seed, layout, lambda precision: b"")) is None
+wanted = server.want({"scalars": (K + 1,)}, {"scalars": 100.0}, 100)
+hashed = parameter_hash(layout, w)
+ask = Estimate(stamp=now, parameters=w, parameter_hash=hashed, k=K, encoding=wanted.fraction_bits)
+total = play(server.sum(ask, wanted))
+found = total.means["scalars"]
+x, y = (np.concatenate(parts) for parts in zip(*data.values()))
+off = x @ w[:3, None] + w[3] - y
+directions = recipe.directions(K, 4, seed.seed, "run", 1, hashed)
+true = np.append((off * x).mean(axis=0), off.mean())  # of the squared error over 2
+each = np.stack([one - w for some in directions.perturbed(w, 1.0) for one in map(np.copy, some)])
+assert total.weight == 12
+assert np.allclose(found[:-1], each @ true, atol=1e-6), (found[:9], each[:8] @ true)  # exact, as the loss is quadratic
+assert np.allclose(gradient("central", found[:-1], directions), true, atol=0.3 * np.linalg.norm(true))
+assert abs(found[-1] - (off ** 2).mean() / 2) < 1e-4
+assert not {"torch", "sklearn", "onnxruntime"} & set(sys.modules)
 """
 
 

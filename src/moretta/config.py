@@ -89,6 +89,11 @@ class RunFile(Section):
             raise ParameterError(
                 f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
             )
+        if self.engine.edge and not isinstance(protocol, BAFFLE):
+            raise ParameterError(
+                f"[engine] edge: edge clients only run models forward, as baffle has it, and {protocol.name} has not; "
+                "remove it"
+            )
         if _lacks_validation(self):
             raise ParameterError(
                 "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for example 0.1"
@@ -179,16 +184,20 @@ def digest(run_file: RunFile) -> str:
     """Return the SHA-256, in hex, of what a checkpoint must agree on to be resumed under this run file.
 
     Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a
-    checkpoint is kept and the model tested, and how the engine passes messages, waits for them or injects faults: a
-    run that failed by faults is resumed without them. With early stopping the model is tested as often as before, as
+    checkpoint is kept and the model tested, how much memory edge clients may take, and how the engine passes messages,
+    waits for them or injects faults: a run that failed by faults is resumed without them. Which silos are edge clients
+    is in it, as ONNX Runtime rounds other than PyTorch. With early stopping the model is tested as often as before, as
     that decides where the run stops. The order of keys does not matter.
     """
     sections = _sections(run_file)
     for section, key in (
         *(("run", key) for key in ("rounds", "out", "record-views", "checkpoint-every", "evaluate-every")),
-        *(("engine", key) for key in ("strict", "deadline", "faults")),
+        *(("engine", key) for key in ("strict", "deadline", "faults", "memory-limit-mib", "micro-batch")),
+        *(("engine", key) for key in ("edge", "edge-precision") if not run_file.engine.edge),
     ):
         sections[section].pop(key, None)
+    if run_file.engine.edge:
+        sections["engine"]["edge"] = sorted(set(run_file.engine.edge))
     if run_file.run.early_stopping is not None and run_file.run.evaluate_every is not None:
         sections["run"]["evaluate-every"] = run_file.run.evaluate_every
     if run_file.protocol.rate_depends_on_rounds:

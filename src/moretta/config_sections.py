@@ -323,6 +323,7 @@ class Faults(Section):
 
 
 EngineName = Literal["in-process", "fused", "exact-ring"]
+Precision = Literal["float32", "float16", "int8-activations"]
 
 
 class Engine(Section):
@@ -333,13 +334,33 @@ class Engine(Section):
         (`moretta.protocols.cgd.simulation`).
     strict: pass every message through the codec, as a network would.
     deadline: seconds that an answer may take; None waits.
+    edge: of baffle, the names of silos that take part as edge clients: each is a process of its own with ONNX Runtime
+        and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
+    edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
+        (`moretta.protocols.baffle.onnx_export`).
+    memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
+    micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one a few.
     faults: mishaps to inject; None: none. They befall silos, so centralised training has none.
     """
 
     name: EngineName = "in-process"
     strict: bool = False
     deadline: Positive | None = None
+    edge: tuple[Words, ...] = ()
+    edge_precision: Precision = "float32"
+    memory_limit_mib: Positive | None = None
+    micro_batch: PositiveInt | None = None
     faults: Faults | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for key in ("edge_precision", "memory_limit_mib", "micro_batch"):
+            if not self.edge and getattr(self, key) != type(self).model_fields[key].default:
+                raise ParameterError(
+                    f"[engine] {kebab(key)} is for edge clients, and there are none; name some, for example "
+                    'edge = ["silo-1"], or remove it'
+                )
+        return self
 
 
 def _has_table(value: object) -> bool:

@@ -6,7 +6,8 @@
     │   ├── RangeError          a value that the ring of the secure sum cannot hold, by the name of its tensor
     │   └── MissingExtra        an optional dependency is not installed
     ├── PeerError               the other side: it sent what the protocol does not allow
-    │   └── CodecError          the bytes are no message; the only error of `moretta.codec.Codec.decode`
+    │   ├── CodecError          the bytes are no message; the only error of `moretta.codec.Codec.decode`
+    │   └── Disconnected        it is gone: its process or its connection ended before it had answered
     ├── MisuseError             the caller of this library: a call in the wrong order
     └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is whole (exit code 1)
 
@@ -42,6 +43,10 @@ class PeerError(MorettaError):
 
 class CodecError(PeerError):
     """Bytes that are not a message of the schema."""
+
+
+class Disconnected(PeerError):
+    """A peer is gone, or no longer speaks the protocol; what it was asked has no answer."""
 
 
 class MisuseError(MorettaError):

@@ -34,6 +34,7 @@ from moretta.errors import ParameterError
 from moretta.keystream import derive
 from moretta.protocol import State
 from moretta.protocols import modules
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import targets
 from moretta.protocols.fedsgd.params import Centralised
@@ -94,7 +95,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         self._check_silos()
-        self._check_faults()
+        self._check_engine()
         self._roster = None if self.aggregation.roster is None else Roster.load(self.aggregation.roster)
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
@@ -206,14 +207,26 @@ class Federation:
                 )
         grid_of(self.silos).check(row_shape(self.silos)[0])
 
-    def _check_faults(self) -> None:
-        names, faults = [silo.name for silo in self.silos], self.engine.faults or Faults()
+    def _check_engine(self) -> None:
+        """Check that the silos are there that edge clients and faults are of."""
+        if self.engine.edge and not isinstance(self.protocol, BAFFLE):
+            raise ParameterError(
+                "edge: edge clients only run models forward, as baffle has it, and "
+                f"{getattr(self.protocol, 'name', 'this protocol')} has not; remove it"
+            )
+        for name in self.engine.edge:
+            self._check_name("[engine] edge", name)
+        faults = self.engine.faults or Faults()
         for key, rows in (("drop", faults.drop), ("delay", faults.delay), ("corrupt", faults.corrupt)):
             for row in rows:
-                if row.silo not in names:
-                    close = nearest(row.silo, names)
-                    hint = f"did you mean `{close}`?" if close else f"the silos are {', '.join(names):.200}"
-                    raise ParameterError(f"[engine.faults] {key}: no silo is called `{row.silo}`; {hint}")
+                self._check_name(f"[engine.faults] {key}", row.silo)
+
+    def _check_name(self, key: str, name: str) -> None:
+        names = [silo.name for silo in self.silos]
+        if name not in names:
+            close = nearest(name, names)
+            hint = f"did you mean `{close}`?" if close else f"the silos are {', '.join(names):.200}"
+            raise ParameterError(f"{key}: no silo is called `{name}`; {hint}")
 
     def _check_training(self) -> None:
         if self.early_stopping is not None and self.validation is None:
@@ -295,7 +308,7 @@ class Federation:
             session=session,
             insecure=self.insecure_secret_seed,
             roster=self._roster,
-            engine=self.engine.name,
+            engine=self.engine,
         )
 
     def _run_id(self, seed: int) -> str:
@@ -319,6 +332,7 @@ class Federation:
             modules.schema(self.model),
             seed,
             rounds if self.protocol.rate_depends_on_rounds else 0,
+            *([sorted(set(self.engine.edge)), self.engine.edge_precision] if self.engine.edge else []),
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config_sections import EngineName, SecureAggregation
+from moretta.config_sections import Engine, SecureAggregation
 from moretta.keystream import SecretRoot
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols.cgd.grid import Grid, Part
@@ -60,7 +60,7 @@ class Setting:
     session: int = 0
     insecure: int | None = field(default=None, repr=False)
     roster: Roster | None = None
-    engine: EngineName = "in-process"
+    engine: Engine = field(default_factory=Engine)
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class Session:
         try:
             return self._play()
         finally:
+            self._engine.close()
             torch.set_num_threads(threads)
 
     def _play(self) -> Result:
@@ -173,10 +174,12 @@ class Session:
                 sums["set_up"] += size
             else:
                 sums[way] += size / len(asked)
+        peak = self._engine.peak_mib
         return {
             "round": end.number,
             "attempt": end.attempt,
             **end.report.figures,
+            **({} if peak is None else {"edge_peak_mib": peak}),
             "seconds": dict(self._engine.clock.take()),
             "bytes": sums,
             "dropped": [asdict(gone) for gone in end.dropped],
@@ -316,7 +319,8 @@ class Session:
     def _facts(self, outcome: Outcome) -> dict[str, float | str]:
         ring = result.ring_facts(self._history, self._of.protocol, outcome.parameters, self._rounds)
         best = {} if self._best is None else {"best_round": float(self._best[0])}
-        return {**outcome.facts, **ring, **best}
+        peaks = [line["edge_peak_mib"] for line in self._history if "edge_peak_mib" in line]
+        return {**outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
 
     def _warnings(self, outcome: Outcome) -> list[str]:
         warnings = list(self._players.warnings)

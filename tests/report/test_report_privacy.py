@@ -11,7 +11,7 @@ def said(record, role):
     return " ".join(one.text for one in privacy_statements(record) if one.role == role)
 
 
-@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "local", "centralised", "cgd"])
+@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "local", "centralised", "cgd", "baffle"])
 def test_every_role_has_a_sentence_none_is_tested_none_promises_more_than_the_design(make_run, protocol):
     record = read_run(make_run(protocol))
     statements = privacy_statements(record)
@@ -164,7 +164,7 @@ def test_without_masks_the_server_sees_each_silo(make_run):
 
 
 def test_a_protocol_or_scheme_without_sentences_says_so(make_run):
-    assert "no sentence about the protocol baffle" in said(read_run(make_run("baffle")), "Server")
+    assert "no sentence about the protocol swarm" in said(read_run(make_run("swarm")), "Server")
     record = read_run(make_run("fedavg", secure_aggregation={"scheme": "homomorphic", "ring_bits": 64}))
     assert "no sentence about the aggregation scheme homomorphic" in said(record, "Server")
 
@@ -252,3 +252,61 @@ def test_noise_is_said_with_what_it_bounds_and_what_it_leaves_out(make_run):
     assert "with ε = 4.5" in server
     assert "Not counted: means of the columns." in server
     assert "private" not in said(read_run(make_run("fedsgd", folder="plain", **SUMMED)), "Server")
+
+
+IN_THE_CLEAR = {"secure_aggregation": {"scheme": "none", "ring_bits": None}}
+SPAN = "the sum gives the silos’ gradient as far as it lies in their span: K numbers of it a round"
+
+
+def baffle(make_run, folder, protocol=None, data=None, **replaced):
+    settings = {
+        "protocol": {"name": "baffle", **(protocol or {})},
+        "data": {"standardise": True, "batch-size": 32, **(data or {})},
+        "secure-aggregation": {"scheme": "pairwise", "ring-bits": 64},
+    }
+    return read_run(make_run("baffle", folder=folder, settings=settings, **{**SUMMED, **replaced}))
+
+
+def test_baffle_says_what_loss_differences_tell(make_run):
+    record = baffle(make_run, "batches")
+    server, silo = said(record, "Server"), said(record, "A silo")
+    assert "only the ring sum (modulo 2⁶⁴) of the silos’ loss-difference vectors" in server
+    assert SPAN in server
+    assert "Holds the model." in server
+    assert "the number of rows that a round uses, over all silos" in server
+    assert "private" not in server
+    assert "Receives the model itself, every round; runs it forward only, and knows all directions." in silo
+    assert "expose each other" not in silo
+    assert "number of rows of all silos together" not in silo
+    assert "number of rows of all silos together" in said(baffle(make_run, "all", data={"batch-size": 0}), "A silo")
+
+
+def test_baffle_of_whole_epochs_sums_weight_changes(make_run):
+    record = baffle(make_run, "epochs", {"local-epochs": 2, "optimizer": "sgd"})
+    server = said(record, "Server")
+    assert "of the silos’ weight changes" in server
+    assert "loss-difference" not in server
+    assert "their span" not in server  # what goes up is as long as the model
+    assert "runs it forward only" in said(record, "A silo")
+
+
+@pytest.mark.parametrize(("protocol", "upload"), [
+    ({}, "loss-difference vector"),
+    ({"local-epochs": 1}, "weight change"),
+])  # fmt: skip
+def test_baffle_without_masks_or_with_few_silos(make_run, protocol, upload):
+    clear = said(baffle(make_run, "clear", protocol, **IN_THE_CLEAR), "Server")
+    assert f"{upload} of each silo by itself" in clear
+    assert "of each input column, of each silo by itself" in clear
+    assert "ring sum" not in clear
+    pair = said(baffle(make_run, "pair", protocol, silos=2, dropped=[]), "A silo")
+    assert f"works out the other’s {upload} from consecutive models and its own" in pair
+
+
+def test_baffle_says_what_its_noise_bounds(make_run):
+    facts = {"epsilon": 2.0, "delta": 1e-5, "epsilon_to_silos": 4.5, "epsilon_leaves_out": "means of the columns"}
+    server = said(baffle(make_run, "noisy", {"dp-noise": 1.0, "dp-clip": 3.0}, facts=facts), "Server")
+    assert "ε = 2 and δ = 1e-05" in server
+    assert "with ε = 4.5" in server
+    assert "Not counted: means of the columns." in server
+    assert SPAN in server

@@ -1058,6 +1058,8 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             },
         ),
         **cgd_messages(),
+        **baffle_messages(),
+        **edge_messages(),
     }
 
 
@@ -1097,6 +1099,69 @@ def cgd_messages() -> dict[str, tuple[str, Fields]]:
         "cgd/show-displacement": (made, {}),
         "cgd/displacement": (made, {"sealed": u8(range(235, 255)), "steps": 12}),
         "cgd/catch-up": (made, {"maker": "anna", "sealed": u8(range(235, 255)), "steps": 12}),
+    }
+
+
+def baffle_messages() -> dict[str, tuple[str, Fields]]:
+    def digest(*parts: int | str | bytes) -> Any:
+        return hashlib.sha256(purpose(*parts).removeprefix(b"moretta/1"))
+
+    made = "chosen here"
+    names, roots = ["anna", "bea"], {"anna": ROOTS["anna"], "bea": ROOTS["bea"], "server": ROOTS["dora"]}
+    cohort = digest("baffle cohort", *names).digest()
+    contributions = {name: hkdf(root, purpose("baffle contribution", STAMP[0], cohort)) for name, root in roots.items()}
+    commitments = {name: digest("baffle commitment", name, value).hexdigest() for name, value in contributions.items()}
+    joined = [part for name in sorted(roots) for part in (name, contributions[name])]
+    seed = hkdf(digest(*joined).digest(), purpose("baffle seed", cohort))
+    fixed = hashlib.sha256().digest()  # of nothing
+    layout = digest("baffle layout", "float32", "0.weight", "(2, 2)", "0.bias", "(2,)", fixed)
+    parameters = np.array([0.5, -0.25, 1.0, -0.0, 7.0, 2.0**-149], dtype=np.float32)
+    hashed = digest("baffle parameters", layout.hexdigest(), "<f4")
+    hashed.update(parameters.tobytes())
+    drawn = "SHA-256 of contributions, which are HKDF of agreement.json's roots (the server has dora's)"
+    return {
+        "baffle/commit": (made, {"cohort": names}),
+        "baffle/committed": (drawn, {"commitment": commitments["anna"], "runs": "torch"}),
+        "baffle/reveal": (drawn, {"commitments": commitments}),
+        "baffle/revealed": ("HKDF of anna's root of agreement.json", {"contribution": contributions["anna"].hex()}),
+        "baffle/agree": (
+            f"{drawn}; layout: SHA-256 over a linear layer's names and shapes; the graph's bytes chosen here",
+            {
+                "contributions": {name: value.hex() for name, value in contributions.items()},
+                "layout": layout.hexdigest(),
+                "graph": np.array([8, 10, 0, 255], dtype=np.uint8),
+            },
+        ),
+        "baffle/agreed": ("SHA-256 of HKDF of all contributions", {"digest": hashlib.sha256(seed).hexdigest()}),
+        "baffle/estimate": (
+            "chosen here, with a zero with a sign and float32's smallest number; their hash by SHA-256",
+            {
+                "parameters": parameters,
+                "parameter_hash": hashed.hexdigest(),
+                "k": 2,
+                "encoding": {"scalars": 40, "most weight": 96},
+            },
+        ),
+    }
+
+
+def edge_messages() -> dict[str, tuple[str, Fields]]:
+    made = "chosen here"
+    state = {"seed/secret_root": "5e" * 32, "città": ""}
+    return {
+        "edge/begin": (made, {"settings": '{"name": "città"}', "state": state, "insecure": "0b" * 32}),
+        "edge/restore": (made, {"state": state}),
+        "edge/done": (made, {}),
+        "edge/envelope": (
+            "chosen here; of an error, which no answer follows",
+            {
+                "seconds": {"local_forward": 0.5, "aggregation": 2.0**-1074},
+                "peak_mib": 70.25,
+                "state": state,
+                "error": "PeerError",
+                "sentence": "expected a K of at most 100, as this silo is set, got 101",
+            },
+        ),
     }
 
 
@@ -1365,6 +1430,42 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("sealed", "a byte without axes", _as("sealed", 7)),
         ("steps", "a round below zero", lambda fields: -1),
         ("steps", "a round of 2^31", lambda fields: 2**31),
+    ],
+    "baffle/committed": [
+        ("commitment", "a commitment of 31 bytes", lambda fields: "cc" * 31),
+        ("commitment", "a commitment of 33 bytes", lambda fields: "cc" * 33),
+        ("commitment", "no commitment", lambda fields: ""),
+        ("commitment", "a commitment that is not hexadecimal", lambda fields: "xy" * 32),
+        ("runs", "a silo that runs something else", lambda fields: "float8"),
+        ("runs", "a silo that runs nothing", lambda fields: ""),
+    ],
+    "baffle/reveal": [
+        ("commitments", "a commitment of 31 bytes", lambda fields: fields["commitments"] | {"bea": "cc" * 31}),
+        ("commitments", "a commitment of no bytes", lambda fields: fields["commitments"] | {"server": ""}),
+    ],
+    "baffle/revealed": [
+        ("contribution", "a contribution of 31 bytes", lambda fields: fields["contribution"][2:]),
+        ("contribution", "a contribution of 33 bytes", lambda fields: fields["contribution"] + "00"),
+        ("contribution", "no contribution", lambda fields: ""),
+    ],
+    "baffle/agree": [
+        ("contributions", "a contribution of 33 bytes", lambda fields: fields["contributions"] | {"bea": "cc" * 33}),
+        ("contributions", "a contribution of no bytes", lambda fields: fields["contributions"] | {"server": ""}),
+        ("graph", "numbers for bytes", _as("graph", dtype="float64")),
+        ("graph", "words for bytes", _as("graph", dtype="uint64")),
+        ("graph", "bytes of two axes", lambda fields: fields["graph"].reshape(2, 2)),
+        ("graph", "a byte without axes", _as("graph", 7)),
+    ],
+    "baffle/estimate": [
+        ("parameters", "parameters as whole numbers", _as("parameters", dtype="int64")),
+        ("parameters", "parameters of float16", lambda fields: np.array([0.5, -0.25], dtype=np.float16)),
+        ("parameters", "parameters of two axes", lambda fields: fields["parameters"].reshape(2, 3)),
+        ("parameters", "a parameter without axes", _as("parameters", 0.5)),
+        ("k", "a single direction", lambda fields: 1),
+        ("k", "no direction", lambda fields: 0),
+        ("k", "directions below zero", lambda fields: -2),
+        ("k", "2^16 directions", lambda fields: 2**16),
+        ("k", "2^62 directions", lambda fields: 2**62),
     ],
 }  # fmt: skip
 

@@ -29,7 +29,8 @@ def cast(protocol: Training, setting: Setting) -> Cast:
         case PBPFL():
             return cast_pbpfl(protocol, setting)
         case CGD():
-            return cast_cgd(protocol, setting) if setting.engine == "in-process" else cast_simulation(protocol, setting)
+            plays_all = setting.engine.name != "in-process"
+            return cast_simulation(protocol, setting) if plays_all else cast_cgd(protocol, setting)
         case BAFFLE():
             return cast_baffle(protocol, setting)
         case _:

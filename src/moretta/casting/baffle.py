@@ -10,9 +10,11 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
+from moretta.casting.edge import check_packages, exporter, in_a_process
 from moretta.casting.parts import cast_of, contributor_of, enrolment_of
 from moretta.config_errors import nearest
 from moretta.errors import ParameterError
+from moretta.protocol import Client as Role
 from moretta.protocols import enrolment, modules
 from moretta.protocols.accountant import Accountant
 from moretta.protocols.baffle.client import Client
@@ -46,19 +48,27 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     privates, accountant = _private(protocol, setting, sharers)
     schema = modules.schema(setting.model)
     _check_repeats(setting, TorchForward(setting.model, layout, setting.device))
-    clients = {}
+    edge = setting.engine.edge
+    check_packages(edge)
+    clients = dict[str, Role]()
     for silo in setting.silos:
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name)
-        clients[silo.name] = Client(
+        client = Client(
             recipe,
             silo.name,
-            TorchForward(setting.model, layout, setting.device),
+            None if silo.name in edge else TorchForward(setting.model, layout, setting.device),
             Rows(silo.x, y.numpy(), batches, schema),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),
         )
+        if silo.name in edge:  # then this client only lends its secrets
+            clients[silo.name] = in_a_process(
+                client.state(), (silo.x, y.numpy()), silo.name, recipe, protocol.privacy, schema, sharers, setting
+            )
+        else:
+            clients[silo.name] = client
     server = Server(
         protocol,
         recipe,
@@ -68,7 +78,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
         setting.root("server"),
         secure.largest,
         setting.rounds,
-        lambda precision: b"",
+        exporter(setting, layout),
         accountant,
     )
     return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
@@ -86,6 +96,7 @@ def _recipe(protocol: BAFFLE, rounds: int) -> Recipe:
         protocol.seed_pool or 0,
         epochs,
         tuple(protocol.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
+        protocol.clip_norm or 0.0,
     )
 
 

@@ -169,12 +169,13 @@ def cast_simulation(protocol: CGD, setting: Setting) -> Cast:
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
     mean, deviation = scales_of(x) if setting.columns else (np.zeros(1), np.ones(1))
+    ring = Ring(secure.ring_bits)
     simulation = Simulation(
         protocol,
         setting.model,
         grid,
         Rows(standardised(x, mean, deviation, setting.dtype), y, counts),
-        Adding("exact-ring" if setting.engine == "exact-ring" else "fused", Ring(secure.ring_bits), secure.largest),
+        Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
         setting.insecure,
         setting.rounds,
         setting.batch_size,

@@ -33,6 +33,10 @@ class Clock:
             self._seconds[self._open[-1]] += now - self._since
         self._since = now
 
+    def charge(self, name: str, seconds: float) -> None:
+        """Add seconds that another process spent in a phase."""
+        self._seconds[name] += seconds
+
     def take(self) -> Mapping[str, float]:
         """Return the seconds by phase since the last call, and begin again."""
         seconds, self._seconds = dict(self._seconds), defaultdict(float)

@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from moretta.codec import Codec, size
+from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
 from moretta.engines.views import Recorder
-from moretta.errors import CodecError, MorettaError, ParameterError, PeerError
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
 from moretta.protocol import Ask, Client, Message, Missing, Reason, Replies
 
 log = logging.getLogger("moretta")
 
 
 class InProcess:
-    """Delivers asks to clients that live in this process.
+    """Delivers asks to clients that live in this process, or in one each that this one started.
 
     strict: pass every message through the codec, both ways, so that only what survives the wire is seen.
     recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late.
@@ -43,6 +44,9 @@ class InProcess:
         self._traffic: defaultdict[tuple[str, str], int] = defaultdict(int)
         for client in clients.values():
             client.phase = self.clock.phase
+        self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
+        for child in self._children:
+            child.charge = self.clock.charge
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
@@ -74,6 +78,16 @@ class InProcess:
         traffic, self._traffic = dict(self._traffic), defaultdict(int)
         return traffic
 
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        return max((child.peak_mib for child in self._children), default=None)
+
+    def close(self) -> None:
+        """End the processes of silos."""
+        for child in self._children:
+            child.close()
+
     def _answer(self, silo: str, message: Message) -> Message | Missing:
         client = self._clients.get(silo)
         if client is None:
@@ -98,6 +112,8 @@ class InProcess:
             return self._cut(answer) if mishap.cut else self._received(answer)
         except ParameterError as error:
             return Missing(Reason.BAD_INPUT, str(error))
+        except Disconnected as error:
+            return Missing(Reason.DISCONNECTED, str(error))
         except MorettaError as error:
             return Missing(Reason.REFUSED, str(error))
         except Exception as error:  # a silo's failure, whatever it is, costs the round only itself

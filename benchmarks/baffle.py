@@ -1,0 +1,234 @@
+"""What BAFFLE costs: forwards over plain ones, the server's rebuilding, an edge client's memory, an upload's bytes.
+
+    OMP_NUM_THREADS=1 python benchmarks/baffle.py --json
+
+*_torch_ratio, *_onnx_ratio    a silo's whole work for K directions (drawing them, perturbing, forwards, losses) over K
+                               times `model(x)` under no_grad: in process, and with ONNX Runtime
+combine_*                      sum_k c_k d_k for K = 500: milliseconds, and `*_randn_ratio`, how many times as long the
+                               same sum over rows of torch.randn takes
+*_edge_peak_mib                the most resident memory of a `python -m moretta.edge` that takes part in a run;
+                               `*_backprop_peak_mib` and `*_memory_ratio`: of a process that takes steps of SGD with
+                               PyTorch on as many rows, and the one over the other (Linux)
+upload_k*_bytes                what a silo sends a round under pairwise masks, ring of 64 bits; `*_beyond_8k` less 8 K
+
+What they are to stay within: torch ratios 0.75 (LeNet) and 1.15 (WRN), ONNX 0.65 and 0.9, combine 35 ms and 260 ms for
+0.3 and 2.5 million parameters, randn 15 or more; edge peaks 80 MiB for LeNet, 90 and 150 for WRN with 8 and 64 rows,
+each at most 0.3 of backprop's; 200 bytes. MobileNet is there for scale.
+
+With one thread time is the processor's, which others on the machine do not lengthen; with more it is the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+import torch
+from measure import interleaved, main, median_ratio
+from torch import nn
+
+from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo, models
+from moretta.protocols import modules
+from moretta.protocols.baffle.directions import BLOCK, Directions, keys_of
+from moretta.protocols.baffle.estimate import differences
+from moretta.protocols.baffle.forward import Forward, Layout
+from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+
+SHAPES = {"lenet": (1, 28, 28), "wrn": (3, 32, 32), "mobilenet": (3, 32, 32)}
+ROWS, SIGMA, SECRET = 64, 1e-3, bytes(32)
+FORWARDS = {"lenet": 96, "wrn": 8, "mobilenet": 8}  # K
+COMBINED, SIZES = 500, {"0.3m": 300_000, "2.5m": 2_500_000}
+CHUNK = 10  # rows of torch.randn at a time
+MEMORY = [("lenet", 64), ("wrn", 8), ("wrn", 64), ("mobilenet", 64)]
+MICRO_BATCH = {"lenet": 16, "wrn": 4, "mobilenet": 4}  # rows that ONNX Runtime runs at a time
+BACKPROP = """
+import sys
+import torch
+from measure import resident_mib
+from moretta import models
+name, rows, shape = sys.argv[1], int(sys.argv[2]), tuple(map(int, sys.argv[3:]))
+torch.set_num_threads(1)
+model, x, y = models.build(name, inputs=shape, outputs=10), torch.randn(rows, *shape), torch.arange(rows) % 10
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(3):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+print(resident_mib("VmHWM"))
+"""
+Figures = dict[str, Any]
+Clock = Callable[[], float]
+
+
+def built(name: str) -> nn.Module:
+    """Return a built-in model of 10 outputs."""
+    torch.manual_seed(0)
+    return models.build(name, inputs=SHAPES[name], outputs=10)
+
+
+def drawn(name: str, rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return random rows and classes."""
+    random = np.random.default_rng(0)
+    return random.normal(size=(rows, *SHAPES[name])).astype("f4"), random.integers(0, 10, rows)
+
+
+def has_onnx() -> bool:
+    """Whether ONNX Runtime and what exports for it are installed."""
+    return all(importlib.util.find_spec(package) for package in ("onnxruntime", "onnx", "onnxscript"))
+
+
+def onnx_forward(name: str, model: nn.Module, layout: Layout) -> Forward:
+    """Return a model in ONNX Runtime, as an edge client has it."""
+    from moretta.edge.onnx_forward import OnnxForward
+    from moretta.protocols.baffle.onnx_export import graph_of
+
+    return OnnxForward(graph_of(model, layout, SHAPES[name], torch.float32), micro_batch=MICRO_BATCH[name])
+
+
+def forwards(name: str, rows: int, k: int, pairs: int, onnx: bool, clock: Clock) -> Figures:
+    """Return what a silo's work of a round takes, over K plain forwards."""
+    model = built(name)
+    layout = layout_of(model)
+    x, y = drawn(name, rows)
+    at, loss, inputs = layout.flat(modules.arrays(model)), RowLosses("cross-entropy"), torch.from_numpy(x)
+
+    def plain() -> None:
+        with torch.no_grad():
+            for _ in range(k):
+                model(inputs)
+
+    def estimate(forward: Forward) -> object:
+        directions = Directions(keys_of(SECRET, k, "benchmark"), k, layout.size)
+        return differences("mean", SIGMA, directions, forward, loss, at, x, y)
+
+    ours: dict[str, Forward] = {"torch": TorchForward(model, layout)}
+    if onnx:
+        ours["onnx"] = onnx_forward(name, model, layout)
+    work = {"plain": plain} | {side: lambda forward=forward: estimate(forward) for side, forward in ours.items()}
+    found = interleaved(work, pairs, warm_up=1, clock=clock)
+    figures: Figures = {f"{name}_parameters": layout.size, f"{name}_plain_ms": median(found["plain"]) / k * 1000}
+    for side in ours:
+        each = [one / other for one, other in zip(found[side], found["plain"], strict=True)]
+        figures[f"{name}_{side}_ratio"] = median(each)
+        if len(each) > 1:
+            low, _, high = quantiles(each, n=4)
+            figures[f"{name}_{side}_ratio_quartiles"] = [low, high]
+    return figures
+
+
+def combine(label: str, size: int, k: int, pairs: int, clock: Clock) -> Figures:
+    """Return what the server's sum over directions takes, and the same over rows of torch.randn."""
+    coefficients = np.random.default_rng(0).normal(size=k)
+    directions = Directions(keys_of(SECRET, k, "benchmark"), k, size)
+    weights = torch.from_numpy(coefficients).float()
+
+    def randn() -> torch.Tensor:
+        generator, total, rows = torch.Generator().manual_seed(0), torch.zeros(size), torch.empty(CHUNK, size)
+        for start in range(0, k, CHUNK):
+            part = rows[: k - start].normal_(generator=generator)
+            total += weights[start : start + CHUNK] @ part
+        return total
+
+    few = interleaved({"ours": lambda: directions.combine(coefficients), "randn": randn}, min(pairs, 3), 1, 1, clock)
+    ours = interleaved({"ours": lambda: directions.combine(coefficients)}, pairs, 1, 1, clock)["ours"]
+    return {
+        f"combine_{label}_ms": median(ours) * 1000,
+        f"combine_{label}_least_ms": min(ours) * 1000,
+        f"combine_{label}_randn_ratio": median_ratio(few["randn"], few["ours"]),
+    }
+
+
+def same_in_any_order(size: int) -> bool:
+    """Whether the sum is the same, bit for bit, with blocks of directions, and those inside, in another order."""
+    keys, coefficients = keys_of(SECRET, 8 * BLOCK, "benchmark"), np.random.default_rng(0).normal(size=8 * BLOCK)
+    order = np.random.default_rng(1).permutation(8)
+    turned = coefficients.reshape(8, BLOCK)[order].reshape(-1)
+    one = Directions(keys, 8 * BLOCK, size).combine(coefficients)
+    return bool(np.array_equal(one, Directions([keys[i] for i in order], 8 * BLOCK, size).combine(turned)))
+
+
+def federation(
+    model: nn.Module, data: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], rows: int, k: int, edge: int
+) -> Federation:
+    """Return three silos with the same rows; the first is an edge client that runs `edge` at a time, if any."""
+    return Federation(
+        model,
+        [Silo(f"silo-{number}", *data) for number in range(3)],
+        BAFFLE(loss="cross-entropy", k=k),
+        aggregation=SecureAggregation(scheme="pairwise", ring_bits=64),
+        engine=Engine(edge=("silo-0",), micro_batch=edge) if edge else Engine(),
+        batch_size=rows,
+    )
+
+
+def memory(name: str, rows: int) -> Figures:
+    """Return the peaks of an edge client, which holds four batches, and of backpropagation."""
+    label = f"{name}_{rows}_rows"
+    done = subprocess.run(
+        [sys.executable, "-c", BACKPROP, name, str(rows), *map(str, SHAPES[name])],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {f"{label}_backprop_peak_mib": float(done.stdout)}
+    if has_onnx():
+        run = federation(built(name), drawn(name, 4 * rows), rows, 2 * BLOCK, MICRO_BATCH[name]).train(2)
+        peak = max(float(line["edge_peak_mib"]) for line in run.history)
+        found |= {f"{label}_edge_peak_mib": peak, f"{label}_memory_ratio": peak / float(done.stdout)}
+    return found
+
+
+def upload(k: int) -> Figures:
+    """Return what a silo sends a round, set-up not counted."""
+    data = np.random.default_rng(0).normal(size=(8, 17)).astype("f4"), np.arange(8) % 3
+    model = models.build("mlp", inputs=(17,), outputs=3)
+    sent = float(federation(model, data, 4, k, edge=0).train(3).bytes["up_per_silo_per_round"])
+    return {f"upload_k{k}_bytes": sent, f"upload_k{k}_bytes_beyond_8k": sent - 8 * k}
+
+
+def run(arguments: argparse.Namespace) -> Figures:
+    """Measure all of it, or a part."""
+    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    quick, only, pairs = arguments.quick, arguments.only, 2 if arguments.quick else arguments.pairs
+    figures: Figures = {"rows": ROWS, "pairs": pairs, "micro_batch": MICRO_BATCH}
+    for name in SHAPES:
+        if only in f"forwards {name}" and not (quick and name != "lenet"):
+            k, few = (BLOCK, True) if quick else (FORWARDS[name], name == "mobilenet")
+            figures |= forwards(name, ROWS, k, min(pairs, 3) if few else pairs, has_onnx() and not quick, clock)
+    if only in "combine":
+        for label, size in SIZES.items():
+            figures |= combine(label, size // 100 if quick else size, COMBINED, pairs, clock)
+        figures["combine_same_in_any_order"] = same_in_any_order(100_000)
+    for name, rows in [] if quick else MEMORY:
+        if only in f"memory {name}":
+            figures |= memory(name, rows)
+    for k in (100, 500):
+        if only in "upload":
+            figures |= upload(k)
+    return figures
+
+
+if __name__ == "__main__":
+    main(
+        __doc__ or "",
+        run,
+        ("--pairs", {"type": int, "default": 15, "help": "paired runs"}),
+        ("--only", {"default": "", "help": "forwards, combine, memory or upload; also, for example, 'forwards lenet'"}),
+        (
+            "--quick",
+            {
+                "action": "store_true",
+                "help": "few pairs, small sizes, LeNet alone, no ONNX and no memory: does it run?",
+            },
+        ),
+    )

@@ -1,0 +1,90 @@
+"""BAFFLE's silos that are edge clients, each in a process of its own, and the graphs that they run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from moretta.casting.parts import credentials_of, schema_of
+from moretta.edge.settings import Settings
+from moretta.engines.child import ChildClient
+from moretta.errors import MissingExtra
+from moretta.protocol import Array, State
+from moretta.protocols.accountant import Privacy
+from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.messages import MESSAGES, RUNS_TORCH
+from moretta.protocols.baffle.recipe import Recipe
+from moretta.roles import Setting
+
+PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # and the extra that each comes with
+
+
+def check_packages(edge: Sequence[str]) -> None:
+    """Raise `moretta.errors.MissingExtra` where what edge clients, if any, run or are sent cannot be had."""
+    for package, extra in PACKAGES.items() if edge else ():
+        try:
+            there = importlib.util.find_spec(package) is not None
+        except ModuleNotFoundError:
+            there = False
+        if not there:
+            raise MissingExtra(f"edge clients need {package}, which is not there; run: pip install 'moretta[{extra}]'")
+
+
+def in_a_process(
+    state: State,
+    rows: tuple[Array, Array],
+    name: str,
+    recipe: Recipe,
+    privacy: Privacy | None,
+    schema: str,
+    sharers: int,
+    setting: Setting,
+) -> ChildClient:
+    """Return the role of a silo that runs ONNX in a process, which is not started yet.
+
+    state: of the role, at first; rows: inputs, and targets as the loss wants them.
+    """
+    secure, engine, scheme = setting.secure_aggregation, setting.engine, setting.secure_aggregation.scheme
+    proves = credentials_of(setting, name, scheme) is not None  # the files are read here too, to check them first
+    identity = (secure.identity or "").replace("{silo}", name)
+    settings = Settings(
+        name=name,
+        recipe=recipe,
+        scheme=scheme,
+        ring_bits=secure.ring_bits,
+        rules=setting.rules(scheme),
+        session=setting.session,
+        schema=schema,
+        batch_size=setting.batch_size,
+        seed=setting.seed,
+        precision=engine.edge_precision,
+        memory_limit_mib=engine.memory_limit_mib,
+        micro_batch=engine.micro_batch,
+        privacy=privacy,
+        sharers=sharers,
+        roster="" if secure.roster is None else str(secure.roster.absolute()),
+        identity=str(Path(identity).absolute()) if proves else "",
+    )
+    root = setting.insecure_root(name)
+    insecure = b"" if root is None else root.reveal()
+    return ChildClient(name, settings.dump(), state, rows, schema_of(MESSAGES), insecure=insecure)
+
+
+def exporter(setting: Setting, layout: Layout) -> Callable[[str], bytes]:
+    """Return what gives silos that run ONNX their graph in a precision, exported when it is first asked for."""
+
+    @functools.cache
+    def graph_of(precision: str) -> bytes:
+        if precision == RUNS_TORCH:
+            return b""
+        from moretta.protocols.baffle.onnx_export import graph_of as export  # onnx may be absent where nobody asks
+
+        x = setting.silos[0].x
+        dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
+        return export(setting.model, layout, setting.row_shape, dtype, precision)
+
+    return graph_of

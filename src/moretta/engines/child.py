@@ -1,0 +1,178 @@
+"""A silo in a process of its own, so that its memory is its own: what it is asked goes through its standard input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, BinaryIO
+
+from moretta.codec import Codec
+from moretta.edge import wire
+from moretta.edge.wire import HERE, Begin, Done, Envelope, Restore
+from moretta.errors import CodecError, Disconnected, MisuseError
+from moretta.protocol import Array, Message, Phase, State, no_phase
+
+COMMAND = (sys.executable, "-P", "-m", "moretta.edge")
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each has buffers of its own
+PATIENCE = 5.0  # seconds to end in, once its input has
+STDERR_TAIL = 4096  # bytes in which the last line is looked for
+
+
+class ChildClient:
+    """Plays a silo's role by a process of `moretta.edge`, which starts when the first message comes.
+
+    The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up or
+    sends what is no answer costs the silo that exchange (`moretta.errors.Disconnected`); the next message starts
+    another in its place, with the state that it had last told of, which a new set-up can go on from.
+
+    settings: `moretta.edge.settings.Settings`, dumped. state: the role's at first, of which its secrets follow.
+    x, y: the rows, as the role wants them. messages: of the run. insecure: as in `Begin`.
+    charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: str,
+        state: Mapping[str, bytes],
+        rows: tuple[Array, Array],
+        messages: Sequence[type[Message]],
+        *,
+        insecure: bytes = b"",
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.phase: Phase = no_phase  # the process has its own clock
+        self.charge: Callable[[str, float], None] = lambda phase, seconds: None
+        self.peak_mib = 0.0
+        self._name, self._settings, self._state, self._rows = name, settings, dict(state), rows
+        self._insecure, self._command = insecure, tuple(command)
+        self._codec = Codec((*messages, *wire.MESSAGES))
+        self._process: _Process | None = None
+
+    def answer(self, message: Message) -> Message:
+        """Have the process answer, and raise what it raised. Raises `moretta.errors.Disconnected` if it cannot."""
+        if self._process is None:
+            self._process = _Process(self._command)
+            begin = Begin(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
+            try:
+                self._done(begin, *self._rows)
+            except Exception:  # half made, it is of no use to the next message
+                self.close()
+                raise
+        return self._exchange(message)
+
+    def state(self) -> State:
+        """Return the state that the process told of last; it is told of with each answer that changes it."""
+        return dict(self._state)
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._state = dict(state)
+        if self._process is not None:
+            self._done(Restore(stamp=HERE, state=self._state))
+
+    def close(self) -> None:
+        """End the process, if there is one. The next message starts another."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _done(self, message: Message, *arrays: Array) -> None:
+        answer = self._exchange(message, *arrays)
+        if not isinstance(answer, Done):
+            raise self._gone(f"sent `{answer.TAG}` where nothing was asked")
+
+    def _exchange(self, message: Message, *arrays: Array) -> Message:
+        process = self._process
+        if process is None:
+            raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
+        try:
+            wire.send(process.input, self._codec.encode(message))
+            for array in arrays:
+                wire.send_array(process.input, array)
+            envelope = self._receive(process)
+            answer = None if isinstance(envelope, Envelope) and envelope.error else self._receive(process)
+        except OSError:
+            raise self._gone("has ended") from None
+        except CodecError as error:
+            raise self._gone(f"sent what is no answer: {error}") from None
+        if not isinstance(envelope, Envelope):
+            raise self._gone(f"sent `{envelope.TAG}` before its envelope")
+        for phase, seconds in envelope.seconds.items():
+            self.charge(phase, seconds)
+        self.peak_mib = max(self.peak_mib, envelope.peak_mib)
+        self._state = dict(envelope.state) or self._state
+        if answer is None:
+            raise wire.error_of(envelope)
+        return answer
+
+    def _receive(self, process: _Process) -> Message:
+        data = wire.receive(process.output)
+        if data is None:
+            raise BrokenPipeError
+        return self._codec.decode(data)
+
+    def _gone(self, what: str) -> Disconnected:
+        """End the process and return the error that tells why."""
+        said = self._process.close() if self._process is not None else ""
+        self._process = None
+        return Disconnected(f"the process of silo `{self._name}` {what}" + (f" ({said})" if said else ""))
+
+    def __repr__(self) -> str:
+        return f"ChildClient({self._name!r})"
+
+
+class _Process:
+    """A process and its pipes. What it writes to standard error is kept in an unnamed file."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the process
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **THREADS},
+        )
+        self.input, self.output = _both(self._popen)
+        self._finalizer = weakref.finalize(self, _end, self._popen, errors)  # also where the interpreter ends
+
+    def close(self) -> str:
+        """End it: its input ends, and if it does not follow it is killed. Return what it left to say."""
+        return self._finalizer() or ""
+
+
+def _both(popen: subprocess.Popen[bytes]) -> tuple[BinaryIO, BinaryIO]:
+    if popen.stdin is None or popen.stdout is None:
+        raise MisuseError("expected a process with pipes")
+    return _binary(popen.stdin), _binary(popen.stdout)
+
+
+def _binary(stream: IO[bytes]) -> BinaryIO:
+    binary: Any = stream
+    return binary  # type: ignore[no-any-return]
+
+
+def _end(popen: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+    """End a process; return how it ended, and the last line that it wrote to standard error."""
+    for stream in (popen.stdin, popen.stdout):
+        try:
+            if stream is not None:
+                stream.close()
+        except OSError:
+            pass  # what was still to be written has nobody to read it
+    try:
+        popen.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait()
+    with errors:
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    code = popen.returncode
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{how}: {lines[-1]:.300}" if lines else how

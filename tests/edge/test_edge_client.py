@@ -1,0 +1,329 @@
+"""Silos that only run inference: what they come to, what they refuse, and what their processes never import."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
+from moretta.casting import baffle as casting
+from moretta.engines import child
+from moretta.errors import ParameterError, PeerError, RunFailed
+from moretta.protocol import Aborted, Replies, Stamp
+from moretta.protocols.baffle import onnx_export
+from moretta.protocols.baffle.messages import Commit, Committed, Revealed
+from moretta.protocols.baffle.seeds import Seed, agree
+from moretta.protocols.baffle.torch_forward import layout_of
+from moretta.secure_aggregation.identity import Identity, public_line
+
+ROWS = {"north": 40, "south": 33, "east": 25}
+NONE = SecureAggregation(scheme="none")
+LONG = {"k": 32, "learning_rate": 0.3, "ema": 0.0}
+
+
+def mlp() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def silos() -> list[Silo]:
+    random = np.random.default_rng(2)
+    weights = random.normal(size=(6, 3))
+    x = {name: 3.0 + random.normal(size=(count, 6)).astype("float32") for name, count in ROWS.items()}
+    return [Silo(name, rows, ((rows - 3.0) @ weights).argmax(1)) for name, rows in x.items()]
+
+
+def federation(edge: tuple[str, ...] = ("south",), engine: dict[str, Any] | None = None, **options: Any) -> Federation:
+    test = silos()[0]
+    settings: dict[str, Any] = {"loss": "cross-entropy", "k": 16, "optimizer": "sgd", "learning_rate": 0.5}
+    values: dict[str, Any] = {"standardise": True, "batch_size": 16, "insecure_secret_seed": 5, **options}
+    protocol = BAFFLE(**settings | values.pop("protocol", {}))
+    engine = {"edge": edge, **(engine or {})}
+    return Federation(mlp(), silos(), protocol, test=(test.x, test.y), engine=Engine(**engine), **values)
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Yield the processes that were started; at the end none of them may be left."""
+    found: list[Any] = []
+
+    class Seen(subprocess.Popen):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            found.append(self)
+
+    monkeypatch.setattr(child.subprocess, "Popen", Seen)
+    yield found
+    assert all(process.returncode is not None for process in found)
+
+
+@functools.cache
+def exported(shapes: tuple[str, ...], row_shape: tuple[int, ...], dtype: torch.dtype, precision: str) -> bytes:
+    model = mlp().to(dtype)
+    return EXPORT(model, layout_of(model), row_shape, dtype, precision)
+
+
+EXPORT: Callable[..., bytes] = onnx_export.graph_of
+
+
+@pytest.fixture(autouse=True)
+def one_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export the one model of these tests once for each precision: it takes a second."""
+
+    def graph_of(
+        model: nn.Module, layout: Any, row_shape: tuple[int, ...], dtype: torch.dtype, precision: str
+    ) -> bytes:
+        return exported(tuple(layout.shapes), row_shape, dtype, precision)
+
+    monkeypatch.setattr(onnx_export, "graph_of", graph_of)
+
+
+def weights_of(model: nn.Module) -> np.ndarray[Any, Any]:
+    return np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
+
+
+def weights(result: Any) -> np.ndarray[Any, Any]:
+    return weights_of(result.model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"aggregation": SecureAggregation(scheme="additive-shares")},
+        {"protocol": {"local_epochs": 1}},
+        {"protocol": {"dp_noise": 0.5, "dp_clip": 1.0}},
+        {"protocol": {"form": "central", "class_weights": (1.0, 2.0, 0.5)}},
+    ],
+)
+def test_an_edge_silo_computes_what_the_others_do(options: Any) -> None:
+    # One round: directions follow from the parameters' hash, so that a last digit makes the next round's other ones.
+    plain, edge = (federation(names, dtype="float64", **options).train(1, seed=3) for names in ((), ("south",)))
+    # ONNX Runtime's float64 products add in another order: 1e-15 of a loss is 1e-12 of a difference over sigma.
+    np.testing.assert_allclose(weights(edge), weights(plain), rtol=0, atol=1e-9)
+    assert edge.test["accuracy"] == plain.test["accuracy"]
+    assert edge.record["dropped"] == []
+    for one, other in zip(edge.history, plain.history, strict=True):
+        assert one.get("loss", 0.0) == pytest.approx(other.get("loss", 0.0), rel=1e-9)
+        assert one["bytes"]["up"] == other["bytes"]["up"]
+        assert one["edge_peak_mib"] > 0
+        assert one["seconds"]["local_forward"] > 0
+    assert edge.record["facts"]["edge_peak_mib"] == max(line["edge_peak_mib"] for line in edge.history)
+    assert "edge_peak_mib" not in plain.record["facts"]
+
+
+def test_in_float32_losses_agree_to_rounding() -> None:
+    all_edge, none = tuple(ROWS), ()
+    plain, edge = (federation(names, engine={"strict": True}).train(1, seed=3) for names in (none, all_edge))
+    assert edge.history[0]["loss"] == pytest.approx(plain.history[0]["loss"], rel=1e-6)
+    # The step is 0.5 / 15 times 16 differences, each off by some 1e-7 / sigma.
+    np.testing.assert_allclose(weights(edge), weights(plain), rtol=0, atol=1e-4)
+    assert edge.test["accuracy"] == plain.test["accuracy"]
+    moved = np.abs(weights(plain) - weights_of(mlp()))
+    assert np.median(moved) > 1e-3
+
+
+def test_it_learns_as_well() -> None:
+    plain, edge = (federation(names, protocol=LONG).train(30, seed=3) for names in ((), ("south",)))
+    assert edge.test["accuracy"] == pytest.approx(plain.test["accuracy"], abs=0.1)  # of 40 rows
+    assert edge.history[-1]["loss"] < 0.7 * edge.history[0]["loss"]
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8-activations"])
+def test_coarser_arithmetic_trains_too(precision: str) -> None:
+    exact = federation(()).train(1, seed=3)
+    coarse = federation(engine={"edge_precision": precision}, protocol=LONG).train(20, seed=3)
+    assert coarse.record["dropped"] == []
+    assert coarse.history[0]["loss"] == pytest.approx(exact.history[0]["loss"], rel=0.01)
+    assert abs(coarse.history[0]["loss"] - exact.history[0]["loss"]) > 1e-6
+    assert coarse.history[-1]["loss"] < 0.8 * coarse.history[0]["loss"]
+
+
+ABSENT = ("torch", "sklearn", "scipy", "pandas", "matplotlib", "onnx", "onnxscript", "pydantic", "typer", "rich")
+BLOCKER = """
+import atexit, pathlib, sys
+if "moretta.edge" in sys.orig_argv:
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in {absent!r}:
+                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    sys.meta_path.insert(0, Absent())
+    atexit.register(lambda: pathlib.Path({found!r}).write_text(" ".join([*sys.modules, *sys.argv])))
+"""
+
+
+def test_its_process_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with identities, which the process reads for itself."""
+    (tmp_path / "site").mkdir()
+    found = tmp_path / "modules"
+    (tmp_path / "site" / "sitecustomize.py").write_text(BLOCKER.format(absent=ABSENT, found=str(found)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    entries = []
+    for name in ROWS:
+        identity = Identity.fresh()
+        identity.save(tmp_path / name)
+        entries.append(f'[[silo]]\nname = "{name}"\nkey = "{public_line(identity.public_key)}"\n')
+    Path("roster.toml").write_text("".join(entries))
+    signed = SecureAggregation(roster=Path("roster.toml"), identity="{silo}")
+    result = federation(("south", "east"), aggregation=signed, insecure_secret_seed=None).train(2)
+    assert result.record["dropped"] == []
+    modules = found.read_text().split()
+    assert "moretta.edge.host" in modules
+    assert "onnxruntime" in modules
+    assert not {*ABSENT, "moretta.federation", "moretta.config", "moretta.session"}.intersection(modules)
+
+
+def test_rehearsing_starts_nothing(processes: list[Any]) -> None:
+    federation().rehearse(3)
+    assert processes == []
+
+
+def test_one_that_is_killed_misses_the_round_and_comes_back(processes: list[Any]) -> None:
+    def kill(number: int, rounds: int, line: Any) -> None:
+        if number == 2:
+            os.kill(processes[0].pid, signal.SIGKILL)
+
+    result = federation(insecure_secret_seed=None).train(4, progress=kill)
+    (gone,) = result.record["dropped"]
+    assert (gone["round"], gone["silo"]) == (3, "south")
+    assert gone["reason"] == "disconnected: the process of silo `south` has ended (killed by signal 9)"
+    # Batches of 16, 16, 8 rows of north, of 16, 16, 1 of south, and of 16, 9, 16 of east.
+    assert [line["rows"] for line in result.history] == [48, 41, 24, 41]
+    assert len(processes) == 2
+
+
+def test_below_the_minimum_its_end_is_the_runs(processes: list[Any]) -> None:
+    def kill(number: int, rounds: int, line: Any) -> None:
+        os.kill(processes[0].pid, signal.SIGKILL)
+
+    least = SecureAggregation(min_survivors=3)
+    with pytest.raises(RunFailed, match=r"round 2 .* at least 3 are needed .*the process of silo `south` has ended"):
+        federation(aggregation=least).train(3, progress=kill)
+
+
+def test_too_little_memory_is_refused_with_what_is_needed(processes: list[Any]) -> None:
+    engine = {"memory_limit_mib": 40.0}
+    with pytest.raises(ParameterError) as caught:
+        federation(tuple(ROWS), engine, aggregation=NONE).train(2)
+    said = str(caught.value)
+    assert said.startswith("round 1: north: memory-limit-mib = 40: the client needs at least ")
+    needed = float(said.split("give at least ")[1].split()[0])
+    assert 50 < needed < 200
+    assert len(processes) == 3
+    fits = federation(engine={"memory_limit_mib": needed + 10}, aggregation=NONE).train(2)
+    assert fits.record["dropped"] == []
+    assert fits.record["facts"]["edge_peak_mib"] <= needed + 10
+
+
+def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = nn.Sequential(nn.Linear(6, 11), nn.Hardswish(), nn.Linear(11, 3))
+    graph = EXPORT(other, layout_of(other), (6,), torch.float32, "float32")
+    monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else graph)
+    result = federation(aggregation=NONE).train(1)
+    (first, *_) = result.record["dropped"]
+    assert (first["silo"], first["round"]) == ("south", 1)
+    assert first["reason"].startswith("bad input: the ONNX graph has other tensors")
+    monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else b"no")
+    result = federation(aggregation=NONE).train(1)
+    assert "bad input: ONNX Runtime cannot run this model" in result.record["dropped"][0]["reason"]
+
+
+def test_a_resumed_run_comes_to_the_same_bytes(tmp_path: Path) -> None:
+    protocol = {"dp_noise": 0.5, "dp_clip": 1.0}  # so that its secrets matter too
+    whole = federation(out=tmp_path / "whole", protocol=protocol).train(4)
+    federation(out=tmp_path / "cut", protocol=protocol).train(2)
+    again = federation(out=tmp_path / "cut", protocol=protocol).train(4, resume=True)
+    assert again.record["sessions"] == 2
+    bytes_of = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert bytes_of[0] == bytes_of[1]
+    assert np.array_equal(weights(again), weights(whole))
+    more = federation(out=tmp_path / "cut", protocol=protocol, engine={"micro_batch": 3, "memory_limit_mib": 500.0})
+    assert more.train(5, resume=True).record["dropped"] == []
+    for other in ((), ("east",)):
+        with pytest.raises(ParameterError, match="begun with another run file or other settings"):
+            federation(other, out=tmp_path / "cut", protocol=protocol).train(6, resume=True)
+    with pytest.raises(ParameterError, match="begun with another run file or other settings"):
+        federation(out=tmp_path / "cut", protocol=protocol, engine={"edge_precision": "float16"}).train(5, resume=True)
+
+
+def test_a_silos_secrets_outlive_its_process(tmp_path: Path, processes: list[Any]) -> None:
+    """With secrets of its own, of which lots and directions follow, a resumed run goes on from the checkpoint's."""
+    options: dict[str, Any] = {"insecure_secret_seed": None, "protocol": {"dp_noise": 0.5, "dp_clip": 1.0}}
+    one = federation(out=tmp_path / "one", **options)
+    one.train(2)
+    two = federation(out=tmp_path / "one", **options).train(3, resume=True)
+    assert two.record["dropped"] == []
+    assert len(processes) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"edge": ("soth",)}, r"\[engine\] edge: no silo is called `soth`; did you mean `south`\?"),
+        ({"edge": ("zzz",)}, r"\[engine\] edge: no silo is called `zzz`; the silos are north, south, east"),
+    ],
+)
+def test_edge_silos_are_silos(options: Any, sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence):
+        federation(**options)
+
+
+def test_without_onnxruntime_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    for package, extra in (("onnxruntime", "edge"), ("onnxscript", "onnx")):
+        absent = lambda name, package=package: None if name == package else real(name)  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", absent)
+        with pytest.raises(
+            ParameterError,
+            match=rf"need {package}, .* run: pip install 'moretta\[{extra}\]'",
+        ):
+            federation().rehearse(1)
+
+
+def test_what_a_silo_says_it_runs_does_not_stop_the_server() -> None:
+    now, layout = Stamp("run", 1, 0), layout_of(mlp())
+    with pytest.raises(PeerError, match=r"expected a silo that runs torch, float32, .* got 'float8'"):
+        Committed(stamp=now, commitment=b"c" * 32, runs="float8")
+
+    def graph_of(kind: str) -> bytes:
+        if kind == "torch":
+            return b""
+        raise ParameterError("int8-activations needs a float32 model")
+
+    roles = {name: Seed(name, casting_root(name)) for name in ROWS}
+    runs = {"north": "torch", "south": "int8-activations", "east": "torch"}
+    exchange = agree(now, list(ROWS), Seed("server", casting_root("server")), layout, graph_of)
+    ask = next(exchange)
+    assert isinstance(ask.messages["north"], Commit)
+    committed = {
+        name: Committed(stamp=now, commitment=role.begin("run", list(ROWS)), runs=runs[name])
+        for name, role in roles.items()
+    }
+    ask = exchange.send(Replies(committed))
+    shown: Any = ask.messages["north"]
+    revealed = {name: Revealed(stamp=now, contribution=role.reveal(shown.commitments)) for name, role in roles.items()}
+    with pytest.raises(StopIteration) as end:
+        exchange.send(Replies(revealed))
+    assert isinstance(end.value.value, Aborted)
+    (gone,) = end.value.value.missing.items()
+    assert gone[0] == "south"
+    assert gone[1].detail == "int8-activations needs a float32 model"
+
+
+def casting_root(name: str) -> Any:
+    from moretta.keystream import SecretRoot
+
+    return SecretRoot.insecure(1, name)

@@ -1,0 +1,189 @@
+"""ONNX Runtime computes what torch computes, at any weights, in any micro-batches, where torch is absent."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from moretta.edge.onnx_forward import OnnxForward
+from moretta.errors import ParameterError, PeerError
+
+
+def perturbed(flat: np.ndarray[Any, Any], sigma: float, count: int) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(5)
+    return [flat + np.float32(sigma) * random.choice(np.float32([-1, 1]), flat.size) for _ in range(count)]
+
+
+def test_losses_agree_with_torch(sample: Any) -> None:
+    forward = OnnxForward(sample.graph("float32"))
+    weights = [sample.flat, *perturbed(sample.flat, 0.05, 2)]
+    before = [array.copy() for array in weights]
+    outputs = forward.outputs(weights, sample.x)
+    assert outputs.dtype == np.float32
+    assert outputs.shape == (3, *sample.torch_outputs(sample.flat).shape)
+    ours = sample.losses(outputs)
+    theirs = sample.losses(np.stack([sample.torch_outputs(flat) for flat in weights]))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=0)
+    assert all(np.abs(ours[0] - other).max() > 1e-3 for other in ours[1:])
+    assert all(np.array_equal(*pair) for pair in zip(weights, before, strict=True))
+
+
+def test_the_layout_is_the_models(sample: Any) -> None:
+    forward = OnnxForward(sample.graph("float32"), digest=sample.layout.digest)
+    assert (forward.layout, forward.precision) == (sample.layout, "float32")
+    proto = onnx.load_from_string(sample.graph("float32"))
+    onnx.checker.check_model(proto, full_check=True)
+    assert {entry.key: entry.value for entry in proto.metadata_props}["moretta.layout"] == sample.layout.digest
+    assert [put.name for put in proto.graph.input] == ["x", *sample.layout.shapes]
+    assert not {tensor.name for tensor in proto.graph.initializer} & sample.layout.shapes.keys()
+
+
+def test_a_row_alone_is_the_row_among_others(sample: Any) -> None:
+    forward = OnnxForward(sample.graph("float32"))
+    found = {}
+    for forward.micro_batch in (None, 1, 7, 64, 1000):
+        found[forward.micro_batch] = forward.outputs([sample.flat], sample.x)
+    for outputs in found.values():
+        np.testing.assert_allclose(outputs, found[None], rtol=1e-6, atol=1e-6)
+    assert forward.outputs([sample.flat], sample.x[:0]).shape == (1, 0, found[None].shape[2])
+    assert forward.outputs([], sample.x).shape == (0, *found[None].shape[1:])
+
+
+def test_weights_are_read_where_they_lie(lenet_sample: Any) -> None:
+    forward = OnnxForward(lenet_sample.graph("float32"))
+    flat = lenet_sample.flat.copy()
+    before = forward.outputs([flat], lenet_sample.x)
+    flat += np.float32(0.01)  # the same address, other values
+    after = forward.outputs([flat], lenet_sample.x)
+    fresh = OnnxForward(lenet_sample.graph("float32")).outputs([flat.copy()], lenet_sample.x)
+    assert np.array_equal(after, fresh)
+    assert not np.array_equal(before, after)
+    del flat
+    gc.collect()
+    assert np.array_equal(forward.outputs([lenet_sample.flat], lenet_sample.x), before)
+
+
+def test_rows_of_other_layouts_are_converted(mlp_sample: Any) -> None:
+    forward = OnnxForward(mlp_sample.graph("float32"))
+    x = mlp_sample.x
+    expected = forward.outputs([mlp_sample.flat], x)
+    for other in (np.asfortranarray(x), x.astype(np.float64), np.repeat(x, 2, axis=0)[::2]):
+        assert np.array_equal(forward.outputs([mlp_sample.flat], other), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda flat, x: (flat[:-1], x), "contiguous float32"),
+        (lambda flat, x: (flat.astype(np.float64), x), "float64"),
+        (lambda flat, x: (np.repeat(flat, 2)[::2], x), "contiguous"),
+        (lambda flat, x: (flat, x[:, :4]), r"rows of shape \(5,\), not \(4,\)"),
+        (lambda flat, x: (flat, x.astype(np.int64)), "rows of float32, not int64"),
+    ],
+)
+def test_other_arrays_are_refused(mlp_sample: Any, change: Any, said: str) -> None:
+    flat, x = change(mlp_sample.flat, mlp_sample.x)
+    with pytest.raises(ParameterError, match=said):
+        OnnxForward(mlp_sample.graph("float32")).outputs([flat], x)
+
+
+def test_a_file_of_another_model_is_refused(mlp_sample: Any, lenet_sample: Any) -> None:
+    with pytest.raises(PeerError, match="of another"):
+        OnnxForward(mlp_sample.graph("float32"), digest=lenet_sample.layout.digest)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("moretta.format", None, "no moretta.format"),
+        ("moretta.format", "2", "got '2'"),
+        ("moretta.layout", "00", "contradict"),
+        ("moretta.shapes", "[1]", "contradict"),
+        ("moretta.shapes", "{", "contradict"),
+        ("moretta.fixed", "no hex", "contradict"),
+        ("moretta.precision", None, "contradict"),
+        ("moretta.dtype", "float64", "contradict"),
+    ],
+)
+def test_a_file_with_other_metadata_is_refused(mlp_sample: Any, key: str, value: str | None, said: str) -> None:
+    proto = onnx.load_from_string(mlp_sample.graph("float32"))
+    entries = {entry.key: entry.value for entry in proto.metadata_props} | {key: value}
+    del proto.metadata_props[:]
+    onnx.helper.set_model_props(proto, {name: text for name, text in entries.items() if text is not None})
+    with pytest.raises(ParameterError, match=said) as caught:
+        OnnxForward(proto.SerializeToString())
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_is_no_graph_of_its_metadata_is_refused(mlp_sample: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    proto = onnx.load_from_string(mlp_sample.graph("float32"))
+    del proto.graph.input[-1]
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "4.bias"))
+    with pytest.raises(ParameterError, match="not those its metadata tells of"):
+        OnnxForward(proto.SerializeToString())
+    for junk in (b"", b"junk", mlp_sample.graph("float32")[:100]):
+        with pytest.raises(ParameterError, match="ONNX") as caught:
+            OnnxForward(junk)
+        assert len(str(caught.value).splitlines()) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+PROGRAM = """
+import pathlib, sys, warnings
+warnings.simplefilter("error")
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "onnx", "onnxscript", "pydantic", "sklearn", "scipy", "matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import numpy as np
+from moretta.edge.memory import fit, peak_mib
+from moretta.edge.onnx_forward import OnnxForward
+
+forward = OnnxForward(pathlib.Path("model.onnx").read_bytes())
+arrays = np.load("arrays.npz")
+outputs = forward.outputs([arrays["flat"]], arrays["x"])
+np.testing.assert_allclose(outputs[0], arrays["outputs"], rtol=1e-5, atol=1e-5)
+
+from moretta.errors import ParameterError
+try:
+    fit(forward, arrays["x"], 20)
+except ParameterError as error:
+    needed = int(str(error).partition("at least ")[2].partition(" ")[0])
+    assert str(error) == (
+        f"memory-limit-mib = 20: the client needs at least {needed} MiB for one row at a time; "
+        f"give at least {needed + 1}"
+    )
+    assert needed - 1 <= peak_mib() <= needed
+else:
+    raise AssertionError("20 MiB sufficed")
+limit = needed + 1 + {spare}
+rows = fit(forward, arrays["x"], limit)
+assert rows == forward.micro_batch and rows & (rows - 1) == 0, rows
+for _ in range(3):
+    forward.outputs([arrays["flat"]] * 2, arrays["x"])
+assert peak_mib() <= limit, (peak_mib(), limit)
+assert fit(forward, arrays["x"], 4096) == len(arrays["x"]) >= rows
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("spare", [1, 4, 20])
+def test_without_torch_and_within_a_limit(lenet_sample: Any, tmp_path: Path, spare: int) -> None:
+    (tmp_path / "model.onnx").write_bytes(lenet_sample.graph("float32"))
+    outputs = lenet_sample.torch_outputs(lenet_sample.flat)
+    x = np.tile(lenet_sample.x, (4, 1, 1, 1))
+    np.savez(tmp_path / "arrays.npz", flat=lenet_sample.flat, x=x, outputs=np.tile(outputs, (4, 1)))
+    (tmp_path / "program.py").write_text(PROGRAM.replace("{spare}", str(spare)))
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,211 @@
+"""A silo in a process of its own: what it answers, what its end costs, and that no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import SCHEMA, Hello, Said, Say, ToyClient
+
+from moretta.codec import Codec
+from moretta.edge import wire
+from moretta.engines import child
+from moretta.engines.child import ChildClient
+from moretta.engines.in_process import InProcess
+from moretta.errors import Disconnected, MorettaError, ParameterError, PeerError, RangeError
+from moretta.protocol import Ask, Reason, Stamp
+
+NOW = Stamp("run", 1, 0)
+ROWS = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])
+STATE = {"seed/secret_root": b"r" * 32}
+
+# A process that answers Hello by what it was told in Begin, and Say by an error of the class that the settings name.
+WELL_BEHAVED = """
+import sys
+sys.path.insert(0, {folder!r})
+from toy import SCHEMA, Hello, Said
+from moretta import errors
+from moretta.codec import Codec
+from moretta.edge import wire
+from moretta.edge.wire import HERE, Begin, Done, Envelope, Restore
+codec, source, sink = Codec((*SCHEMA, *wire.MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
+while (data := wire.receive(source)) is not None:
+    asked, error, answer, state = codec.decode(data), "", Done(stamp=HERE), {{}}
+    if isinstance(asked, Begin):
+        x, y = wire.receive_array(source), wire.receive_array(source)
+        begun, number = asked, int(x.sum() + y.sum()) + len(asked.state)
+    elif isinstance(asked, Restore):
+        number = 100 + len(asked.state)
+    elif isinstance(asked, Hello):
+        answer, state = Said(stamp=asked.stamp, number=number), {{"more": b"m", **begun.state}}
+    else:
+        error = begun.settings
+    envelope = Envelope(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
+                        sentence="expected this, got that" if error else "")
+    wire.send(sink, codec.encode(envelope))
+    if not error:
+        wire.send(sink, codec.encode(answer))
+"""
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Yield the processes that were started; at the end none of them may be left."""
+    found: list[Any] = []
+
+    class Seen(subprocess.Popen):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            found.append(self)
+
+    monkeypatch.setattr(child.subprocess, "Popen", Seen)
+    yield found
+    assert all(process.returncode is not None for process in found)
+
+
+def silo(script: str, settings: str = "") -> ChildClient:
+    return ChildClient("north", settings, STATE, ROWS, SCHEMA, command=(sys.executable, "-c", script))
+
+
+def well_behaved(settings: str = "") -> ChildClient:
+    return silo(WELL_BEHAVED.format(folder=os.path.dirname(__file__)), settings)
+
+
+def test_it_answers_and_tells_what_it_took(started: list[Any]) -> None:
+    client = well_behaved()
+    charged: list[tuple[str, float]] = []
+    client.charge = lambda phase, seconds: charged.append((phase, seconds))
+    assert (client.state(), started) == (STATE, [])
+    said = client.answer(Hello(stamp=NOW))
+    assert isinstance(said, Said)
+    assert (said.stamp, said.number) == (NOW, 15 + 3 + 1)
+    assert client.state() == {"more": b"m", **STATE}
+    assert charged == [("local_forward", 2.0)] * 2
+    assert client.peak_mib == 7.5
+    client.restore(STATE)
+    assert (client.answer(Hello(stamp=NOW)).number, len(started)) == (101, 1)
+    client.close()
+    client.close()
+    assert started[0].returncode == 0
+    client.answer(Hello(stamp=NOW))  # another one, from the state that was told of last
+    assert len(started) == 2
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [ParameterError, PeerError, RangeError, MorettaError])
+def test_its_errors_are_raised_here(kind: type[MorettaError], started: list[Any]) -> None:
+    client = well_behaved(kind.__name__)
+    with pytest.raises(MorettaError) as caught:
+        client.answer(Say(stamp=NOW))
+    assert type(caught.value) is kind
+    assert str(caught.value) == "expected this, got that"
+    assert client.answer(Hello(stamp=NOW)).number == 19
+    assert len(started) == 1
+    client.close()
+
+
+def test_an_error_that_is_none_of_ours_is_a_failure() -> None:
+    engine = InProcess({"north": well_behaved("ZeroDivisionError")}, Codec(SCHEMA))
+    why = engine.deliver(Ask.all(["north"], Say(stamp=NOW), Said)).missing["north"]
+    assert why.reason is Reason.FAILED
+    assert "ZeroDivisionError: expected this, got that" in why.detail
+    assert engine.clock.take() == {"local_forward": 4.0}
+    assert engine.peak_mib == 7.5
+    engine.close()
+
+
+READ = "import sys; sys.stdin.buffer.read(300); "
+LONG = (1 << 40).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("raise SystemExit('moretta.edge: no ONNX Runtime here')", r"has ended \(exit code 1: moretta.edge: no ONNX"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"has ended \(killed by signal 9\)"),
+        (READ + "sys.stdout.close()", r"has ended \(exit code 0\)"),
+        (
+            READ + "print('hello, world, how are you?')",
+            "sent what is no answer: expected a frame of at most",
+        ),
+        (
+            READ + f"sys.stdout.buffer.write({LONG!r})",
+            "at most 1073741824 bytes, got 1099511627776",
+        ),
+        (READ + "sys.stdout.buffer.write(bytes([9] + [0] * 7) + b'garbage')", "expected a frame of 9 bytes, got 7"),
+        (READ + "sys.stdout.buffer.write(bytes([7] + [0] * 7) + b'garbage')", "expected a header"),
+        (READ + "sys.stdout.buffer.write(bytes(5))", "expected a frame's length of 8 bytes, got 5"),
+    ],
+)
+def test_its_end_is_told_by_name(script: str, sentence: str) -> None:
+    client = silo(script)
+    engine = InProcess({"north": client, "south": ToyClient(3)}, Codec(SCHEMA))
+    replies = engine.deliver(Ask.all(["north", "south"], Say(stamp=NOW), Said))
+    assert list(replies.answers) == ["south"]
+    why = replies.missing["north"]
+    assert why.reason is Reason.DISCONNECTED
+    assert why.detail.startswith("the process of silo `north` ")
+    with pytest.raises(Disconnected, match=sentence):
+        client.answer(Hello(stamp=NOW))
+    assert client.state() == STATE
+
+
+def test_an_answer_before_its_envelope_is_none() -> None:
+    junk = f"""
+{READ}
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from toy import Said, SCHEMA
+from moretta.codec import Codec
+from moretta.edge import wire
+for _ in range(2):
+    wire.send(sys.stdout.buffer, Codec(SCHEMA).encode(Said(stamp=wire.HERE, number=1)))
+"""
+    with pytest.raises(Disconnected, match="sent `toy/said` before its envelope"):
+        silo(junk).answer(Hello(stamp=NOW))
+
+
+def test_one_that_was_killed_is_started_anew(started: list[Any]) -> None:
+    client = well_behaved()
+    client.answer(Hello(stamp=NOW))
+    os.kill(started[0].pid, signal.SIGKILL)
+    with pytest.raises(Disconnected, match="killed by signal 9"):
+        client.answer(Say(stamp=NOW))
+    assert client.answer(Hello(stamp=NOW)).number == 20  # with the state that the first one told of
+    client.close()
+
+
+def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
+    monkeypatch.setattr(child, "PATIENCE", 0.1)
+    deaf = f"{READ} import time; sys.stdout.buffer.write({LONG!r}); sys.stdout.flush(); time.sleep(60)"
+    with pytest.raises(Disconnected, match=r"got 1099511627776 \(killed by signal 9\)"):
+        silo(deaf).answer(Hello(stamp=NOW))
+
+
+def test_a_program_that_ends_ends_it() -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import test_child
+client = test_child.well_behaved()
+client.answer(test_child.Hello(stamp=test_child.NOW))
+print(client._process._popen.pid)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_arrays_travel_as_they_are() -> None:
+    for array in (np.arange(6, dtype="<i2").reshape(2, 3)[:, ::2], np.ones((0, 3), "float32"), np.array([True])):
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as source, os.fdopen(write, "wb") as sink:
+            wire.send_array(sink, array)
+            found = wire.receive_array(source)
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
