@@ -45,7 +45,7 @@ def test_listing_names_every_table_of_the_papers() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_run(name: str, tmp_path: Path) -> None:
-    for folder in ("bank_marketing", "ham10000_subset", "cifar100_subset", "mnist"):
+    for folder in ("bank_marketing", "ham10000_subset", "cifar10", "cifar100_subset", "mnist"):
         (tmp_path / folder).mkdir()
     for quick in (False, True):
         chosen = choose(name, EXPERIMENTS, tmp_path, quick)

@@ -444,7 +444,7 @@ def _drawn(results: Mapping[str, Any]) -> str:
                     spread,
                     label=name,
                     color=CURVE_COLOURS[number % len(CURVE_COLOURS)],
-                    linestyle=("-", (0, (5, 2)))[number % 2],
+                    linestyle=("-", (0, (5, 2)))[(number + number // len(CURVE_COLOURS)) % 2],
                     linewidth=1.2,
                     errorevery=(0, max(1, len(points) // 10)),
                     capsize=2,

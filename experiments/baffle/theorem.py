@@ -1,0 +1,122 @@
+"""Theorem 3.1: how far BAFFLE's estimate is from the gradient, over K, beside what follows for each kind of direction.
+
+    python experiments/baffle/theorem.py --data DIR
+
+One batch of 32 rows of MNIST through LeNet, at its start and after some steps of Adam: the estimate of
+`moretta.protocols.baffle.estimate` beside autograd's gradient g. For n parameters, directions d_k and no curvature
+
+    Rademacher    E|g^ - g|^2 = (n - 1) / K |g|^2     since (d . g)^2 |d|^2 has the mean n |g|^2
+    Gaussian                    (n + 1) / K           since there it has the mean (n + 2) |g|^2
+    orthogonal                  n / K - 1             g^ is n / K times g's projection on K directions
+
+and the cosine is near 1 / sqrt(1 + that), for orthogonal directions sqrt(K / n). The rate is the theorem's,
+sqrt(n / K).
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from records import SEED, Record, Row, images, name_of, parser, run
+from torch import nn
+
+from moretta import models
+from moretta.protocols import modules
+from moretta.protocols.baffle.directions import Directions, keys_of
+from moretta.protocols.baffle.estimate import Form, differences, gradient
+from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+
+KINDS = ("rademacher", "gaussian", "orthogonal")
+COLUMNS = ("relative error", "expected", "cosine", "expected cosine")
+LOSS = RowLosses("cross-entropy")
+
+
+def expected(kind: str, n: int, k: int) -> float:
+    """Return the relative error sqrt(E|g^ - g|^2) / |g| of K directions of n entries, without curvature."""
+    return math.sqrt({"rademacher": (n - 1) / k, "gaussian": (n + 1) / k, "orthogonal": max(0.0, n / k - 1)}[kind])
+
+
+def true_gradient(
+    model: nn.Module, layout: Layout, x: NDArray[np.float32], y: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return autograd's gradient of the mean cross-entropy, flat."""
+    named = modules.trainable(model)
+    loss = nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+    found = torch.autograd.grad(loss, list(named.values()))
+    tensors = {name: value.numpy() for name, value in zip(named, found, strict=True)}
+    return layout.flat(tensors).astype(np.float64)
+
+
+def estimated(
+    model: nn.Module,
+    x: NDArray[np.float32],
+    y: NDArray[np.int64],
+    kind: str,
+    k: int,
+    draw: int,
+    sigma: float = 1e-3,
+    form: Form = "mean",
+) -> NDArray[np.float64]:
+    """Return BAFFLE's estimate of that gradient from K directions, the `draw`-th of their kind."""
+    layout, orthogonal = layout_of(model), kind == "orthogonal"
+    at = layout.flat(modules.arrays(model))
+    keys = keys_of(bytes(32), k, "theorem", kind, draw, orthogonal=orthogonal)
+    distribution = "rademacher" if orthogonal else kind
+    directions = Directions(keys, k, layout.size, distribution, orthogonal=orthogonal)
+    derivatives, _ = differences(form, sigma, directions, TorchForward(model, layout), LOSS, at, x, y)
+    return gradient(form, derivatives.mean(axis=1), directions)
+
+
+def compared(estimate: NDArray[np.float64], truth: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the relative error and the cosine."""
+    size = float(np.linalg.norm(truth))
+    error = float(np.linalg.norm(estimate - truth)) / size
+    return error, float(estimate @ truth) / (size * float(np.linalg.norm(estimate)) or 1.0)
+
+
+def rows_of(
+    model: nn.Module, x: NDArray[np.float32], y: NDArray[np.int64], ks: tuple[int, ...], draws: int, where: str
+) -> Iterator[Row]:
+    """Yield a row for each kind of direction and K: means over draws."""
+    layout = layout_of(model)
+    truth = true_gradient(model, layout, x, y)
+    for kind in KINDS:
+        for k in ks:
+            found = [compared(estimated(model, x, y, kind, k, draw), truth) for draw in range(draws)]
+            error, cosine = np.mean(found, axis=0)
+            says = expected(kind, layout.size, k)
+            near = math.sqrt(k / layout.size) if kind == "orthogonal" else 1 / math.sqrt(1 + says**2)
+            facts = {"n": layout.size, "k": k, "draws": draws, "each": [list(one) for one in found]}
+            yield Row(f"{where}, {kind}, K = {k}", (float(error), says, float(cosine), near), None, facts)
+
+
+def measure(given: argparse.Namespace) -> Record:
+    """Measure at the start and after some steps."""
+    ks, draws, steps = ((16, 64, 256), 2, 20) if given.quick else ((16, 64, 256, 1024, 4096), 3, 100)
+    settings = {"model": "lenet", "data": "mnist", "batch": 32, "sigma": 1e-3, "form": "mean", "steps": steps}
+    notes = ["The paper prints no figures: its theorem says sqrt(n / K), up to a constant that it does not name."]
+    title = "Theorem 3.1: the estimate beside autograd's gradient, LeNet on MNIST"
+    record = Record(name_of(given, "baffle-theorem"), title, COLUMNS, settings, notes)
+    x, y = images(given, "mnist", 32 * 11)
+    model = models.build("lenet", inputs=x.shape[1:], outputs=10, seed=SEED)
+    for row in rows_of(model, x[:32], y[:32], ks, draws, "start"):
+        record.add(row)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for number in range(steps):  # on other rows than those measured on
+        part = slice(32 * (1 + number % 10), 32 * (2 + number % 10))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.from_numpy(x[part])), torch.from_numpy(y[part])).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for row in rows_of(model, x[:32], y[:32], tuple(k for k in ks if k <= 1024), draws, f"after {steps} steps"):
+        record.add(row)
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(run(measure, parser("Measure Theorem 3.1.").parse_args()))

@@ -1,0 +1,216 @@
+"""BAFFLE's run files and tables are valid, and the scripts beside them do on tiny cases what they say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from moretta import config, data, models
+from moretta.casting.baffle import _partly_trained
+from moretta.errors import ParameterError
+from moretta.protocols import modules
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.fedsgd.params import FedSGD
+from moretta.reproduction import choose, find
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+FOLDER = EXPERIMENTS / "baffle"
+NAMES = sorted(name for name, (home, _) in find(EXPERIMENTS).items() if home == FOLDER)
+SCRIPTS = ("records", "theorem", "memory", "memory_child", "loss_differences", "equal_forwards", "domains")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The scripts as modules, which find each other as they do when they are run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found: dict[str, ModuleType] = {}
+    for name in SCRIPTS:
+        found[name] = importlib.import_module(name)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return SimpleNamespace(**found)
+
+
+@pytest.mark.parametrize("name", ["mnist", "lenet", "wrn", "domains", "backbone"])
+def test_run_files_load(name: str) -> None:
+    run_file = config.load(FOLDER / f"{name}.toml")
+    assert run_file.run.seed == 1
+    assert run_file.protocol.loss == "cross-entropy"
+    assert isinstance(run_file.protocol, BAFFLE) == (name != "backbone")
+
+
+def test_the_full_run_is_masked_on_ten_silos() -> None:
+    run_file = config.load(FOLDER / "mnist.toml")
+    assert (run_file.data.silos, run_file.data.partition) == (10, "iid")
+    assert run_file.secure_aggregation.scheme == "pairwise"
+    assert run_file.protocol.form == "mean"
+    assert run_file.protocol.optimizer == "adam"
+
+
+def test_tables_cover_the_paper() -> None:
+    one = {f"baffle-table-1-{net}{source}" for net in ("", "wrn-") for source in ("mnist", "cifar10", "cifar100")}
+    others = {"table-2", "table-2-cifar100", "table-3", "sigma", "directions", "dp", "rate"}
+    assert one | {f"baffle-{name}" for name in others} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_a_valid_run(name: str, tmp_path: Path) -> None:
+    for folder in ("mnist", "cifar10", "cifar100_subset"):
+        (tmp_path / folder).mkdir()
+    for quick in (False, True):
+        chosen = choose(name, EXPERIMENTS, tmp_path, quick)
+        cells = chosen.cells()
+        protocols = [chosen.run_file(cell).protocol for cell in cells]
+        assert all(isinstance(protocol, BAFFLE | FedSGD) for protocol in protocols)
+        assert len({json.dumps(chosen.settings(cell)) for cell in cells}) == len(cells)
+        for cell, protocol in zip(cells, protocols, strict=True):
+            if cell.levels[0] == "Central":  # as many forward passes as the row that it is compared with
+                assert isinstance(protocol, BAFFLE)
+                assert 2 * protocol.k == min(one.k for one in protocols if one.name == "baffle" and one.form == "mean")
+
+
+def batch(rows: int, side: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    """So many grey images of noise, and classes."""
+    random = np.random.default_rng(3)
+    return random.random((rows, 1, side, side), dtype=np.float32), np.arange(rows) % 10
+
+
+def test_the_estimate_is_as_far_from_the_gradient_as_the_theorem_says(scripts: SimpleNamespace) -> None:
+    theorem = scripts.theorem
+    model = models.build("mlp", inputs=(1, 16, 16), outputs=10, seed=1, hidden=[4])
+    x, y = batch(4)
+    rows = list(theorem.rows_of(model, x, y, (64, 256), 3, "here"))
+    assert [row.row for row in rows[::2]] == [f"here, {kind}, K = 64" for kind in theorem.KINDS]
+    for row in rows:
+        error, says, cosine, near = row.ours
+        assert error == pytest.approx(says, rel=0.25)
+        assert cosine == pytest.approx(near, rel=0.4)
+    assert theorem.expected("rademacher", 101, 25) == 2.0
+    assert theorem.expected("orthogonal", 64, 64) == 0.0
+
+
+def test_uploads_of_silos_mean_the_upload_of_all_their_rows(scripts: SimpleNamespace) -> None:
+    figure = scripts.loss_differences
+    model = models.build("lenet", inputs=(1, 16, 16), outputs=10, seed=1)
+    x, y = batch(40)
+    found = figure.uploads(model, x, y, rounds=2, batch=2, k=16)
+    assert found.shape == (2, 10, 16)
+    again = figure.uploads(model, x[::-1].copy(), y[::-1].copy(), rounds=2, batch=2, k=16)
+    assert not np.allclose(found[0].mean(0), again[0].mean(0))  # other rows
+    order = [*range(19, -1, -1), *range(20, 40)]
+    same = figure.uploads(model, x[order], y[order], rounds=2, batch=2, k=16)
+    np.testing.assert_allclose(found.mean(1), same.mean(1), atol=2e-3)  # the same rows, at other silos
+    data_of = figure.kinds(*batch(400), 160)
+    rows = figure.rows_of(model, data_of, "start", batch=4, k=16)
+    assert len(rows) == 6
+    assert all(len(row.ours) == len(figure.COLUMNS) for row in rows)
+
+
+def test_the_classifier_tells_what_differs_and_nothing_else(scripts: SimpleNamespace) -> None:
+    told_apart, random = scripts.loss_differences.told_apart, np.random.default_rng(6)
+    ones, others = random.normal(size=(2, 20, 10, 3))
+    accuracy, p = told_apart(ones, others + 4.0)
+    assert accuracy > 0.95
+    assert p < 1e-6
+    accuracy, p = told_apart(ones, others)
+    assert 0.35 < accuracy < 0.65
+    assert p > 0.01
+
+
+def test_memory_is_that_of_another_process(scripts: SimpleNamespace) -> None:
+    memory = scripts.memory
+    assert 20 < memory.peak("forward", "lenet", 2, 16) < 2000
+    with pytest.raises(ParameterError, match="nonesuch"):
+        memory.peak("nonesuch", "lenet", 2, 16)
+    assert {(model, side) for model, side, _ in memory.CASES} == set(memory.PAPER)
+
+
+def test_memory_rows_hold_ratios(scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {"torch": 200.0, "backprop": 400.0, "forward": 300.0, "export": 0.0, "edge": 60.0}
+    monkeypatch.setattr(scripts.memory, "peak", lambda mode, *_: peaks[mode])
+    for there, edge in ((True, (60.0, 75.0, 15.0)), (False, (None, 75.0, None))):
+        monkeypatch.setattr(scripts.memory, "has_edge", lambda there=there: there)
+        row = scripts.memory.row_of("lenet", 32, 64)
+        assert tuple(row.ours) == (200.0, 400.0, 300.0, *edge)
+        assert row.paper == (None, 1680, 174, None, 10.35, None)
+
+
+def test_equal_forward_passes_are_other_rounds(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.toml"
+    path.write_text(
+        '[run]\nrounds = 1\n[data]\nsource = "digits"\nsilos = 2\n[model]\nsource = "mlp"\nhidden = []\n'
+        '[protocol]\nname = "baffle"\nloss = "cross-entropy"\n'
+    )
+    few, many = (scripts.equal_forwards.row_of(path, k, 40, ()) for k in (4, 20))
+    assert (few.ours[2], many.ours[2]) == (10.0, 2.0)
+    assert few.ours[3] == pytest.approx(5 * many.ours[3], rel=0.05)
+    assert few.facts["facts"]["forwards"] == many.facts["facts"]["forwards"] == 40
+
+
+@pytest.fixture
+def network() -> torch.nn.Sequential:
+    """A network for small colour images whose BatchNorm has seen some."""
+    model = models.build("wrn", inputs=(3, 16, 16), outputs=4, seed=2, width=1, norm="batch")
+    model.train()
+    model(torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    assert isinstance(model, torch.nn.Sequential)
+    return model
+
+
+def test_the_last_layer_on_features_is_the_whole_network_with_the_rest_frozen(
+    scripts: SimpleNamespace, network: torch.nn.Sequential, tmp_path: Path
+) -> None:
+    domains = scripts.domains
+    model = models.build("wrn", inputs=(3, 16, 16), outputs=10, seed=1, width=1, norm="frozen-batch")
+    domains.warm_start(network, model, tmp_path / "start.safetensors")
+    modules.load(model, modules.read_state_dict(tmp_path / "start.safetensors"))
+    np.testing.assert_array_equal(modules.arrays(model)["0.weight"], modules.arrays(network)["0.weight"])
+    assert modules.arrays(model)["8.weight"].shape == (10, 64)
+
+    x = np.random.default_rng(1).random((6, 3, 16, 16), dtype=np.float32)
+    trunk, head = domains.split(model)
+    whole, alone = _partly_trained(model, ["8"]), torch.nn.Sequential(head)
+    layouts = [layout_of(one) for one in (whole, alone)]
+    assert list(layouts[0].shapes.values()) == list(layouts[1].shapes.values())
+    at = np.random.default_rng(1).normal(size=(2, layouts[0].size)).astype(np.float32)
+    theirs = TorchForward(whole, layouts[0]).outputs(at, x)
+    ours = TorchForward(alone, layouts[1]).outputs(at, domains.features(trunk.eval(), x))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_each_domain_is_scored_by_itself(scripts: SimpleNamespace, network: torch.nn.Sequential) -> None:
+    domains, random = scripts.domains, np.random.default_rng(5)
+    x, y = random.random((48, 3, 16, 16), dtype=np.float32), np.arange(48) % 4
+    dataset = data.Dataset("tiny", "classification", x[:32], y[:32], x[32:], y[32:], classes=4, standardise=False)
+    run_file = config.load(FOLDER / "domains.toml", ["data.silos=4", "run.rounds=2", "data.batch-size=4"])
+    trunk, head = domains.split(network)
+    silos, tests = domains.dealt(run_file, dataset, trunk.eval())
+    assert [silo.x.shape for silo in silos] == [(8, 64)] * 4
+    assert {name: len(part[1]) for name, part in tests.items()} == dict.fromkeys(data.DOMAINS, 4)
+    protocol = run_file.protocol.model_copy(update={"trainable": (), "warm_start": None, "k": 8})
+    row = domains.row_of("K = 8", run_file, protocol, head, silos, tests)
+    assert len(row.ours) == 5
+    assert row.ours[4] == pytest.approx(np.mean(row.ours[:4]))
+
+
+def test_results_are_kept_row_by_row_and_errors_are_sentences(
+    scripts: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = scripts.records
+    record = records.Record(tmp_path / "new" / "one.json", "A title", ("a", "b"), {"seed": 1})
+    record.add(records.Row("first", (1.0, None), (2.0, None)))
+    kept = json.loads(record.path.read_text())
+    assert kept["rows"] == [{"row": "first", "ours": [1.0, None], "paper": [2.0, None], "facts": {}}]
+    assert "first: 1 (2)  -" in record.printed()
+    given = Namespace(data=tmp_path, out=tmp_path, quick=True)
+    assert records.name_of(given, "x") == tmp_path / "x-quick.json"
+    assert records.run(scripts.theorem.measure, given) == 2
+    assert "mnist" in capsys.readouterr().err
