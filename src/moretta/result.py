@@ -15,6 +15,7 @@ from torch import nn
 import moretta
 from moretta.errors import ParameterError
 from moretta.protocol import Array, Tensors
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.training import Training
 
@@ -111,7 +112,8 @@ def ring_facts(
 
 def _rate(protocol: Training, number: int, rounds: int) -> float:
     """Return how far a unit of gradient moves a weight in the end."""
-    return 1.0 if isinstance(protocol, FedAvg) else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
+    moves_itself = isinstance(protocol, FedAvg) or (isinstance(protocol, BAFFLE) and protocol.local_epochs)
+    return 1.0 if moves_itself else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
 
 
 def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -137,7 +137,9 @@ class Session:
             if self._recorder is not None:  # first, so that no round is in the history without its views
                 self._recorder.flush()
             self._folder.append(line)
-            if line["round"] % self._of.checkpoint_every == 0 or line["round"] == self._rounds:
+            # What has been revealed under noise is counted in the state, and is not to be forgotten.
+            every = 1 if getattr(self._of.protocol, "dp_noise", None) else self._of.checkpoint_every
+            if line["round"] % every == 0 or line["round"] == self._rounds:
                 self._save(line["round"])
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)

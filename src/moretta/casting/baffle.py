@@ -11,23 +11,32 @@ import numpy as np
 from torch import nn
 
 from moretta.casting.edge import check_packages, exporter, in_a_process
-from moretta.casting.parts import cast_of, contributor_of, enrolment_of
+from moretta.casting.parts import cast_of, contributor_of, enrolment_of, without_noise
 from moretta.config_errors import nearest
 from moretta.errors import ParameterError
 from moretta.protocol import Client as Role
 from moretta.protocols import enrolment, modules
 from moretta.protocols.accountant import Accountant
 from moretta.protocols.baffle.client import Client
+from moretta.protocols.baffle.directions import order_of
+from moretta.protocols.baffle.estimate import directions_of
+from moretta.protocols.baffle.forward import Layout
 from moretta.protocols.baffle.messages import MESSAGES
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.row_losses import RowLosses
 from moretta.protocols.baffle.server import Server
-from moretta.protocols.baffle.torch_forward import TorchForward, check_repeats, layout_of
+from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, layout_of
 from moretta.protocols.batches import Batches
 from moretta.protocols.silo_rows import Rows
 from moretta.roles import Cast, Setting
+
+# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
+LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
+# A lot's sum and the noise in it stay below so many times the clip norm but for a chance below 1e-9: what is refused
+# for its size would tell of it.
+SURE_LOT, SURE_NOISE = 12, 10
 
 
 def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
@@ -47,7 +56,8 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
     schema = modules.schema(setting.model)
-    _check_repeats(setting, TorchForward(setting.model, layout, setting.device))
+    _check_rows(setting, TorchForward(setting.model, layout, setting.device))
+    _check_fits(protocol, setting, layout)
     edge = setting.engine.edge
     check_packages(edge)
     clients = dict[str, Role]()
@@ -110,8 +120,31 @@ def _private(
         silo.name: PrivateScalars(protocol.privacy, len(silo.x), setting.batch_size, setting.root(silo.name), sharers)
         for silo in setting.silos
     }
-    left_out = "means and deviations of the input columns, summed without noise" if setting.columns else ""
-    return privates, Accountant(protocol.privacy, max(one.rate for one in privates.values()), sharers, left_out)
+    most = protocol.privacy.clip * (SURE_LOT + SURE_NOISE * protocol.privacy.noise)
+    secure = setting.secure_aggregation
+    if secure.scheme != "none" and most > secure.largest:
+        raise ParameterError(
+            f"dp-clip = {protocol.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] limit "
+            f"is {secure.largest:g}; lower dp-clip or raise the limit"
+        )
+    rate = max(one.rate for one in privates.values())
+    return privates, Accountant(protocol.privacy, rate, sharers, without_noise(setting))
+
+
+def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
+    """Raise ParameterError where no round could be played, or not the later ones."""
+    most = directions_of(protocol.form, max(protocol.k, protocol.k_last or 0))
+    if protocol.orthogonal and order_of(most) > layout.size:
+        raise ParameterError(
+            f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "
+            "lower k or remove orthogonal"
+        )
+    least = LEAST_SIGMA[setting.engine.edge_precision]
+    if setting.engine.edge and protocol.sigma < least:
+        raise ParameterError(
+            f'sigma = {protocol.sigma:g} is lost in what edge-precision = "{setting.engine.edge_precision}" rounds to, '
+            f"where sigma = {least:g} works; raise it"
+        )
 
 
 def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
@@ -134,8 +167,8 @@ def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
     return model
 
 
-def _check_repeats(setting: Setting, forward: TorchForward) -> None:
-    """Raise ParameterError where the first rows of the first silo do not give the same outputs twice."""
-    x = setting.silos[0].x[:2]
+def _check_rows(setting: Setting, forward: TorchForward) -> None:
+    """Raise ParameterError where rows of the first silo do not have outputs of their own, the same every time."""
+    x = setting.silos[0].x[:8]
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
-    check_repeats(forward, forward.layout.flat(modules.arrays(setting.model)), np.ascontiguousarray(inputs))
+    check_rows(forward, forward.layout.flat(modules.arrays(setting.model)), np.ascontiguousarray(inputs))

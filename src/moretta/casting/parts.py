@@ -133,6 +133,13 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
     return np.concatenate(blocks), y, counts
 
 
+def without_noise(setting: Setting) -> str:
+    """Return what silos' rows go into, beside the uploads that differential privacy is about; empty for nothing."""
+    found = ["means and deviations of the input columns, summed without noise"] if setting.columns else []
+    found += ["the number of rows of all silos together"] if not setting.batch_size else []
+    return " and ".join(found)
+
+
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
     return (*SUM_MESSAGES, *silo_rows.MESSAGES, *messages)

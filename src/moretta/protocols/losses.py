@@ -9,10 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
+
+
+def usable_density(mean: float) -> float:
+    """Return the silos' mean of D_k / N_k, by which sums are divided. Raises ParameterError where it cannot be."""
+    if not (mean > 0 and np.isfinite(mean)):
+        raise ParameterError(
+            f"the rows of a round weigh {mean:g} on average by class-weights, and nothing can be divided by that; give "
+            "weights that the sum's fixed point can tell from 0, for example between 0.01 and 100"
+        )
+    return mean
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,8 @@ def _server_statistics(record: RunRecord) -> list[str]:
 def _silo_statistics(record: RunRecord) -> list[str]:
     """What a silo learns of the others' rows."""
     said = [f"Receives {which}."] if (which := _standardised_columns(record)) else []
-    all_rows = record.setting("data", "batch-size") == 0 or record.protocol == "fedavg"
+    whole_epochs = record.protocol == "fedavg" or bool(record.setting("protocol", "local-epochs"))
+    all_rows = record.setting("data", "batch-size") == 0 or whole_epochs
     if all_rows and _is_summed(record) and record.protocol != "local":
         said.append("Is told the number of rows of all silos together.")
     if _participation(record) < 1:

@@ -48,7 +48,7 @@ class Directions:
     """d_1 .. d_K of n entries each.
 
     keys: one of 32 bytes for each block of 8 directions; for orthogonal ones a single key for all.
-    count: K. size: n. distribution: "rademacher" or "gaussian".
+    count: K. size: n. distribution: "rademacher" or "gaussian". largest: that an entry of a direction can be.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class Directions:
             )
         if len(keys) != (1 if orthogonal else blocks):
             raise ParameterError(f"{count} directions need {1 if orthogonal else blocks} keys, got {len(keys)}")
-        if orthogonal and _order(count) > size:
+        if orthogonal and order_of(count) > size:
             raise ParameterError(
-                f"{count} orthogonal directions need {_order(count)} parameters or more, and {size} are trained; use "
+                f"{count} orthogonal directions need {order_of(count)} parameters or more, and {size} are trained; use "
                 "fewer directions"
             )
         self._keys, self.count, self.size = keys, count, size
         self._distribution, self._orthogonal = distribution, orthogonal
+        self.largest = 1.0 if distribution == "rademacher" else float(gaussian_table().max()) / 2**GAUSSIAN_BITS
 
     def perturbed(
         self, parameters: NDArray[np.floating], distance: float, at_once: int = BLOCK
@@ -161,7 +162,7 @@ class Directions:
                 yield stream.octets(length)
                 continue
             random = np.unpackbits(stream.octets(-(-length // 8)), count=length, bitorder="little")
-            minus = _parity(rows[:, None] & np.arange(_order(self.count)))  # of Sylvester's matrix, [8, B]
+            minus = _parity(rows[:, None] & np.arange(order_of(self.count)))  # of Sylvester's matrix, [8, B]
             pattern = np.packbits(minus.astype(np.uint8), axis=0, bitorder="little")[0]
             yield np.resize(pattern, length) ^ (random * np.uint8(255)) ^ turned  # B divides STEP
 
@@ -206,5 +207,6 @@ def _parity(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return numbers & 1
 
 
-def _order(count: int) -> int:
+def order_of(count: int) -> int:
+    """Return B, the order of the Hadamard matrix that so many orthogonal directions need."""
     return max(BLOCK, 1 << (count - 1).bit_length())

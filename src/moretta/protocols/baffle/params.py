@@ -20,8 +20,9 @@ class BAFFLE(PrivateTraining):
     k: K, how many directions a round has (twice as many with form "twice-forward"). k_last: that of the last round;
         K grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
-    form: the finite difference (`moretta.protocols.baffle.estimate`); the paper's is "base".
-    direction: "rademacher", entries -1 and +1, or "gaussian", the paper's.
+    form: the finite difference (`moretta.protocols.baffle.estimate`). direction: "rademacher", entries -1 and +1, or
+        "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
+        Rademacher directions lose less to the curvature (`moretta.protocols.baffle`).
     orthogonal: make the directions of a round orthogonal to each other.
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
     ema: of the parameters over rounds, w <- ema w + (1 - ema) w_t, is what is tested and released; 0 is none. In

@@ -22,6 +22,7 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.losses import usable_density
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Sum
 
@@ -88,11 +89,11 @@ class Server:
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            step, figures = self._read(ask, total)
+            step, figures = self._read(ask, total)  # with the bound of fixed point's part in an entry of it
             self._optimizer.step(self._layout.split(step), now.round)
             self._follow(now.round)
         self._forwards += forwards_of(self._recipe.form, k)
-        return Report(figures | {"k": float(k), "rows": float(total.weight), "ring_step": max(total.steps.values())})
+        return Report(figures | {"k": float(k), "rows": float(total.weight)})
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of an upload."""
@@ -105,13 +106,16 @@ class Server:
         """Return what to step along, float64[n], and the figures of the round."""
         recipe, stamp = self._recipe, ask.stamp
         if recipe.local_epochs:
-            return total.means["difference"], {"loss": float(total.means["loss"])}
+            figures = {"loss": float(total.means["loss"]), "ring_step": total.steps["difference"]}
+            return total.means["difference"], figures
         directions = recipe.directions(
             ask.k, self._layout.size, self._seed.seed, stamp.run, stamp.round, ask.parameter_hash
         )
         derivatives, spoken = np.split(total.means["scalars"], [directions.count])
-        density = float(spoken[1]) if len(spoken) > 1 else 1.0  # rows count by their class's weight
+        density = usable_density(float(spoken[1])) if len(spoken) > 1 else 1.0  # rows count by their class's weight
         figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
+        figures["ring_step"] = total.steps["scalars"] / density * directions.count * directions.largest
+        figures["ring_step"] /= directions.count - (recipe.form == "mean")
         return gradient(recipe.form, derivatives / density, directions), figures
 
     def _parameters(self) -> Array:
@@ -162,8 +166,10 @@ class Server:
             for name, value in self._layout.split(np.asarray(state["parameters"])).items():
                 trained[name].copy_(torch.tensor(value))
         self._average = np.array(state["average"], dtype=np.float64)
-        # A run that goes back to its best round has asked in the later ones all the same.
-        self._asked, self._forwards = max(self._asked, int(state["asked"])), int(state["forwards"])
+        # A run that goes back to its best round has asked in the later ones all the same; one that was killed had
+        # perhaps asked in the round that was not finished.
+        self._asked = max(self._asked, int(state["asked"]) + 1)
+        self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
         self._optimizer.restore(state)
         self._enrolment.restore(state)

@@ -19,6 +19,7 @@ from moretta.protocols.baffle.batched import Batched
 from moretta.protocols.baffle.forward import Layout
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
+MIXING = 1e-3  # of the largest output: what a row may differ beside others; rounding is far below
 LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
 
 
@@ -54,6 +55,11 @@ class TorchForward:
         """Return how many parameter vectors to take together: the more, the fewer rows there are to share a call."""
         return min(MOST, max(LEAST, TOGETHER // rows)) if self._batched else 1
 
+    def fixed(self) -> dict[str, Array]:
+        """Return copies of what is not trained: frozen parameters and all buffers, also those that are not saved."""
+        names = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        return {name: value.cpu().numpy().copy() for name, value in names.items() if name not in self.layout.shapes}
+
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.forward.Forward`."""
         inputs = torch.from_numpy(x).to(self._flat.device)
@@ -88,11 +94,28 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_repeats(forward: TorchForward, at: Array, x: Array) -> None:
-    """Raise `moretta.errors.ParameterError` where the same parameters and rows do not give the same outputs twice."""
-    first, second = (forward.outputs(at[None], x) for _ in range(2))
+def check_rows(forward: TorchForward, at: Array, x: Array) -> None:
+    """Raise `moretta.errors.ParameterError` where a row's outputs are not its own, or not the same every time.
+
+    x: a few rows, at least one. That a model's forward pass changes its buffers is seen here too.
+    """
+    before = forward.fixed()
+    first, second = (forward.outputs(at[None], x)[0] for _ in range(2))
+    changed = sorted(name for name, value in forward.fixed().items() if not np.array_equal(value, before[name]))
+    if changed:
+        raise ParameterError(
+            f"the model changes {', '.join(changed)} in forward passes, so that a loss depends on what ran before it; "
+            "freeze what keeps running statistics, or use GroupNorm"
+        )
     if not np.array_equal(first, second, equal_nan=True):
         raise ParameterError(
             "the model gives other outputs for the same rows each time, so that losses would differ by chance and not "
             "by direction; remove what it draws at random"
+        )
+    alone = np.concatenate([forward.outputs(at[None], x[row : row + 1])[0] for row in range(len(x))])
+    apart = np.abs(alone - first).max()
+    if apart > MIXING * np.abs(first).max():
+        raise ParameterError(
+            f"the model gives a row other outputs beside other rows than alone, by {apart:.2g}, so that its loss is "
+            "not its own; remove what mixes the rows of a batch"
         )

@@ -15,6 +15,7 @@ from moretta.protocols.accountant import Accountant
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.losses import usable_density
 from moretta.protocols.training import Training
 
 
@@ -63,7 +64,7 @@ class Server:
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            density = float(total.means.get("density", np.ones(())))
+            density = usable_density(float(total.means.get("density", np.ones(()))))
             self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained}, now.round)
             modules.take_buffers(self._model, {name: total.means[f"buffer/{name}"] for name in buffers})
         self._rounds_done += 1
