@@ -183,7 +183,7 @@ def test_a_sigma_that_vanishes_is_refused_and_the_one_it_names_works(dtype: str,
 
 def test_more_orthogonal_directions_than_parameters() -> None:
     with pytest.raises(
-        ParameterError, match=r"100 orthogonal directions need 128 parameters or more, and 59 are trained"
+        ParameterError, match=r"orthogonal: 100 directions need 128 parameters or more, and 59 are trained"
     ):
         make(learning(k=100, orthogonal=True)).train(1, SEED)
 
