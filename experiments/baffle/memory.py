@@ -3,7 +3,7 @@
     python experiments/baffle/memory.py
 
 Peak resident memory of a process (VmHWM of Linux) that does nothing else, in MiB, on one thread of a CPU; PyTorch's own
-220 MiB are in it, as they are on a device. `edge` is the client without PyTorch (`moretta.edge`), rows eight at a time.
+220 MiB are in it, as they are on a device. `edge` is the client without PyTorch (`moretta.edge`), rows four at a time.
 The paper's figures are of a GPU, and count what the networks take alone; only ratios compare.
 """
 
@@ -74,7 +74,7 @@ def measure(given: argparse.Namespace) -> Record:
         "MiB of a whole process on a CPU, PyTorch's libraries included; the paper's MB are of a GPU, and its BAFFLE "
         "runs layer by layer.",
         "The paper's batch size is lost in the text that we have; its figures stand beside each of ours.",
-        "forward: all rows and a whole layer at once, several perturbed LeNets together. edge: ONNX Runtime, 8 rows "
+        "forward: all rows and a whole layer at once, several perturbed LeNets together. edge: ONNX Runtime, 4 rows "
         "at a time.",
     ]
     title = "Table 4: peak memory in MiB, backpropagation beside BAFFLE's forward passes"

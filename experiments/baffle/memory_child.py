@@ -27,7 +27,7 @@ def rows(batch: int, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def backprop(model: str, batch: int, side: int) -> None:
-    """Backpropagate through PyTorch."""
+    """Backpropagate through PyTorch and step by hand: torch.optim imports some 70 MiB that nothing here needs."""
     import torch
 
     from moretta import models
@@ -37,6 +37,9 @@ def backprop(model: str, batch: int, side: int) -> None:
     for _ in range(BATCHES):
         network.zero_grad()
         torch.nn.functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for p in network.parameters():
+                p -= 0.01 * p.grad
 
 
 def torch_import(model: str, batch: int, side: int) -> None:

@@ -333,13 +333,13 @@ class Engine(Section):
         N-layer network: one process plays all participants without messages, at the paper's scale
         (`moretta.protocols.cgd.simulation`).
     strict: pass every message through the codec, as a network would.
-    deadline: seconds that an answer may take; None waits.
+    deadline: seconds that an answer may take; None waits, for the process of an edge client ten minutes at most.
     edge: of baffle, the names of silos that take part as edge clients: each is a process of its own with ONNX Runtime
         and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
     edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
         (`moretta.protocols.baffle.onnx_export`).
     memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
-    micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one a few.
+    micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
     faults: mishaps to inject; None: none. They befall silos, so centralised training has none.
     """
 

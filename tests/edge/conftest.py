@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ class Sample:
     def torch_outputs(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         weights = {name: torch.tensor(array) for name, array in self.layout.split(flat).items()}
         with torch.no_grad():
-            return torch.func.functional_call(self.model, weights, (torch.tensor(self.x),)).numpy()
+            model = copy.deepcopy(self.model)  # of a module with two names it does not always put the tensors back
+            return torch.func.functional_call(model, weights, (torch.tensor(self.x),)).numpy()
 
     def losses(self, outputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return each row's cross-entropy, float64[..., rows]."""

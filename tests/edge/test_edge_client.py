@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
 
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
 from moretta.casting import baffle as casting
+from moretta.casting import edge as edge_casting
+from moretta.edge.memory import HEADROOM
 from moretta.engines import child
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocol import Aborted, Replies, Stamp
@@ -25,6 +31,7 @@ from moretta.protocols.baffle import onnx_export
 from moretta.protocols.baffle.messages import Commit, Committed, Revealed
 from moretta.protocols.baffle.seeds import Seed, agree
 from moretta.protocols.baffle.torch_forward import layout_of
+from moretta.roles import Setting
 from moretta.secure_aggregation.identity import Identity, public_line
 
 ROWS = {"north": 40, "south": 33, "east": 25}
@@ -215,11 +222,11 @@ def test_below_the_minimum_its_end_is_the_runs(processes: list[Any]) -> None:
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(processes: list[Any]) -> None:
-    engine = {"memory_limit_mib": 40.0}
+    engine = {"memory_limit_mib": 60.0}
     with pytest.raises(ParameterError) as caught:
         federation(tuple(ROWS), engine, aggregation=NONE).train(2)
     said = str(caught.value)
-    assert said.startswith("round 1: north: memory-limit-mib = 40: the client needs at least ")
+    assert said.startswith("round 1: north: memory-limit-mib = 60: the client needs at least ")
     needed = float(said.split("give at least ")[1].split()[0])
     assert 50 < needed < 200
     assert len(processes) == 3
@@ -228,7 +235,194 @@ def test_too_little_memory_is_refused_with_what_is_needed(processes: list[Any]) 
     assert fits.record["facts"]["edge_peak_mib"] <= needed + 10
 
 
+def many_rows(engine: dict[str, Any], **options: Any) -> Federation:
+    random = np.random.default_rng(3)
+    rows = [Silo(name, random.normal(size=(512, 6)), random.integers(0, 3, 512)) for name in ROWS]
+    protocol = BAFFLE(loss="cross-entropy", **{"k": 1000, "optimizer": "sgd", "learning_rate": 0.1, **options})
+    engine = {"edge": ("south",), **engine}
+    return Federation(mlp(), rows, protocol, engine=Engine(**engine), batch_size=512, aggregation=NONE)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"form": "central"}, {"direction": "gaussian", "k": 500}, {"dp_noise": 0.5, "dp_clip": 1.0}]
+)
+def test_what_k_takes_is_kept_free(options: Any) -> None:
+    said = many_rows({"memory_limit_mib": 75.0}, **options).train(1).record["dropped"][0]["reason"]
+    k, rows = options.get("k", 1000), 512
+    assert f" of them for K = {k} on {rows} rows; give at least " in said
+    needed = float(said.split("give at least ")[1].split()[0])
+    assert needed > 75 + k * rows * 8 * 3 / 2**20 - 5
+    fits = many_rows({"memory_limit_mib": needed}, **options).train(1)
+    assert fits.record["dropped"] == []
+    assert fits.record["facts"]["edge_peak_mib"] <= needed
+
+
+def greedy(graph: bytes, *, at_load: bool) -> bytes:
+    """Return a graph of the same outputs that makes an array of 800 MB on the way, in a run or already when loaded."""
+    proto = onnx.load_from_string(graph)
+    nodes = proto.graph.node
+    output, nodes[-1].output[0] = nodes[-1].output[0], "before"
+    for name, value in (("many", [200_000_000]), ("axis", [0])):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+    make = onnx.helper.make_node
+    if not at_load:
+        nodes.extend([make("Shape", ["x"], ["rows"], start=0, end=1), make("Div", ["rows", "rows"], ["one"])])
+        nodes.append(make("Mul", ["one", "many"], ["length"]))
+    nodes.append(make("ConstantOfShape", ["many" if at_load else "length"], ["zeros"]))
+    nodes.append(make("ReduceMax", ["zeros", "axis"], ["nought"], keepdims=1))
+    nodes.append(make("Add", ["before", "nought"], [output]))
+    return proto.SerializeToString()
+
+
+@pytest.mark.parametrize("at_load", [False, True])
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_a_graph_that_takes_all_memory_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, at_load: bool, micro_batch: int | None
+) -> None:
+    graph = greedy(exported(tuple(layout_of(mlp()).shapes), (6,), torch.float32, "float32"), at_load=at_load)
+    monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else graph)
+    monkeypatch.setattr(casting, "check", lambda *_: None, raising=False)
+    engine = {"memory_limit_mib": 100.0, "micro_batch": micro_batch}
+    result = federation(engine=engine, aggregation=NONE).train(2)
+    for gone in result.record["dropped"]:
+        assert gone["silo"] == "south"
+        assert gone["reason"].startswith("bad input: ONNX Runtime cannot run this model: it asks for more memory than")
+    assert len(result.record["dropped"]) >= 2
+    assert 50 < result.record["facts"]["edge_peak_mib"] < 100 + HEADROOM
+
+
+def test_a_limit_that_suffices_stops_nothing() -> None:
+    """ONNX Runtime reserves more than it uses; what it may reserve has room for that."""
+    program = """
+import sys, numpy, onnx
+from onnx import helper, TensorProto
+from moretta.edge import metadata
+from moretta.edge.memory import cap, fit, peak_mib
+from moretta.edge.onnx_forward import OnnxForward
+from moretta.protocols.baffle.forward import Layout
+layout = Layout({"w": (1, 1)}, "float32", bytes(32))
+put = lambda name, shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+nodes = [helper.make_node("Conv", ["x", "k"], ["a"], pads=[1] * 4), helper.make_node("Relu", ["a"], ["b"]),
+         helper.make_node("Sin", ["b"], ["c"]), helper.make_node("Add", ["a", "c"], ["d"]),
+         helper.make_node("GlobalAveragePool", ["d"], ["e"]), helper.make_node("Flatten", ["e"], ["f"]),
+         helper.make_node("Mul", ["f", "w"], ["outputs"])]
+kernel = onnx.numpy_helper.from_array(numpy.ones((16, 3, 3, 3), "float32"), "k")
+graph = helper.make_graph(nodes, "g", [put("x", ["rows", 3, 96, 96]), put("w", [1, 1])],
+                          [put("outputs", ["rows", 16])], [kernel])
+proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+helper.set_model_props(proto, metadata.written(layout, "float32"))
+limit = peak_mib() + {room}
+cap(limit)
+forward, x = OnnxForward(proto.SerializeToString()), numpy.ones(({rows}, 3, 96, 96), "float32")
+at = numpy.ones(1, "float32")
+rows = fit(forward, x, limit, at)
+for _ in range(5):
+    forward.outputs(at[None], x)
+assert peak_mib() <= limit
+print(rows)
+"""
+    found = []
+    for room in (40, 90, 300):
+        words = [sys.executable, "-c", program.replace("{room}", str(room)).replace("{rows}", "64")]
+        found.append(int(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
+    assert 1 <= found[0] < found[1] < found[2] == 64
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "said"),
+    [
+        ({"memory_limit_mib": 5.0}, {}, r"\[engine\] memory-limit-mib = 5: no edge client fits, .* give 80 or more"),
+        (
+            {"edge_precision": "int8-activations"},
+            {"dtype": "float64"},
+            "needs a float32 model, and this one is float64",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(engine: Any, options: Any, said: str) -> None:
+    setting, layout = setting_of(nn.Sequential(nn.Linear(6, 3)), engine, options.get("dtype", "float32"))
+    with pytest.raises(ParameterError, match=said):
+        edge_casting.check(setting, layout, real_exporter(setting, layout))
+
+
+class Branching(nn.Module):
+    """Goes by the values, as no graph can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x) if x.sum() > 0 else self.last(-x)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "precision", "said"),
+    [
+        (Branching(), "float32", "float32", "cannot be expressed in ONNX"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Hardswish()), "float64", "float16", "ONNX Runtime cannot run this model"),
+    ],
+)
+def test_models_that_cannot_work_are_refused_quietly(
+    model: nn.Module, dtype: str, precision: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    setting, layout = setting_of(model, {"edge_precision": precision}, dtype)
+    with pytest.raises(ParameterError, match=f'^edge clients with edge-precision = "{precision}": .*{said}') as caught:
+        edge_casting.check(setting, layout, real_exporter(setting, layout))
+    assert len(str(caught.value).splitlines()) == 1
+    assert "\x1b" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_works_is_exported_once() -> None:
+    asked: list[str] = []
+
+    def graph_of(precision: str) -> bytes:
+        asked.append(precision)
+        return exported(tuple(layout.shapes), (6,), torch.float32, precision)
+
+    setting, layout = setting_of(mlp(), {}, "float32")
+    edge_casting.check(replace(setting, engine=Engine()), layout, graph_of)
+    assert asked == []
+    edge_casting._CHECKED.clear()
+    for _ in range(3):
+        again = replace(setting, model=copy.deepcopy(setting.model))
+        edge_casting.check(again, layout, graph_of)
+    assert asked == ["float32"]
+    other = replace(setting, engine=Engine(edge=("south",), edge_precision="float16"))
+    edge_casting.check(other, layout, graph_of)
+    assert asked == ["float32", "float16"]
+
+
+def setting_of(model: nn.Module, engine: dict[str, Any], dtype: str) -> tuple[Setting, Any]:
+    kind = getattr(torch, dtype)
+    model = model.to(kind)
+    engine = {"edge": ("south",), **engine}
+    setting = Setting(model, 3, silos(), NONE, 16, 0, kind, "cpu", 1, 1, engine=Engine(**engine))
+    return setting, layout_of(model)
+
+
+def real_exporter(setting: Setting, layout: Any) -> Callable[[str], bytes]:
+    def graph_of(precision: str) -> bytes:
+        return EXPORT(setting.model, layout, (6,), setting.dtype, precision)
+
+    return graph_of
+
+
+def test_one_that_dies_at_the_end_does_not_cost_the_result(processes: list[Any]) -> None:
+    def kill(number: int, rounds: int, line: Any) -> None:
+        if number == rounds:
+            os.kill(processes[0].pid, signal.SIGKILL)
+            processes[0].wait()
+
+    held_out = silos()[1]
+    best = {"validation": (held_out.x, held_out.y), "early_stopping": 5}  # at the end the best round's states return
+    result = federation(insecure_secret_seed=None, **best).train(2, progress=kill)
+    assert len(result.history) == 2
+
+
 def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casting, "check", lambda *_: None, raising=False)
     other = nn.Sequential(nn.Linear(6, 11), nn.Hardswish(), nn.Linear(11, 3))
     graph = EXPORT(other, layout_of(other), (6,), torch.float32, "float32")
     monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else graph)
@@ -238,7 +432,7 @@ def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert first["reason"].startswith("bad input: the ONNX graph has other tensors")
     monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else b"no")
     result = federation(aggregation=NONE).train(1)
-    assert "bad input: ONNX Runtime cannot run this model" in result.record["dropped"][0]["reason"]
+    assert "bad input: these bytes are no ONNX file" in result.record["dropped"][0]["reason"]
 
 
 def test_a_resumed_run_comes_to_the_same_bytes(tmp_path: Path) -> None:

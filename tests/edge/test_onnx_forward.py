@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
+from moretta.edge import strict
 from moretta.edge.onnx_forward import OnnxForward
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import ParameterError
 
 
 def perturbed(flat: np.ndarray[Any, Any], sigma: float, count: int) -> list[np.ndarray[Any, Any]]:
@@ -36,7 +37,7 @@ def test_losses_agree_with_torch(sample: Any) -> None:
 
 
 def test_the_layout_is_the_models(sample: Any) -> None:
-    forward = OnnxForward(sample.graph("float32"), digest=sample.layout.digest)
+    forward = OnnxForward(sample.graph("float32"))
     assert (forward.layout, forward.precision) == (sample.layout, "float32")
     proto = onnx.load_from_string(sample.graph("float32"))
     onnx.checker.check_model(proto, full_check=True)
@@ -94,11 +95,6 @@ def test_other_arrays_are_refused(mlp_sample: Any, change: Any, said: str) -> No
         OnnxForward(mlp_sample.graph("float32")).outputs([flat], x)
 
 
-def test_a_file_of_another_model_is_refused(mlp_sample: Any, lenet_sample: Any) -> None:
-    with pytest.raises(PeerError, match="of another"):
-        OnnxForward(mlp_sample.graph("float32"), digest=lenet_sample.layout.digest)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
@@ -135,6 +131,90 @@ def test_what_is_no_graph_of_its_metadata_is_refused(mlp_sample: Any, capfd: pyt
     assert capfd.readouterr() == ("", "")
 
 
+def tensor_elsewhere(proto: onnx.ModelProto) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="more", data_type=onnx.TensorProto.FLOAT, dims=[1])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="secret.bin")
+    return tensor
+
+
+def with_file(proto: onnx.ModelProto) -> None:
+    proto.graph.initializer.append(tensor_elsewhere(proto))
+
+
+def with_file_in_a_branch(proto: onnx.ModelProto) -> None:
+    branch = onnx.GraphProto(name="branch")
+    branch.node.append(onnx.helper.make_node("Constant", [], ["y"], value=tensor_elsewhere(proto)))
+    proto.graph.node.append(onnx.helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch))
+
+
+def with_location_alone(proto: onnx.ModelProto) -> None:
+    with_file(proto)
+    del proto.graph.initializer[-1].external_data[:]
+
+
+def with_contrib_operator(proto: onnx.ModelProto) -> None:
+    proto.graph.node[0].domain = "com.microsoft"
+
+
+def with_contrib_domain(proto: onnx.ModelProto) -> None:
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+
+
+def with_function(proto: onnx.ModelProto) -> None:
+    proto.functions.append(onnx.helper.make_function("ours", "f", ["a"], ["a"], [], proto.opset_import))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (with_file, "tensors in other files"),
+        (with_file_in_a_branch, "tensors in other files"),
+        (with_location_alone, "tensors in other files"),
+        (with_contrib_operator, "domain b'com.microsoft'"),
+        (with_contrib_domain, "domain b'com.microsoft'"),
+        (with_function, "functions of its own"),
+    ],
+)
+def test_what_reaches_beyond_the_file_is_refused(mlp_sample: Any, change: Any, said: str) -> None:
+    proto = onnx.load_from_string(mlp_sample.graph("float32"))
+    change(proto)
+    with pytest.raises(ParameterError, match=said) as caught:
+        OnnxForward(proto.SerializeToString())
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_too_large_a_file_is_refused(mlp_sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict, "LARGEST", 100)
+    with pytest.raises(ParameterError, match="at most 100 bytes, got"):
+        OnnxForward(mlp_sample.graph("float32"))
+
+
+def test_a_file_of_any_depth_is_walked(mlp_sample: Any) -> None:
+    """Deeper than Python's stack, so that only ONNX Runtime's own bound on depth is left."""
+    data = b""
+    for field in (*(6, 5, 1) * 3000, 7):  # from within: a graph in an attribute of a node, of a graph, ..., of a model
+        tag, length, octets = bytes([field << 3 | 2]), len(data), b""
+        while length > 127:
+            octets, length = octets + bytes([length & 127 | 128]), length >> 7
+        data = tag + octets + bytes([length]) + data
+    with pytest.raises(ParameterError, match="ONNX Runtime cannot run this model"):
+        OnnxForward(data)
+
+
+def test_an_operation_that_fails_is_told_of_in_a_sentence(mlp_sample: Any) -> None:
+    proto = onnx.load_from_string(mlp_sample.graph("float32"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3, -1]), "wrong"))
+    last = proto.graph.node[-1]
+    name, last.output[0] = last.output[0], "before"
+    proto.graph.node.append(onnx.helper.make_node("Reshape", ["before", "wrong"], [name]))
+    forward = OnnxForward(proto.SerializeToString(), micro_batch=None)
+    forward.outputs([mlp_sample.flat], mlp_sample.x[:3])
+    with pytest.raises(ParameterError, match="ONNX Runtime cannot run this model: ") as caught:
+        forward.outputs([mlp_sample.flat], mlp_sample.x[:7, :])
+    assert len(str(caught.value).splitlines()) == 1
+
+
 PROGRAM = """
 import pathlib, sys, warnings
 warnings.simplefilter("error")
@@ -156,23 +236,23 @@ np.testing.assert_allclose(outputs[0], arrays["outputs"], rtol=1e-5, atol=1e-5)
 
 from moretta.errors import ParameterError
 try:
-    fit(forward, arrays["x"], 20)
+    fit(forward, arrays["x"], 20, arrays["flat"], ", 3 of them for others")
 except ParameterError as error:
     needed = int(str(error).partition("at least ")[2].partition(" ")[0])
     assert str(error) == (
-        f"memory-limit-mib = 20: the client needs at least {needed} MiB for one row at a time; "
+        f"memory-limit-mib = 20: the client needs at least {needed} MiB for one row at a time, 3 of them for others; "
         f"give at least {needed + 1}"
     )
     assert needed - 1 <= peak_mib() <= needed
 else:
     raise AssertionError("20 MiB sufficed")
 limit = needed + 1 + {spare}
-rows = fit(forward, arrays["x"], limit)
+rows = fit(forward, arrays["x"], limit, arrays["flat"])
 assert rows == forward.micro_batch and rows & (rows - 1) == 0, rows
 for _ in range(3):
     forward.outputs([arrays["flat"]] * 2, arrays["x"])
 assert peak_mib() <= limit, (peak_mib(), limit)
-assert fit(forward, arrays["x"], 4096) == len(arrays["x"]) >= rows
+assert fit(forward, arrays["x"], 4096, arrays["flat"]) == len(arrays["x"]) >= rows
 assert "torch" not in sys.modules
 """
 

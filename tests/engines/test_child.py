@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ NOW = Stamp("run", 1, 0)
 ROWS = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])
 STATE = {"seed/secret_root": b"r" * 32}
 
-# A process that answers Hello by what it was told in Begin, and Say by an error of the class that the settings name.
+# A process that answers Hello by what it was told in BeSilo, and Say by an error of the class that the settings name.
 WELL_BEHAVED = """
 import sys
 sys.path.insert(0, {folder!r})
@@ -33,11 +34,11 @@ from toy import SCHEMA, Hello, Said
 from moretta import errors
 from moretta.codec import Codec
 from moretta.edge import wire
-from moretta.edge.wire import HERE, Begin, Done, Envelope, Restore
+from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
 codec, source, sink = Codec((*SCHEMA, *wire.MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
 while (data := wire.receive(source)) is not None:
     asked, error, answer, state = codec.decode(data), "", Done(stamp=HERE), {{}}
-    if isinstance(asked, Begin):
+    if isinstance(asked, BeSilo):
         x, y = wire.receive_array(source), wire.receive_array(source)
         begun, number = asked, int(x.sum() + y.sum()) + len(asked.state)
     elif isinstance(asked, Restore):
@@ -185,6 +186,68 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch, sta
     deaf = f"{READ} import time; sys.stdout.buffer.write({LONG!r}); sys.stdout.flush(); time.sleep(60)"
     with pytest.raises(Disconnected, match=r"got 1099511627776 \(killed by signal 9\)"):
         silo(deaf).answer(Hello(stamp=NOW))
+
+
+# What a process may do instead of answering: nothing; tell of a frame that does not come; no longer read.
+SLEEP = "import time; time.sleep(60)"
+HANGS = {
+    "never answers": READ + SLEEP,
+    "answers half": READ + f"sys.stdout.buffer.write(bytes([9] + [0] * 7) + b'half'); sys.stdout.flush(); {SLEEP}",
+    "answers drop by drop": READ
+    + "import time; sys.stdout.buffer.write(bytes([0, 1] + [0] * 6))\nwhile True: "
+    + "sys.stdout.buffer.write(b'drop'); sys.stdout.flush(); time.sleep(0.2)",
+    "never reads": SLEEP,
+}
+
+
+@pytest.mark.parametrize("what", HANGS)
+def test_one_that_hangs_is_killed(what: str, monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
+    monkeypatch.setattr(child, "START", 1.0)
+    rows = (np.zeros((1 << 20, 2)), np.zeros(1 << 20)) if what == "never reads" else ROWS  # more than a pipe holds
+    client = ChildClient("north", "", STATE, rows, SCHEMA, command=(sys.executable, "-c", HANGS[what]))
+    engine = InProcess({"north": client}, Codec(SCHEMA), deadline=1.0)
+    began = time.monotonic()
+    why = engine.deliver(Ask.all(["north"], Say(stamp=NOW), Said)).missing["north"]
+    assert time.monotonic() - began < 4.0
+    assert why.reason is Reason.DISCONNECTED
+    assert "the process of silo `north` did not answer within 1 s (killed by signal 9" in why.detail
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_one_that_hangs_later_is_started_anew(started: list[Any]) -> None:
+    client = well_behaved()
+    engine = InProcess({"north": client}, Codec(SCHEMA), deadline=1.0)
+    ask = Ask.all(["north"], Hello(stamp=NOW), Said)
+    assert engine.deliver(ask).answers["north"].number == 19  # in time, although to start takes time
+    os.kill(started[0].pid, signal.SIGSTOP)
+    assert "did not answer within 1 s" in engine.deliver(ask).missing["north"].detail
+    assert engine.deliver(ask).answers["north"].number == 20
+    engine.close()
+
+
+def test_to_start_takes_no_time_of_the_deadline(started: list[Any]) -> None:
+    slow = f"import time; time.sleep(1.5)\n{WELL_BEHAVED.format(folder=os.path.dirname(__file__))}"
+    engine = InProcess({"north": silo(slow)}, Codec(SCHEMA), deadline=1.0)
+    assert list(engine.deliver(Ask.all(["north"], Hello(stamp=NOW), Said)).answers) == ["north"]
+    engine.close()
+
+
+def test_without_a_deadline_it_has_long() -> None:
+    engine = InProcess({"north": (client := well_behaved())}, Codec(SCHEMA))
+    assert client.deadline == child.LONGEST
+    engine.close()
+
+
+def test_to_restore_one_that_is_gone_is_no_error(started: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    client = well_behaved()
+    client.answer(Hello(stamp=NOW))
+    os.kill(started[0].pid, signal.SIGKILL)
+    started[0].wait()
+    client.restore({"other": b"o", "seed/secret_root": b"s" * 32})
+    assert "the process of silo `north` has ended (killed by signal 9); it starts anew" in caplog.text
+    assert client.state() == {"other": b"o", "seed/secret_root": b"s" * 32}
+    assert client.answer(Hello(stamp=NOW)).number == 15 + 3 + 2
+    client.close()
 
 
 def test_a_program_that_ends_ends_it() -> None:

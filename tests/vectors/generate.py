@@ -1149,7 +1149,7 @@ def edge_messages() -> dict[str, tuple[str, Fields]]:
     made = "chosen here"
     state = {"seed/secret_root": "5e" * 32, "città": ""}
     return {
-        "edge/begin": (made, {"settings": '{"name": "città"}', "state": state, "insecure": "0b" * 32}),
+        "edge/be-silo": (made, {"settings": '{"name": "città"}', "state": state, "insecure": "0b" * 32}),
         "edge/restore": (made, {"state": state}),
         "edge/done": (made, {}),
         "edge/envelope": (

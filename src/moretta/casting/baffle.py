@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from moretta.casting.edge import check_packages, exporter, in_a_process
+from moretta.casting.edge import check, check_packages, exporter, in_a_process
 from moretta.casting.parts import cast_of, contributor_of, enrolment_of, without_noise
 from moretta.config_errors import nearest
 from moretta.errors import ParameterError
@@ -60,6 +60,8 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     _check_fits(protocol, setting, layout)
     edge = setting.engine.edge
     check_packages(edge)
+    graph_of = exporter(setting, layout)
+    check(setting, layout, graph_of)
     clients = dict[str, Role]()
     for silo in setting.silos:
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
@@ -88,7 +90,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
         setting.root("server"),
         secure.largest,
         setting.rounds,
-        exporter(setting, layout),
+        graph_of,
         accountant,
     )
     return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
@@ -124,8 +126,8 @@ def _private(
     secure = setting.secure_aggregation
     if secure.scheme != "none" and most > secure.largest:
         raise ParameterError(
-            f"dp-clip = {protocol.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] limit "
-            f"is {secure.largest:g}; lower dp-clip or raise the limit"
+            f"dp-clip = {protocol.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] "
+            f"limit is {secure.largest:g}; lower dp-clip or raise the limit"
         )
     rate = max(one.rate for one in privates.values())
     return privates, Accountant(protocol.privacy, rate, sharers, without_noise(setting))

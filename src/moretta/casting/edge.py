@@ -12,7 +12,7 @@ import torch
 from moretta.casting.parts import credentials_of, schema_of
 from moretta.edge.settings import Settings
 from moretta.engines.child import ChildClient
-from moretta.errors import MissingExtra
+from moretta.errors import MissingExtra, ParameterError
 from moretta.protocol import Array, State
 from moretta.protocols.accountant import Privacy
 from moretta.protocols.baffle.forward import Layout
@@ -20,6 +20,9 @@ from moretta.protocols.baffle.messages import MESSAGES, RUNS_TORCH
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.roles import Setting
 
+# A process that has imported numpy and ONNX Runtime, and nothing else, has 62 MiB resident (x86-64 Linux, Python 3.11):
+# what is well below that has room for no model, on any machine or version.
+FLOOR_MIB = 48.0
 PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # and the extra that each comes with
 
 
@@ -32,6 +35,37 @@ def check_packages(edge: Sequence[str]) -> None:
             there = False
         if not there:
             raise MissingExtra(f"edge clients need {package}, which is not there; run: pip install 'moretta[{extra}]'")
+
+
+_CHECKED = set[tuple[object, ...]]()
+
+
+def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) -> None:
+    """Raise ParameterError for settings of edge clients with which none could ever take part.
+
+    graph_of: what `exporter` returned. The graph is exported and loaded once for each model, so that one that ONNX or
+    ONNX Runtime cannot express in this precision is found before the run.
+    """
+    engine = setting.engine
+    limit, precision = engine.memory_limit_mib, engine.edge_precision
+    if not engine.edge:
+        return
+    if limit is not None and limit < FLOOR_MIB:
+        raise ParameterError(
+            f"[engine] memory-limit-mib = {limit:g}: no edge client fits, as ONNX Runtime alone takes some "
+            "60 MiB; give 80 or more, or remove it"
+        )
+    # A run may be cast several times. What is kept is that it worked, not the graph: at worst that is found later.
+    model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision)
+    if model in _CHECKED:
+        return
+    from moretta.edge.onnx_forward import OnnxForward  # onnxruntime may be absent where nobody asks
+
+    try:
+        OnnxForward(graph_of(precision))
+    except ParameterError as error:
+        raise ParameterError(f'edge clients with edge-precision = "{precision}": {error}') from None
+    _CHECKED.add(model)
 
 
 def in_a_process(

@@ -13,17 +13,17 @@ import numpy as np
 
 from moretta.codec import Codec
 from moretta.edge import wire
-from moretta.edge.memory import fit, peak_mib
+from moretta.edge.memory import cap, fit, peak_mib
 from moretta.edge.onnx_forward import OnnxForward
 from moretta.edge.settings import Settings
-from moretta.edge.wire import HERE, Begin, Done, Envelope, Restore
+from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
 from moretta.engines.clock import Clock
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message
 from moretta.protocols import silo_rows
 from moretta.protocols.baffle.client import Client
-from moretta.protocols.baffle.estimate import differences
+from moretta.protocols.baffle.estimate import differences, directions_of
 from moretta.protocols.baffle.messages import MESSAGES
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.batches import Batches
@@ -33,16 +33,22 @@ from moretta.secure_aggregation import contributor
 
 SCHEMA = (*SUM_MESSAGES, *silo_rows.MESSAGES, *MESSAGES, *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
-# direction; where the silo takes steps of its own also their sums, in 64 bits.
-BESIDE, BESIDE_STEPS = 6, 14
+# direction; Gaussian ones come of a table by 64-bit numbers; where the silo takes steps of its own also their sums.
+BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
+# Bytes that an estimate takes for each row in each direction, and for each direction: at its peak four arrays of losses
+# and their differences, float64[K, rows], and before they are joined one object for each direction.
+ROW, DIRECTION = 4 * 8, 256
+DEVIATIONS = 6  # that a lot drawn at random may be larger than it is expected to be
 SLACK = 1 << 19  # bytes for whatever else
 
 
 class Silo:
     """A silo's role in this process, and the model that it runs."""
 
-    def __init__(self, begin: Begin, x: Array, y: Array) -> None:
+    def __init__(self, begin: BeSilo, x: Array, y: Array) -> None:
         self._settings = settings = Settings.load(begin.settings)
+        if settings.memory_limit_mib is not None:
+            cap(settings.memory_limit_mib)
         self._graph = b""  # the digest of the one that was loaded
         self._forward: OnnxForward | None = None
         self._too_large: ParameterError | None = None
@@ -79,12 +85,21 @@ class Silo:
             self._client.restore(message.state)
             self._told = dict(message.state)
             return Done(stamp=HERE)
-        answer = self._client.answer(message)
+        try:
+            answer = self._client.answer(message)
+        except MemoryError:  # of `cap`; what was being made is gone
+            if self._settings.memory_limit_mib is None:
+                raise
+            raise ParameterError(
+                f"memory-limit-mib = {self._settings.memory_limit_mib:g}: the client asked for more memory "
+                f"than it may have, and had {peak_mib():.1f} MiB; give a larger limit, or a smaller k, batch-size or "
+                "model"
+            ) from None
         limit, peak = self._settings.memory_limit_mib, peak_mib()
         if limit is not None and peak > limit and self._forward is not None:  # before, what is needed is not known
             raise ParameterError(
                 f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; give at least "
-                f"{math.ceil(peak) + 1}, or a smaller micro-batch"
+                f"{math.ceil(peak) + 1}, or a smaller micro-batch, k or batch-size"
             )
         return answer
 
@@ -96,7 +111,7 @@ class Silo:
         self._told = state
         return state
 
-    def _private(self, begin: Begin) -> PrivateScalars | None:
+    def _private(self, begin: BeSilo) -> PrivateScalars | None:
         settings = self._settings
         if settings.privacy is None:
             return None
@@ -124,18 +139,33 @@ class Silo:
         return forward
 
     def _fit(self, forward: OnnxForward, limit: float) -> None:
-        """Find how many rows run at a time within the limit, beside all else that an estimate takes."""
+        """Find how many rows run at a time within the limit, beside all else that an estimate takes.
+
+        Raises ParameterError, with what would be needed, if not even one row at a time fits.
+        """
         layout, recipe = forward.layout, self._settings.recipe
         inputs, targets = self._rows.take(self._batches.of_round(1), layout.dtype)
         at = np.full(layout.size, 0.01, layout.dtype)
         directions = recipe.directions(2, layout.size, b"to be measured".ljust(32))
         one = slice(1)  # a small estimate first, as that loads code
         differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs[one], targets[one])
-        beside = BESIDE_STEPS if recipe.local_epochs else BESIDE
+        beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
+        beside = max(beside, BESIDE_STEPS if recipe.local_epochs else 0)
         itemsize = np.dtype(layout.dtype).itemsize
-        taken = np.ones(beside * layout.size * itemsize + SLACK, np.uint8)  # by an estimate, while the model runs
-        fit(forward, inputs, limit, at)
+        rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)
+        scalars = count * (rows * ROW + DIRECTION)
+        besides = f", {scalars / 2**20:.0f} of them for K = {recipe.most} on {rows} rows" if scalars > 2**20 else ""
+        # What an estimate takes while the model runs, and after it while ONNX Runtime keeps what it has.
+        taken = np.ones(beside * layout.size * itemsize + scalars + SLACK, np.uint8)
+        fit(forward, inputs, limit, at, besides)
         del taken
+
+    def _rows_at_most(self, batch: int) -> int:
+        """Return how many rows an estimate may have at once, given those of a batch."""
+        if self._settings.privacy is None:
+            return batch
+        lot = self._settings.batch_size or len(self._rows.x)
+        return min(len(self._rows.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
 
 
 class Host:
@@ -167,7 +197,7 @@ class Host:
         return True
 
     def _answer(self, asked: Message) -> Message:
-        if isinstance(asked, Begin):
+        if isinstance(asked, BeSilo):
             rows = wire.receive_array(self._source), wire.receive_array(self._source)
             self._silo = Silo(asked, *rows)
             return Done(stamp=HERE)

@@ -1,4 +1,7 @@
-"""How much memory this process takes, and how many rows at a time keep it under a limit; in MiB, 2^20 bytes."""
+"""How much memory this process takes, how many rows at a time keep it under a limit, and what stops it far above one.
+
+In MiB, 2^20 bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from moretta.edge.onnx_forward import OnnxForward
 from moretta.errors import ParameterError
 from moretta.protocol import Array
 
+HEADROOM = 64  # MiB above a limit in which an overrun is measured, and told of with what would do, instead of stopped
 SPARE = 1.25  # what an allocator may round up: measured steps are up to 1.16 times the one before, a row
 
 
@@ -26,22 +30,33 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np.floating] | None = None) -> int:
+def cap(limit_mib: float) -> None:
+    """Have the system refuse this process memory far above a limit, as a graph could ask for gigabytes at once.
+
+    What counts is memory reserved for writing, used or not: measured with ONNX Runtime it is up to 8 MiB more than what
+    is resident. The bound is `HEADROOM` above the limit, or above what is reserved already if that is more. Only Linux
+    bounds all of it.
+    """
+    bound = int((max(limit_mib, _status("VmData") or 0.0) + HEADROOM) * 2**20)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound if hard < 0 else min(bound, hard), hard))
+
+
+def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np.floating], besides: str = "") -> int:
     """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within `limit_mib`.
 
     Runs the model at each and reads the real peaks of this process. Since those never fall, it goes upwards only, and
     takes a step only where the rows so far, extrapolated along a line, say that it will stay a MiB below the limit.
-    parameters: one flat array of `forward.layout`; its values do not matter.
+    parameters: one flat array of `forward.layout`; its values do not matter. besides: what is told of memory that the
+    caller holds meanwhile.
     Raises ParameterError, with what would be needed, if one row at a time does not fit.
     """
-    if parameters is None:
-        parameters = np.full(forward.layout.size, 0.01, forward.layout.dtype)
     before = _status("VmRSS") or 0.0
     peaks = [peak_mib(), _peak_at(forward, x, 1, parameters)]
     if peaks[-1] > limit_mib:
         needed = math.ceil(peaks[-1])
         raise ParameterError(
-            f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time; "
+            f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
             f"give at least {needed + 1}"
         )
     rows, slope = 1, peaks[-1] - before  # MiB a row; an upper bound, since what came before may hide the true peak

@@ -1,4 +1,12 @@
-"""A `Forward` that runs an ONNX graph of `moretta.protocols.baffle.onnx_export`, with ONNX Runtime on the processor."""
+"""A `Forward` that runs an ONNX graph of `moretta.protocols.baffle.onnx_export`, with ONNX Runtime on the processor.
+
+What is bound, and what is not. A graph's trained inputs must have the names, shapes and dtype of the layout that its
+metadata tell of, and a silo refuses a round whose parameters are not those of that layout. But the layout's digest of
+what is fixed is the graph's own claim, since ONNX Runtime shows no constants; and which operations there are, and in
+what order, is the server's word alone, as it is for whoever is sent a model to run. Such a graph can make a silo's
+losses say other things about its rows than the model's would. It cannot read files, run code of others or take more
+memory than the silo was given: `moretta.edge.strict` and `moretta.edge.memory.cap`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +15,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.edge import metadata
-from moretta.errors import MissingExtra, ParameterError, PeerError
+from moretta.edge import metadata, strict
+from moretta.errors import MissingExtra, ParameterError
 from moretta.protocol import Array
 
 try:
@@ -32,14 +40,15 @@ class OnnxForward:
     and less time too where their activations stay in the processor's cache.
     """
 
-    def __init__(self, graph: bytes, micro_batch: int | None = 4, threads: int = 1, digest: str | None = None) -> None:
-        """Load a graph; digest is that of the layout it must have.
+    def __init__(self, graph: bytes, micro_batch: int | None = 4) -> None:
+        """Load a graph.
 
-        Raises PeerError for a graph of another layout, and ParameterError, in one sentence, for bytes that are no ONNX
-        file or not one of ours, or a model that ONNX Runtime has no kernel for (a convolution in float64, for one).
+        Raises ParameterError, in one sentence, for bytes that are no ONNX file or not one of ours, or a model that ONNX
+        Runtime has no kernel for (a convolution in float64, for one) or no memory.
         """
+        strict.check(graph)
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -47,13 +56,8 @@ class OnnxForward:
         try:
             self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
-            raise ParameterError(f"ONNX Runtime cannot run this model: {str(error).splitlines()[0]}") from None
+            raise _cannot_run(error) from None
         self.layout, self.precision = metadata.read(self._session.get_modelmeta().custom_metadata_map)
-        if digest is not None and self.layout.digest != digest:
-            raise PeerError(
-                f"expected an ONNX file of the run's own model, layout {digest[:12]}, got one of another, layout "
-                f"{self.layout.digest[:12]}"
-            )
         inputs = {put.name: put for put in self._session.get_inputs()}
         rows, outputs = inputs.pop("x", None), self._session.get_outputs()
         shapes = {name: tuple(put.shape) for name, put in inputs.items()}
@@ -74,7 +78,8 @@ class OnnxForward:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs] of `layout.dtype`.
 
         parameters and x: as `Forward` says; x is converted to the graph's dtype and need not be contiguous.
-        Raises ParameterError for arrays of another shape or dtype than the graph has.
+        Raises ParameterError for arrays of another shape or dtype than the graph has, and where an operation fails: one
+        that the graph has wrong, or that asks for more memory than there is.
         """
         if x.shape[1:] != self.row_shape:
             raise ParameterError(f"this model takes rows of shape {self.row_shape}, not {x.shape[1:]}")
@@ -108,4 +113,17 @@ class OnnxForward:
     def _run(self, x: Array, out: Array) -> None:
         self._binding.bind_input("x", "cpu", 0, x.dtype.type, x.shape, x.ctypes.data)
         self._binding.bind_output("outputs", "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # noqa: BLE001  # as above
+            raise _cannot_run(error) from None
+
+
+def _cannot_run(error: Exception) -> ParameterError:
+    said = str(error) or type(error).__name__
+    if "bad_alloc" in said or "bad allocation" in said or "Failed to allocate memory" in said:
+        return ParameterError(
+            "ONNX Runtime cannot run this model: it asks for more memory than this process may take; give a larger "
+            "memory-limit-mib, or a smaller model or micro-batch"
+        )
+    return ParameterError(f"ONNX Runtime cannot run this model: {said.splitlines()[0]:.300}")

@@ -21,7 +21,7 @@ class Settings:
     scheme, ring_bits, rules, session: of its half of the secure sum; rules without their roster, which stands here as a
     path beside the identity's, both absolute ("": none). schema: of the model. batch_size, seed: of its batches.
     privacy, sharers: of the noise on its scalars, if any. precision: of the graph it runs. memory_limit_mib: the most
-    memory it may take. micro_batch: rows that run at a time; None: as many as fit, or without a limit a few.
+    memory it may take. micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
     """
 
     name: str

@@ -4,7 +4,7 @@ A frame is 8 bytes of length, little-endian, and as many bytes: a message of the
 memory. Nothing else is ever on standard output, and nothing secret is on the command line or in the environment.
 
     whoever runs it                                 the process
-      Begin(settings, the silo's state), x, y   -->   makes its role
+      BeSilo(settings, its state), x, y         -->   makes its role
       Restore(state)                            -->   takes it up
       any message of the protocol               -->   answers it
                                                 <--   Envelope, and unless it tells of an error, Done or the answer
@@ -30,8 +30,8 @@ LIMIT = 1 << 30  # bytes of a message
 SENTENCE = 10_000  # characters
 
 
-@message("edge/begin")
-class Begin(Message):
+@message("edge/be-silo")
+class BeSilo(Message):
     """Be this silo: its settings (`moretta.edge.settings`) and its state; its rows come in frames of their own.
 
     insecure: for tests, the root from which its keys follow; no bytes: the operating system draws them.
@@ -69,7 +69,7 @@ class Envelope(Message):
     sentence: str
 
 
-MESSAGES = (Begin, Restore, Done, Envelope)
+MESSAGES = (BeSilo, Restore, Done, Envelope)
 
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MorettaError)

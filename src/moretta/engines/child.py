@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
+import select
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO
 
 from moretta.codec import Codec
 from moretta.edge import wire
-from moretta.edge.wire import HERE, Begin, Done, Envelope, Restore
+from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
 from moretta.errors import CodecError, Disconnected, MisuseError
 from moretta.protocol import Array, Message, Phase, State, no_phase
 
+log = logging.getLogger("moretta")
+
 COMMAND = (sys.executable, "-P", "-m", "moretta.edge")
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each has buffers of its own
+START = 120.0  # seconds in which it is to start and take its rows up, whatever the deadline
+LONGEST = 600.0  # seconds in which it is to answer where no deadline is given: one that hangs is not to hang the run
 PATIENCE = 5.0  # seconds to end in, once its input has
 STDERR_TAIL = 4096  # bytes in which the last line is looked for
 
@@ -25,13 +34,15 @@ STDERR_TAIL = 4096  # bytes in which the last line is looked for
 class ChildClient:
     """Plays a silo's role by a process of `moretta.edge`, which starts when the first message comes.
 
-    The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up or
-    sends what is no answer costs the silo that exchange (`moretta.errors.Disconnected`); the next message starts
-    another in its place, with the state that it had last told of, which a new set-up can go on from.
+    The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up,
+    sends what is no answer, or none in time, costs the silo that exchange (`moretta.errors.Disconnected`); the next
+    message starts another in its place, with the state that it had last told of, which a new set-up can go on from.
 
     settings: `moretta.edge.settings.Settings`, dumped. state: the role's at first, of which its secrets follow.
-    x, y: the rows, as the role wants them. messages: of the run. insecure: as in `Begin`.
+    x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
     charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
+    deadline: seconds in which it is to take a message, and again to answer it; `START` where it has to start first.
+    starting: the seconds of the last answer in which it started, which are no part of what a deadline bounds.
     """
 
     def __init__(
@@ -47,7 +58,8 @@ class ChildClient:
     ) -> None:
         self.phase: Phase = no_phase  # the process has its own clock
         self.charge: Callable[[str, float], None] = lambda phase, seconds: None
-        self.peak_mib = 0.0
+        self.peak_mib = self.starting = 0.0
+        self.deadline = LONGEST
         self._name, self._settings, self._state, self._rows = name, settings, dict(state), rows
         self._insecure, self._command = insecure, tuple(command)
         self._codec = Codec((*messages, *wire.MESSAGES))
@@ -55,14 +67,17 @@ class ChildClient:
 
     def answer(self, message: Message) -> Message:
         """Have the process answer, and raise what it raised. Raises `moretta.errors.Disconnected` if it cannot."""
+        self.starting = 0.0
         if self._process is None:
+            began = time.monotonic()
             self._process = _Process(self._command)
-            begin = Begin(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
+            begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
             try:
-                self._done(begin, *self._rows)
+                self._done(begin, *self._rows, seconds=max(START, self.deadline))
             except Exception:  # half made, it is of no use to the next message
                 self.close()
                 raise
+            self.starting = time.monotonic() - began
         return self._exchange(message)
 
     def state(self) -> State:
@@ -70,10 +85,13 @@ class ChildClient:
         return dict(self._state)
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Take up what `state` returned. A process that is gone is none to tell: the next one starts with it."""
         self._state = dict(state)
         if self._process is not None:
-            self._done(Restore(stamp=HERE, state=self._state))
+            try:
+                self._done(Restore(stamp=HERE, state=self._state))
+            except Disconnected as error:
+                log.warning("%s; it starts anew with the next message", error)
 
     def close(self) -> None:
         """End the process, if there is one. The next message starts another."""
@@ -81,21 +99,27 @@ class ChildClient:
             self._process.close()
             self._process = None
 
-    def _done(self, message: Message, *arrays: Array) -> None:
-        answer = self._exchange(message, *arrays)
+    def _done(self, message: Message, *arrays: Array, seconds: float | None = None) -> None:
+        answer = self._exchange(message, *arrays, seconds=seconds)
         if not isinstance(answer, Done):
             raise self._gone(f"sent `{answer.TAG}` where nothing was asked")
 
-    def _exchange(self, message: Message, *arrays: Array) -> Message:
+    def _exchange(self, message: Message, *arrays: Array, seconds: float | None = None) -> Message:
+        seconds = self.deadline if seconds is None else seconds
         process = self._process
         if process is None:
             raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
         try:
+            process.wait_until(time.monotonic() + seconds)
             wire.send(process.input, self._codec.encode(message))
             for array in arrays:
                 wire.send_array(process.input, array)
+            process.wait_until(time.monotonic() + seconds)
             envelope = self._receive(process)
             answer = None if isinstance(envelope, Envelope) and envelope.error else self._receive(process)
+        except TimeoutError:
+            process.kill()
+            raise self._gone(f"did not answer within {seconds:g} s") from None
         except OSError:
             raise self._gone("has ended") from None
         except CodecError as error:
@@ -136,25 +160,65 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            bufsize=0,
             env={**os.environ, **THREADS},
         )
-        self.input, self.output = _both(self._popen)
+        self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
+        self.input, self.output = _binary(self._pipes[0]), _binary(io.BufferedReader(self._pipes[1]))
         self._finalizer = weakref.finalize(self, _end, self._popen, errors)  # also where the interpreter ends
+
+    def wait_until(self, moment: float) -> None:
+        """Let what is read or written from now on raise TimeoutError after a moment of `time.monotonic`."""
+        for pipe in self._pipes:
+            pipe.until = moment
+
+    def kill(self) -> None:
+        """End it at once; `close` is to follow."""
+        self._popen.kill()
 
     def close(self) -> str:
         """End it: its input ends, and if it does not follow it is killed. Return what it left to say."""
         return self._finalizer() or ""
 
 
-def _both(popen: subprocess.Popen[bytes]) -> tuple[BinaryIO, BinaryIO]:
-    if popen.stdin is None or popen.stdout is None:
-        raise MisuseError("expected a process with pipes")
-    return _binary(popen.stdin), _binary(popen.stdout)
+class _Pipe(io.RawIOBase):
+    """One end of a pipe, which waits for the other until a moment of `time.monotonic`, then raises TimeoutError."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        if pipe is None:
+            raise MisuseError("expected a process with pipes")
+        self._pipe, self.until = pipe, 0.0
+        os.set_blocking(pipe.fileno(), False)
+
+    def readable(self) -> bool:
+        """Return True, as io wants to know."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what is there, once anything is; 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        self._wait(select.POLLIN)
+        return os.readv(self._pipe.fileno(), [view])
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        view, written = memoryview(data).cast("B"), 0
+        while written < len(view):
+            self._wait(select.POLLOUT)
+            with contextlib.suppress(BlockingIOError):  # less room than the system said
+                written += os.write(self._pipe.fileno(), view[written:])
+        return written
+
+    def _wait(self, event: int) -> None:
+        poll = select.poll()
+        poll.register(self._pipe.fileno(), event)
+        if not poll.poll(max(0.0, self.until - time.monotonic()) * 1000):
+            raise TimeoutError
 
 
-def _binary(stream: IO[bytes]) -> BinaryIO:
-    binary: Any = stream
-    return binary  # type: ignore[no-any-return]
+def _binary(stream: Any) -> BinaryIO:
+    binary: BinaryIO = stream
+    return binary
 
 
 def _end(popen: subprocess.Popen[bytes], errors: IO[bytes]) -> str:

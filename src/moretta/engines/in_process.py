@@ -23,7 +23,8 @@ class InProcess:
     """Delivers asks to clients that live in this process, or in one each that this one started.
 
     strict: pass every message through the codec, both ways, so that only what survives the wire is seen.
-    recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late.
+    recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a process of
+    a silo's own that has not answered by then is ended.
     injector: makes things go wrong.
     """
 
@@ -47,6 +48,8 @@ class InProcess:
         self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
         for child in self._children:
             child.charge = self.clock.charge
+            if deadline is not None:
+                child.deadline = deadline
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
@@ -100,6 +103,8 @@ class InProcess:
         try:
             answer = client.answer(self._wire(message))
             took = time.perf_counter() - began + mishap.seconds
+            if isinstance(client, ChildClient):
+                took -= client.starting
             if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
                 return Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
             self._record(silo, "sent", "server", answer)

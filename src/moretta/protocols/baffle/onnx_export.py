@@ -6,7 +6,9 @@ metadata (`moretta.edge.metadata`) which `Layout` its weights have, so that it c
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import logging
 import warnings
 from collections import Counter
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from moretta.edge import metadata
 from moretta.errors import MissingExtra, ParameterError
+from moretta.protocols import modules
 from moretta.protocols.baffle.forward import Layout
 
 try:
@@ -48,11 +51,34 @@ class _Functional(nn.Module):
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         super().__init__()
         self.model, self.names = model, tuple(layout.shapes)
+        self.further = _further_places(model, layout)
 
     def forward(self, x: Tensor, *trained: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
-        outputs: Tensor = torch.func.functional_call(self.model, dict(zip(self.names, trained, strict=True)), (x,))
+        tensors = dict(zip(self.names, trained, strict=True))
+        tensors |= {name: tensors[first] for name, first in self.further.items()}
+        outputs: Tensor = torch.func.functional_call(self.model, tensors, (x,), tie_weights=False)
         return outputs
+
+
+def _further_places(model: nn.Module, layout: Layout) -> dict[str, str]:
+    """Return the further names of tied trained tensors, each with its first, but for a module that has two names.
+
+    Left to itself, `torch.func.functional_call` sets such a module's tensors twice, in an order that differs from
+    process to process, and in one of them does not put them back.
+    """
+    owners = dict(model.named_modules(remove_duplicate=False))
+
+    def place(name: str) -> tuple[int, str]:
+        owner, _, leaf = name.rpartition(".")
+        return id(owners[owner]), leaf
+
+    places, found = {place(name) for name in layout.shapes}, dict[str, str]()
+    for name, first in modules.ties(model).items():
+        if first in layout.shapes and place(name) not in places:
+            places.add(place(name))
+            found[name] = first
+    return found
 
 
 def graph_of(
@@ -103,9 +129,7 @@ def _exported(
     model = copy.deepcopy(model).eval().requires_grad_(False)
     rows = torch.zeros(2, *row_shape, dtype=input_dtype)
     trained = tuple(torch.zeros(shape, dtype=getattr(torch, layout.dtype)) for shape in layout.shapes.values())
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own deprecations
+    with _quietly():
         try:
             program = torch.onnx.export(
                 _Functional(model, layout),
@@ -127,6 +151,19 @@ def _exported(
         raise _inexpressible("its inputs are not its trained tensors")
     _join_scale_and_shift(proto)
     return proto
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Let nothing be said: torch warns of its own deprecations and prints pages where a model cannot be exported."""
+    said, disabled = io.StringIO(), logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
@@ -170,7 +207,10 @@ def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
 
 
 def _inexpressible(error: object) -> ParameterError:
-    return ParameterError(f"this model cannot be expressed in ONNX: {(str(error).splitlines() or ['no reason'])[0]}")
+    while isinstance(error, BaseException) and error.__cause__ is not None:
+        error = error.__cause__  # the first cause says what of the model it is; the others in which step
+    said = next((line for line in str(error).splitlines() if line.strip()), "no reason")
+    return ParameterError(f"this model cannot be expressed in ONNX: {said:.300}")
 
 
 def _round_to_half(proto: onnx.ModelProto) -> None:

@@ -1,0 +1,76 @@
+"""What of an ONNX file is looked at before ONNX Runtime sees it, without the onnx package.
+
+ONNX Runtime reads files that tensors name as external data, relative to where the process stands, and runs operators of
+other domains than ONNX's own. No graph of `moretta.protocols.baffle.onnx_export` has either, nor functions of its own.
+"""
+
+from __future__ import annotations
+
+from moretta.errors import ParameterError
+
+LARGEST = 1 << 29  # bytes of a file
+DOMAINS = (b"", b"ai.onnx")
+# The numbers of protobuf fields, of onnx.proto: those that hold other messages, by what they hold, and those refused.
+# An attribute's type is not looked at: whatever is in any of its fields is walked.
+HOLDS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 8: "opset"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "opset": {},
+    "tensor": {},
+}
+DOMAIN_FIELDS = {("node", 7), ("opset", 1)}
+REFUSED = {
+    ("model", 20): "training steps",
+    ("model", 25): "functions of its own",
+    ("tensor", 13): "tensors in other files",
+}
+DATA_LOCATION = ("tensor", 14)  # 0: in the file itself
+FIXED = {1: 8, 5: 4}  # bytes of what protobuf's wire types of one length take
+
+
+def check(graph: bytes) -> None:
+    """Raise ParameterError for an ONNX file that is too large, no protobuf, or has what none of ours has."""
+    if len(graph) > LARGEST:
+        raise ParameterError(f"expected an ONNX file of at most {LARGEST} bytes, got {len(graph)}")
+    left = [("model", memoryview(graph))]
+    while left:  # not by recursion, whose depth the file would choose
+        kind, data = left.pop()
+        at = 0
+        while at < len(data):
+            tag, at = _number(data, at)
+            number, wire, value, part = tag >> 3, tag & 7, 0, data[:0]
+            if wire == 0:
+                value, at = _number(data, at)
+            else:
+                length, at = _number(data, at) if wire == 2 else (FIXED.get(wire, len(data) + 1), at)
+                part, at = data[at : at + length], at + length
+                if at > len(data):
+                    raise _no_file()
+            field = kind, number
+            if field in REFUSED or (field == DATA_LOCATION and value):
+                why = REFUSED.get(field, REFUSED["tensor", 13])
+                raise ParameterError(f"this ONNX file has {why}, which no edge client takes")
+            if field in DOMAIN_FIELDS and bytes(part) not in DOMAINS:
+                raise ParameterError(
+                    f"this ONNX file has operators of domain {bytes(part)!r:.60}; expected none but ONNX's own"
+                )
+            if wire == 2 and number in HOLDS[kind]:
+                left.append((HOLDS[kind][number], part))
+
+
+def _number(data: memoryview, at: int) -> tuple[int, int]:
+    """Return the varint at a place, and the place after it."""
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128:
+            return value, at
+    raise _no_file()
+
+
+def _no_file() -> ParameterError:
+    return ParameterError("these bytes are no ONNX file; have the server export it again")
