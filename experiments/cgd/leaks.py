@@ -369,7 +369,7 @@ def theorem_1(folder: Path | None, quick: bool) -> list[Score]:
 def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -> tuple[Matrix, Matrix]:
     """Return D of a linear model before each round and after the last, [T + 1, outputs, d], and all starts."""
     setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, 0, F64, "cpu", SEED, rounds,
-                      insecure=SEED, engine="fused")  # fmt: skip
+                      insecure=SEED, engine=Engine(name="fused"))  # fmt: skip
     players = cast(protocol, setting)
     starts = np.stack([one["0.weight"] for one in players.models().values()])
     path = [players.displacement()["0.weight"]]

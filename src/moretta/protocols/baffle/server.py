@@ -57,6 +57,7 @@ class Server:
         self._seed = Seed(SERVER, root)
         self._average = self._parameters().astype(np.float64)
         self._asked = self._forwards = 0
+        self._goes_on = False  # from a checkpoint, with no round since
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort, also on the seed of the directions."""
@@ -84,7 +85,10 @@ class Server:
             k=k,
             encoding=wanted.fraction_bits,
         )
-        self._asked += 1  # also a round that is repeated has been answered with noise of its own
+        # Also a round that is repeated has been answered with noise of its own, and a run that was killed had perhaps
+        # asked in the round that it did not finish.
+        self._asked += 2 if self._goes_on else 1
+        self._goes_on = False
         total = yield from aggregation.sum(ask, wanted)
         if isinstance(total, Aborted):
             return total
@@ -166,9 +170,9 @@ class Server:
             for name, value in self._layout.split(np.asarray(state["parameters"])).items():
                 trained[name].copy_(torch.tensor(value))
         self._average = np.array(state["average"], dtype=np.float64)
-        # A run that goes back to its best round has asked in the later ones all the same; one that was killed had
-        # perhaps asked in the round that was not finished.
-        self._asked = max(self._asked, int(state["asked"]) + 1)
+        # A run that goes back to its best round has asked in the later ones all the same.
+        self._asked = max(self._asked, int(state["asked"]))
+        self._goes_on = True
         self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
         self._optimizer.restore(state)
