@@ -10,8 +10,11 @@ so that keys for two purposes are independent. Nothing here is ever derived from
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -46,6 +49,15 @@ def encode_parts(*purpose: int | str | bytes) -> bytes:
             kind, content = b"b", part
         parts.append(kind + len(content).to_bytes(4, "big") + content)
     return b"".join(parts)
+
+
+def digest_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return SHA-256 over named arrays in the order of their names: names, dtypes, shapes and values, as a purpose."""
+    digest = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        digest.update(encode_parts(name, array.dtype.str, str(array.shape)))
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
 
 
 def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:

@@ -27,6 +27,7 @@ from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
 from moretta.protocols import modules, silo_rows
 from moretta.protocols.baffle import messages as baffle
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd import messages as confined
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import standardised
@@ -137,8 +138,9 @@ class Session:
             if self._recorder is not None:  # first, so that no round is in the history without its views
                 self._recorder.flush()
             self._folder.append(line)
-            # What has been revealed under noise is counted in the state, and is not to be forgotten.
-            every = 1 if getattr(self._of.protocol, "dp_noise", None) else self._of.checkpoint_every
+            # A round that BAFFLE plays again among other silos has noise anew, and all of it is to be counted.
+            counts = isinstance(self._of.protocol, BAFFLE) and self._of.protocol.privacy is not None
+            every = 1 if counts else self._of.checkpoint_every
             if line["round"] % every == 0 or line["round"] == self._rounds:
                 self._save(line["round"])
         if self._progress is not None:

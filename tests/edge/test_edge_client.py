@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
 from moretta.casting import baffle as casting
 from moretta.casting import edge as edge_casting
 from moretta.edge.memory import HEADROOM
-from moretta.engines import child
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocol import Aborted, Replies, Stamp
 from moretta.protocols.baffle import onnx_export
@@ -61,19 +60,7 @@ def federation(edge: tuple[str, ...] = ("south",), engine: dict[str, Any] | None
     return Federation(mlp(), silos(), protocol, test=(test.x, test.y), engine=Engine(**engine), **values)
 
 
-@pytest.fixture(autouse=True)
-def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Yield the processes that were started; at the end none of them may be left."""
-    found: list[Any] = []
-
-    class Seen(subprocess.Popen):
-        def __init__(self, *words: Any, **options: Any) -> None:
-            super().__init__(*words, **options)
-            found.append(self)
-
-    monkeypatch.setattr(child.subprocess, "Popen", Seen)
-    yield found
-    assert all(process.returncode is not None for process in found)
+pytestmark = pytest.mark.usefixtures("started")
 
 
 @functools.cache
@@ -193,15 +180,15 @@ def test_its_process_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not {*ABSENT, "moretta.federation", "moretta.config", "moretta.session"}.intersection(modules)
 
 
-def test_rehearsing_starts_nothing(processes: list[Any]) -> None:
+def test_rehearsing_starts_nothing(started: list[Any]) -> None:
     federation().rehearse(3)
-    assert processes == []
+    assert started == []
 
 
-def test_one_that_is_killed_misses_the_round_and_comes_back(processes: list[Any]) -> None:
+def test_one_that_is_killed_misses_the_round_and_comes_back(started: list[Any]) -> None:
     def kill(number: int, rounds: int, line: Any) -> None:
         if number == 2:
-            os.kill(processes[0].pid, signal.SIGKILL)
+            os.kill(started[0].pid, signal.SIGKILL)
 
     result = federation(insecure_secret_seed=None).train(4, progress=kill)
     (gone,) = result.record["dropped"]
@@ -209,19 +196,19 @@ def test_one_that_is_killed_misses_the_round_and_comes_back(processes: list[Any]
     assert gone["reason"] == "disconnected: the process of silo `south` has ended (killed by signal 9)"
     # Batches of 16, 16, 8 rows of north, of 16, 16, 1 of south, and of 16, 9, 16 of east.
     assert [line["rows"] for line in result.history] == [48, 41, 24, 41]
-    assert len(processes) == 2
+    assert len(started) == 2
 
 
-def test_below_the_minimum_its_end_is_the_runs(processes: list[Any]) -> None:
+def test_below_the_minimum_its_end_is_the_runs(started: list[Any]) -> None:
     def kill(number: int, rounds: int, line: Any) -> None:
-        os.kill(processes[0].pid, signal.SIGKILL)
+        os.kill(started[0].pid, signal.SIGKILL)
 
     least = SecureAggregation(min_survivors=3)
     with pytest.raises(RunFailed, match=r"round 2 .* at least 3 are needed .*the process of silo `south` has ended"):
         federation(aggregation=least).train(3, progress=kill)
 
 
-def test_too_little_memory_is_refused_with_what_is_needed(processes: list[Any]) -> None:
+def test_too_little_memory_is_refused_with_what_is_needed(started: list[Any]) -> None:
     engine = {"memory_limit_mib": 60.0}
     with pytest.raises(ParameterError) as caught:
         federation(tuple(ROWS), engine, aggregation=NONE).train(2)
@@ -229,7 +216,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(processes: list[Any]) 
     assert said.startswith("round 1: north: memory-limit-mib = 60: the client needs at least ")
     needed = float(said.split("give at least ")[1].split()[0])
     assert 50 < needed < 200
-    assert len(processes) == 3
+    assert len(started) == 3
     fits = federation(engine={"memory_limit_mib": needed + 10}, aggregation=NONE).train(2)
     assert fits.record["dropped"] == []
     assert fits.record["facts"]["edge_peak_mib"] <= needed + 10
@@ -409,11 +396,11 @@ def real_exporter(setting: Setting, layout: Any) -> Callable[[str], bytes]:
     return graph_of
 
 
-def test_one_that_dies_at_the_end_does_not_cost_the_result(processes: list[Any]) -> None:
+def test_one_that_dies_at_the_end_does_not_cost_the_result(started: list[Any]) -> None:
     def kill(number: int, rounds: int, line: Any) -> None:
         if number == rounds:
-            os.kill(processes[0].pid, signal.SIGKILL)
-            processes[0].wait()
+            os.kill(started[0].pid, signal.SIGKILL)
+            started[0].wait()
 
     held_out = silos()[1]
     best = {"validation": (held_out.x, held_out.y), "early_stopping": 5}  # at the end the best round's states return
@@ -453,14 +440,14 @@ def test_a_resumed_run_comes_to_the_same_bytes(tmp_path: Path) -> None:
         federation(out=tmp_path / "cut", protocol=protocol, engine={"edge_precision": "float16"}).train(5, resume=True)
 
 
-def test_a_silos_secrets_outlive_its_process(tmp_path: Path, processes: list[Any]) -> None:
+def test_a_silos_secrets_outlive_its_process(tmp_path: Path, started: list[Any]) -> None:
     """With secrets of its own, of which lots and directions follow, a resumed run goes on from the checkpoint's."""
     options: dict[str, Any] = {"insecure_secret_seed": None, "protocol": {"dp_noise": 0.5, "dp_clip": 1.0}}
     one = federation(out=tmp_path / "one", **options)
     one.train(2)
     two = federation(out=tmp_path / "one", **options).train(3, resume=True)
     assert two.record["dropped"] == []
-    assert len(processes) == 2
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize(

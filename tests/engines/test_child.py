@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -55,19 +54,7 @@ while (data := wire.receive(source)) is not None:
 """
 
 
-@pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Yield the processes that were started; at the end none of them may be left."""
-    found: list[Any] = []
-
-    class Seen(subprocess.Popen):
-        def __init__(self, *words: Any, **options: Any) -> None:
-            super().__init__(*words, **options)
-            found.append(self)
-
-    monkeypatch.setattr(child.subprocess, "Popen", Seen)
-    yield found
-    assert all(process.returncode is not None for process in found)
+pytestmark = pytest.mark.usefixtures("started")
 
 
 def silo(script: str, settings: str = "") -> ChildClient:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
-from moretta.keystream import encode_parts
+from moretta.keystream import digest_of, encode_parts
 from moretta.protocol import Array, Tensors
 
 
@@ -39,11 +39,7 @@ class Layout:
             raise ParameterError(
                 f"expected trained tensors of float32 or of float64, at least one, got {sorted(dtypes)}"
             )
-        digest = hashlib.sha256()
-        for name, array in sorted(fixed.items()):
-            digest.update(encode_parts(name, array.dtype.str, str(array.shape)))
-            digest.update(np.ascontiguousarray(array).data)
-        return cls({name: array.shape for name, array in trained.items()}, dtypes.pop(), digest.digest())
+        return cls({name: array.shape for name, array in trained.items()}, dtypes.pop(), digest_of(fixed))
 
     @property
     def size(self) -> int:

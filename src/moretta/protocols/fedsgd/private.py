@@ -20,7 +20,6 @@ gradients and uploads are rounded (model's dtype, ring), where the analysis has 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot, encode_parts
+from moretta.keystream import SecretRoot, digest_of
 from moretta.protocol import Array, Stamp, State, Tensors
 from moretta.protocols import modules
 from moretta.protocols.accountant import Privacy
@@ -70,7 +69,7 @@ class PrivateGradient:
         upload, which says nothing new. Parameters that differ make it a round of its own: the same noise on two
         gradients would show their difference.
         """
-        purpose = (now.run, now.round, _digest(parameters))
+        purpose = (now.run, now.round, digest_of(parameters))
         with _seeded(model, self._root, *purpose):
             total = self.clipped_sum(model, self.rows_of_lot(*purpose))
         noise, upload = self._root.stream("dp noise", *purpose), dict[str, Array]()
@@ -142,14 +141,6 @@ def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tenso
     norms = torch.stack([torch.linalg.vector_norm(value, dim=1) for value in exact.values()]).norm(dim=0)
     factors = 1.0 / (norms / most).clamp(min=1.0)
     return {name: (factors @ value).reshape(gradients[name].shape[1:]) for name, value in exact.items()}
-
-
-def _digest(tensors: Tensors) -> bytes:
-    digest = hashlib.sha256()
-    for name, array in sorted(tensors.items()):
-        digest.update(encode_parts(name, array.dtype.str, str(array.shape)))
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.digest()
 
 
 @contextmanager
