@@ -6,10 +6,8 @@ input; a failure is one sentence on stderr.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from moretta import config
-from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
+from moretta.deployment import commands
+from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.pbpfl.params import PBPFL
+from moretta.shell import AsJson, Overrides, RunPath, needs_torch, out_of, print_result, say, screen
 
 if TYPE_CHECKING:
     from moretta.federation import Result
@@ -32,11 +32,6 @@ Exit codes: 0 done, 1 failed, 2 bad usage or input.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 keys = typer.Typer(no_args_is_help=True, help="Make and show long-lived identities; both commands take --json.")
 app.add_typer(keys, name="keys")
-screen = Console(stderr=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
-Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
 
 
 def main() -> None:
@@ -56,17 +51,6 @@ def main() -> None:
 def _fail(error: object, code: int) -> None:
     screen.print(f"moretta: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
-
-
-@contextmanager
-def _needs_torch() -> Iterator[None]:
-    """Say which extra is missing where torch cannot be imported."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "matplotlib"):
-            raise
-        raise MissingExtra(f"this command needs {error.name}; install it by: pip install 'moretta[torch]'") from None
 
 
 @app.callback(invoke_without_command=True)
@@ -92,10 +76,10 @@ def train(
 ) -> None:
     """Train the model of a run file and leave a run folder."""
     run_file = config.load(run, overrides)
-    folder = out or _out_of(run_file)
-    with _needs_torch():
+    folder = out or out_of(run_file)
+    with needs_torch():
         result = _train(run_file, folder, resume)
-    _print_result([folder], {}, as_json, dict(result.record))
+    print_result([folder], {}, as_json, dict(result.record))
 
 
 @app.command()
@@ -109,7 +93,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare run folders, or run one run file by several protocols from the same seed and compare those."""
-    with _needs_torch():
+    with needs_torch():
         from moretta import comparison
 
         folders, home = runs, out
@@ -117,7 +101,7 @@ def compare(
             if not protocols:
                 raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
             run_file = config.load(runs[0], overrides)
-            home = out or _out_of(run_file)
+            home = out or out_of(run_file)
             variants = comparison.variants(run_file, [name.strip() for name in protocols.split(",")])
             folders = [home / name for name in variants]
             comparison.refuse_existing(folders)
@@ -143,12 +127,12 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about runs."""
-    with _needs_torch():
+    with needs_torch():
         from moretta import comparison
         from moretta.report import write_report
 
         page = write_report(folders, out or folders[0] / "report.html", comparison.weight_differences(folders))
-    _say({"report": str(page)}, as_json, lambda: print(page))
+    say({"report": str(page)}, as_json, lambda: print(page))
 
 
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
@@ -166,12 +150,12 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict with the released model of a run."""
-    with _needs_torch():
+    with needs_torch():
         from moretta.prediction import predict as predict_rows
 
         rows, outputs = predict_rows(folder, data, out, true_model=true_model, silo=silo)
     told = {"rows": rows, "outputs": outputs, "out": str(out)}
-    _say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+    say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
 
 @app.command()
@@ -185,11 +169,11 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the released model of a run as a state_dict or as ONNX."""
-    with _needs_torch():
+    with needs_torch():
         from moretta.export import export as export_model
 
         export_model(folder, out, true_model=true_model, silo=silo)
-    _say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
+    say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
 
 
 @app.command()
@@ -213,7 +197,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether PBPFL trains a model exactly, and what of it stays unperturbed."""
-    with _needs_torch():
+    with needs_torch():
         from moretta import models
         from moretta.exactness import Input
         from moretta.exactness import check as check_model
@@ -230,7 +214,7 @@ def check(
         shapes = [Input.parse(text) for text in inputs]
         module = models.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), seed=0)
         found = check_model(module, shapes, classes, protocol, fall_back=scales is None)
-    _say(found, as_json, lambda: _print_check(found))
+    say(found, as_json, lambda: _print_check(found))
     if not found["passes"]:
         raise typer.Exit(1)
 
@@ -249,12 +233,12 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment of the papers, and show our figures beside theirs."""
-    with _needs_torch():
+    with needs_torch():
         from moretta import reproduction
 
         if name is None:
             found = reproduction.listing(experiments)
-            _say({"experiments": found}, as_json, lambda: _print_experiments(found))
+            say({"experiments": found}, as_json, lambda: _print_experiments(found))
             return
         chosen = reproduction.choose(name, experiments, data, quick, epochs, overrides)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -264,14 +248,14 @@ def reproduce(
             def watch(cell: str, number: int, rounds: int) -> None:
                 bar.update(task, description=cell, completed=number, total=rounds)
 
-            def say(line: str) -> None:
+            def tell(line: str) -> None:
                 bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
             try:
-                results = chosen.run(out, say, watch)
+                results = chosen.run(out, tell, watch)
             except KeyboardInterrupt:
                 raise RunFailed("interrupted; the same command goes on with the cells that are left") from None
-    _say(results, as_json, lambda: _print_reproduction(results, chosen.path(out)))
+    say(results, as_json, lambda: _print_reproduction(results, chosen.path(out)))
 
 
 @keys.command("new")
@@ -303,11 +287,7 @@ def _say_key(key: bytes, more: Mapping[str, str], as_json: bool) -> None:
 
     marks = {"fingerprint": fingerprint(key), **more}
     lines = [public_line(key), *(f"{name}: {text}" for name, text in marks.items())]
-    _say({"key": lines[0], **marks}, as_json, lambda: print(*lines, sep="\n"))
-
-
-def _out_of(run_file: config.RunFile) -> Path:
-    return run_file.run.out or Path("runs") / run_file.run.name
+    say({"key": lines[0], **marks}, as_json, lambda: print(*lines, sep="\n"))
 
 
 def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
@@ -343,25 +323,6 @@ def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
             raise
 
 
-def _say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
-    if as_json:
-        print(json.dumps(told))
-    else:
-        plainly()
-
-
-def _print_result(
-    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, told: dict[str, Any]
-) -> None:
-    def plainly() -> None:
-        from moretta.report import comparison_table, read_run
-
-        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
-        print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
-
-    _say({"format": 1, **told}, as_json, plainly)
-
-
 def _print_comparison(
     folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, page: Path | None
 ) -> None:
@@ -380,7 +341,7 @@ def _print_comparison(
         if page is not None:
             print(f"report: {page}")
 
-    _say(told, as_json, plainly)
+    say(told, as_json, plainly)
 
 
 def _print_experiments(found: Sequence[Mapping[str, Any]]) -> None:
@@ -422,3 +383,8 @@ def _print_check(found: Mapping[str, Any]) -> None:
         )
     for forced in found["forced_to_one"]:
         print(f"  unperturbed: {forced['tensor']}: {forced['because']}")
+
+
+for command in (commands.serve, commands.join, commands.job, commands.doctor):
+    app.command()(command)
+app.add_typer(commands.kit, name="kit")

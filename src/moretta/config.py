@@ -27,7 +27,18 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from moretta import config_errors
-from moretta.config_sections import Data, Delay, Engine, Fault, Faults, Model, Run, Section, SecureAggregation
+from moretta.config_sections import (
+    ROSTER_AND_IDENTITY,
+    Data,
+    Delay,
+    Engine,
+    Fault,
+    Faults,
+    Model,
+    Run,
+    Section,
+    SecureAggregation,
+)
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
@@ -48,7 +59,12 @@ __all__ = [
     "SecureAggregation",
     "digest",
     "dump",
+    "dumps",
     "load",
+    "loads",
+    "parse_toml",
+    "read_toml",
+    "section",
 ]
 
 Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE, Field(discriminator="name")]
@@ -85,10 +101,11 @@ class RunFile(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         protocol, secure = self.protocol, self.secure_aggregation
-        if self.engine.name != "in-process" and not isinstance(protocol, CGD):
+        if self.engine.simulates and not isinstance(protocol, CGD):
             raise ParameterError(
                 f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
             )
+        self._check_sites()
         if self.engine.edge and not isinstance(protocol, BAFFLE):
             raise ParameterError(
                 f"[engine] edge: edge clients only run models forward, as baffle has it, and {protocol.name} has not; "
@@ -110,8 +127,7 @@ class RunFile(Section):
                 f"[secure-aggregation] min-survivors = {secure.least}, and [data] silos is {self.data.silos}; "
                 "give at most as many"
             )
-        simulated = self.engine.name != "in-process"
-        if isinstance(protocol, Local | Centralised) or secure.scheme == "none" or simulated:
+        if isinstance(protocol, Local | Centralised) or secure.scheme == "none" or self.engine.simulates:
             return self  # nothing is summed in secret, so nothing below can go wrong
         if self.data.silos == 1:
             raise ParameterError(
@@ -124,6 +140,36 @@ class RunFile(Section):
                 "rounding; use ring-bits = 64"
             )
         return self
+
+    def _check_sites(self) -> None:
+        """Raise ParameterError unless rows at sites and the engine that reaches them come together."""
+        flare, data = self.engine.name == "flare", self.data
+        if flare != data.at_sites:
+            raise ParameterError(
+                '[engine] name = "flare" and [data] source = "sites" belong together: where silos are on machines of '
+                f"their own, each one's silo.toml names its rows, and a run file never does; got name = "
+                f'"{self.engine.name}" and source = {config_errors.shown(data.source)}'
+            )
+        secure = self.secure_aggregation
+        if secure.roster is not None and (secure.identity is None) != flare:
+            raise ParameterError(
+                "[secure-aggregation] identity is each site's own, in its silo.toml; remove it here"
+                if flare
+                else ROSTER_AND_IDENTITY
+            )
+        if not flare:
+            return
+        if isinstance(self.protocol, Local | Centralised):
+            raise ParameterError(
+                f"[protocol] {self.protocol.name} is a baseline for one machine, with nothing to do for many; choose "
+                f"{config_errors.either(name for name in PROTOCOLS if name not in ('local', 'centralised'))}"
+            )
+        if self.run.early_stopping is not None:
+            raise ParameterError("[run] early-stopping goes back to the best round, which sites do not keep; remove it")
+        if len(self.engine.sites) != data.silos:
+            raise ParameterError(
+                f"[engine] sites names {len(self.engine.sites)} silos and [data] silos is {data.silos}; make them alike"
+            )
 
 
 def _lacks_validation(run_file: RunFile) -> bool:
@@ -162,9 +208,18 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
     Raises ParameterError, in one sentence, for whatever is wrong with the file or an override.
     """
     path = Path(path)
-    tables = _read(path)
+    tables = read_toml(path, "the run file")
     for text in overrides:
         _override(tables, text)
+    return _checked(tables, path)
+
+
+def loads(text: str, path: Path) -> RunFile:
+    """Return the run file of a text that `dumps` wrote elsewhere. path: by which it is called, and in whose folder."""
+    return _checked(parse_toml(text, path), path)
+
+
+def _checked(tables: Mapping[str, Any], path: Path) -> RunFile:
     try:
         return _run_file(tables, path)
     except ParameterError as error:
@@ -178,6 +233,11 @@ def dump(run_file: RunFile) -> str:
     sections = _sections(run_file)
     sections["run"]["base"] = str(run_file.base.absolute())
     return tomli_w.dumps(sections)
+
+
+def dumps(run_file: RunFile) -> str:
+    """Return the same without where it lies here, for a machine elsewhere."""
+    return tomli_w.dumps(_sections(run_file))
 
 
 def digest(run_file: RunFile) -> str:
@@ -214,15 +274,23 @@ def _sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return the tables of a TOML file. what: it is. Raises ParameterError, in one sentence, where it is none."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ParameterError(f"the run file {path} does not exist; give the path of a TOML file") from None
+        raise ParameterError(f"{what} {path} does not exist; give the path of a TOML file") from None
     except OSError as error:
-        raise ParameterError(f"the run file {path} cannot be read ({error.strerror}); give a TOML file") from None
+        raise ParameterError(f"{what} {path} cannot be read ({error.strerror}); give a TOML file") from None
     except UnicodeDecodeError:
-        raise ParameterError(f"{path} is not text in UTF-8; save the run file as UTF-8") from None
+        raise ParameterError(f"{path} is not text in UTF-8; save {what} as UTF-8") from None
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """Return the tables of TOML text. path: where it is from."""
+    try:
+        return tomllib.loads(text)
     except RecursionError:
         raise ParameterError(f"{path} is nested too deeply for a run file; write flat lists") from None
     except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
@@ -272,12 +340,15 @@ def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
         raise ParameterError(f"[protocol] name is missing; choose {config_errors.either(PROTOCOLS)}")
     if not isinstance(protocol, str) or protocol not in PROTOCOLS:
         raise ParameterError(config_errors.wrong_choice("protocol", "name", protocol, PROTOCOLS))
+    data, sites = tables["data"], tables.get("engine", {}).get("sites")
+    if sites and "silos" not in data:
+        data = {"silos": len(sites), **data}
     return RunFile(
-        run=_section("run", Run, run),
-        data=_section("data", Data, tables["data"]),
-        model=_section("model", Model, _model(tables["model"])),
-        protocol=_section("protocol", PROTOCOLS[protocol], tables["protocol"], protocol),
-        secure_aggregation=_section("secure-aggregation", SecureAggregation, tables.get("secure-aggregation", {})),
+        run=section("run", Run, run),
+        data=section("data", Data, data),
+        model=section("model", Model, _model(tables["model"])),
+        protocol=section("protocol", PROTOCOLS[protocol], tables["protocol"], protocol),
+        secure_aggregation=section("secure-aggregation", SecureAggregation, tables.get("secure-aggregation", {})),
         engine=_engine(tables.get("engine", {})),
         base=path.absolute().parent / base,
     )
@@ -297,7 +368,7 @@ def _check_table(name: str, table: object) -> None:
 def _engine(table: Mapping[str, Any]) -> Engine:
     """Validate [engine] and, by itself, its section [engine.faults], so that either's mistakes have its name."""
     rest = {key: value for key, value in table.items() if key != "faults"}
-    engine = _section("engine", Engine, rest)
+    engine = section("engine", Engine, rest)
     return engine.model_copy(update={"faults": _faults(table["faults"])}) if "faults" in table else engine
 
 
@@ -312,8 +383,8 @@ def _faults(table: Mapping[str, Any]) -> Faults:
                 f"got {config_errors.shown(given)}"
             )
         for one in given:
-            _section(f"engine.faults.{key}", row, one)  # as TOML would call it, a table of an array
-    return _section("engine.faults", Faults, table)
+            section(f"engine.faults.{key}", row, one)  # as TOML would call it, a table of an array
+    return section("engine.faults", Faults, table)
 
 
 def _model(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,15 +399,15 @@ def _model(table: Mapping[str, Any]) -> dict[str, Any]:
     return {"arguments": arguments} | {key: value for key, value in table.items() if key == "source"}
 
 
-def _section(name: str, section: type[AnySection], table: Mapping[str, Any], protocol: str = "") -> AnySection:
+def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protocol: str = "") -> AnySection:
     """Validate one section strictly, so that "3" is no number and 1 is not true."""
-    known = _keys(section)
+    known = _keys(kind)
     for key in table:
         if key not in known:
             sections = _KNOWN if name in _KNOWN else {name: known}
             raise ParameterError(config_errors.unknown_key(name, key, sections, protocol))
     try:
         # By way of JSON, whose strict reading takes lists for tuples and strings for paths, as a file has to.
-        return section.model_validate_json(json.dumps(table), strict=True)
+        return kind.model_validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         raise ParameterError(config_errors.first_error(name, error, protocol)) from None

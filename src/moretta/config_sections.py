@@ -86,10 +86,21 @@ class Run(Section):
         raise ValueError("true, false or a list of round numbers from 1 on")
 
 
+# Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
+OF_ROWS_HERE = (
+    "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
+    "encoding", "missing", "image_size",
+)  # fmt: skip
+OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test")
+
+
 class Data(Section):
     """Where the rows come from, and who holds which.
 
-    source: a built-in name, a file ending in .csv or .npz, or "module:function".
+    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "sites": each silo's rows are on a
+        machine of its own, which alone knows where (`moretta.deployment.silo_file`), and of the keys below only
+        `silos`, `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment` and these last
+        ones say what they are like.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
@@ -114,6 +125,10 @@ class Data(Section):
     image_size: of "office-home", whose images become squares of so many pixels a side; None is 64.
     standardise: None is true for tables and false for images and for module:function.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
+    inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.
+    classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
+    least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
+    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none.
     """
 
     source: Words
@@ -137,6 +152,17 @@ class Data(Section):
     image_size: PositiveInt | None = None
     standardise: bool | None = None
     augment: Literal["none", "crop-flip"] = "none"
+    inputs: tuple[PositiveInt, ...] | None = None
+    tokens: bool = False
+    classes: Annotated[int, Field(ge=2)] | None = None
+    outputs: PositiveInt | None = None
+    least_rows: PositiveInt | None = None
+    test: Words | None = None
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether rows are on machines of their own."""
+        return self.source == "sites"
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -183,6 +209,7 @@ class Data(Section):
             raise ParameterError(
                 f'[data] alpha belongs to partition = "dirichlet", not to "{self.partition}"; remove it'
             )
+        self._check_place()
         test, validation = self.test_fraction or 0.0, self.validation_fraction or 0.0
         if test + validation >= 1:
             raise ParameterError(
@@ -190,6 +217,33 @@ class Data(Section):
                 "leave no rows to train on; their sum must be less than 1"
             )
         return self
+
+    def _check_place(self) -> None:
+        """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
+        given = [name for name in type(self).model_fields if name in self.model_fields_set]
+        changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        if not self.at_sites:
+            for name in changed:
+                if name in OF_SITES:
+                    raise ParameterError(
+                        f'[data] {kebab(name)} is for source = "sites", not "{self.source}"; remove it'
+                    )
+            return
+        for name in changed:
+            if name in OF_ROWS_HERE:
+                raise ParameterError(
+                    f'[data] {kebab(name)} is about rows, and with source = "sites" each site\'s own silo.toml says '
+                    "where its rows are and how to read them; remove it here"
+                )
+        if self.partition not in ("iid", "grid", "by-feature"):
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
+            )
+        if self.inputs is None or (self.classes is None) == (self.outputs is None):
+            raise ParameterError(
+                '[data] source = "sites" needs inputs, the shape of a sample, and either classes or outputs, for '
+                "example inputs = [30] and classes = 2"
+            )
 
 
 class Model(Section):
@@ -213,6 +267,12 @@ class Model(Section):
         return arguments
 
 
+ROSTER_AND_IDENTITY = (
+    "[secure-aggregation] roster and identity belong together: who the silos are, and where each one's own key is, for "
+    'example identity = "keys/{silo}"; give both or none'
+)
+
+
 class SecureAggregation(Section):
     """How the silos' uploads are summed.
 
@@ -225,7 +285,8 @@ class SecureAggregation(Section):
     min_survivors: the fewest silos that a round may end with; None is 2, or 1 under "none".
     weights: "hidden": only the sum of the silos' weights is seen; "public": each silo's is.
     roster: the file of the silos' public keys; None trusts the keys that the server relays.
-    identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name.
+    identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Sites name
+        theirs themselves, so over "flare" a run file has a roster alone.
     """
 
     scheme: Literal["pairwise", "additive-shares", "none"] = "pairwise"
@@ -259,11 +320,8 @@ class SecureAggregation(Section):
                 raise ParameterError(
                     f'[secure-aggregation] {key} belongs to scheme = "pairwise", not to "{self.scheme}"; remove it'
                 )
-        if (self.roster is None) != (self.identity is None):
-            raise ParameterError(
-                "[secure-aggregation] roster and identity belong together: who the silos are, and where each one's own "
-                'key is, for example identity = "keys/{silo}"; give both or none'
-            )
+        if self.roster is None and self.identity is not None:
+            raise ParameterError(ROSTER_AND_IDENTITY)
         if self.roster is not None and self.scheme == "none":
             raise ParameterError(
                 '[secure-aggregation] roster has nothing to protect under scheme = "none"; remove it and identity'
@@ -322,7 +380,7 @@ class Faults(Section):
     seed: Seed = 0
 
 
-EngineName = Literal["in-process", "fused", "exact-ring"]
+EngineName = Literal["in-process", "flare", "fused", "exact-ring"]
 Precision = Literal["float32", "float16", "int8-activations"]
 
 
@@ -331,9 +389,14 @@ class Engine(Section):
 
     name: "in-process": silos on this machine that pass messages. "fused" and "exact-ring" are for cgd alone, on an
         N-layer network: one process plays all participants without messages, at the paper's scale
-        (`moretta.protocols.cgd.simulation`).
+        (`moretta.protocols.cgd.simulation`). "flare": silos on machines of their own, over NVIDIA FLARE
+        (`moretta.deployment`).
+    sites: with "flare", the silos' names; of a grid row by row.
+    torch_versions: with "flare", further versions of PyTorch that sites may run beside the server's own, by their
+        first two numbers, for example "2.12".
     strict: pass every message through the codec, as a network would.
-    deadline: seconds that an answer may take; None waits, for the process of an edge client ten minutes at most.
+    deadline: seconds that an answer may take; None waits, for the process of an edge client and over "flare" ten
+        minutes at most.
     edge: of baffle, the names of silos that take part as edge clients: each is a process of its own with ONNX Runtime
         and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
     edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
@@ -344,6 +407,8 @@ class Engine(Section):
     """
 
     name: EngineName = "in-process"
+    sites: tuple[Words, ...] = ()
+    torch_versions: tuple[Words, ...] = ()
     strict: bool = False
     deadline: Positive | None = None
     edge: tuple[Words, ...] = ()
@@ -352,8 +417,14 @@ class Engine(Section):
     micro_batch: PositiveInt | None = None
     faults: Faults | None = None
 
+    @property
+    def simulates(self) -> bool:
+        """Whether one process plays all silos without messages."""
+        return self.name in ("fused", "exact-ring")
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        self._check_sites()
         for key in ("edge_precision", "memory_limit_mib", "micro_batch"):
             if not self.edge and getattr(self, key) != type(self).model_fields[key].default:
                 raise ParameterError(
@@ -361,6 +432,30 @@ class Engine(Section):
                     'edge = ["silo-1"], or remove it'
                 )
         return self
+
+    def _check_sites(self) -> None:
+        if self.name != "flare":
+            for key in ("sites", "torch_versions"):
+                if getattr(self, key):
+                    raise ParameterError(f'[engine] {kebab(key)} is for name = "flare", not "{self.name}"; remove it')
+            return
+        if not self.sites:
+            raise ParameterError(
+                '[engine] sites is missing; name = "flare" needs the names of the silos, for example '
+                'sites = ["north", "south"]'
+            )
+        for site in self.sites:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", site) or site in ("server", "admin"):
+                raise ParameterError(
+                    f"[engine] sites: {config_errors.shown(site)} cannot be the name of a site; expected 1 to 63 "
+                    'letters, digits, dashes and underscores, and not "server" or "admin"'
+                )
+        if len(set(self.sites)) < len(self.sites):
+            raise ParameterError("[engine] sites has a name twice; give each site its own")
+        if self.faults is not None:
+            raise ParameterError('[engine.faults] are injected in-process; with name = "flare" remove them')
+        if self.edge:
+            raise ParameterError('[engine] edge: with name = "flare" a site says so itself, by moretta join --edge')
 
 
 def _has_table(value: object) -> bool:

@@ -32,7 +32,7 @@ from moretta.config_sections import Engine, Faults, SecureAggregation
 from moretta.engines.checkpoint import Place, last_checkpoint
 from moretta.errors import ParameterError
 from moretta.keystream import derive
-from moretta.protocol import State
+from moretta.protocol import Client, Message, State
 from moretta.protocols import modules
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
@@ -44,7 +44,7 @@ from moretta.roles import Cast, Setting, Silo, grid_of, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
-from moretta.session import Progress, Session
+from moretta.session import Progress, Session, Through
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
 
@@ -52,6 +52,9 @@ __all__ = ["Federation", "Progress", "Result", "Silo"]
 @dataclass
 class Federation:
     """Silos that train one model by one protocol, here all in this process.
+
+    Silos may also be elsewhere (`Silo.elsewhere`): then this is the server's side of the federation, which reaches them
+    by what `train` is given, or with one silo here that silo's own side, which plays its role (`client`).
 
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
@@ -63,7 +66,8 @@ class Federation:
     augment: vary training images each time they are used (`moretta.protocols.augmentation`). evaluate_every: rounds
     from one evaluation on test and validation rows to the next, None for about 50 in a run; the last round always is.
     insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
-    digest, kept in the run folder and compared on `resume`.
+    digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows
+    are elsewhere.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -92,6 +96,7 @@ class Federation:
     run_file: tuple[str, str] | None = None
     settings: Mapping[str, Any] | None = None
     feature_names: Sequence[str] = ()
+    least_rows: int | None = None
 
     def __post_init__(self) -> None:
         self._check_silos()
@@ -121,10 +126,19 @@ class Federation:
         if self.task is None:
             self.task = "classification" if self.silos[0].y.dtype.kind in "iub" else "regression"
 
-    def train(self, rounds: int, seed: int = 0, *, resume: bool = False, progress: Progress | None = None) -> Result:
+    def train(
+        self,
+        rounds: int,
+        seed: int = 0,
+        *,
+        resume: bool = False,
+        progress: Progress | None = None,
+        through: Through | None = None,
+    ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
+        through: what delivers messages to silos elsewhere; None where all are here.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         if rounds < 1:
@@ -135,9 +149,10 @@ class Federation:
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = Place(self._run_id(seed), 0, 0, self._digest(seed, rounds)) if checkpoint is None else checkpoint[0]
         players = cast(self.protocol, self._setting(seed, rounds, place.session))  # before anything is written
-        if len(players.clients) < players.least:
+        silos = self._players_names(players)
+        if len(silos) < players.least:
             raise ParameterError(
-                f"a round needs at least {players.least} silos, got {len(players.clients)}; one silo needs "
+                f"a round needs at least {players.least} silos, got {len(silos)}; one silo needs "
                 'scheme = "none", as its sum would be its own data'
             )
         if checkpoint is not None:
@@ -147,14 +162,27 @@ class Federation:
                 client.restore(checkpoint[1][f"silo-{name}"])
         elif folder is not None:
             folder.begin(self.run_file[0] if self.run_file else None)
-        session = Session(self, players, place, folder, rounds, seed, progress)
+        session = None
         try:
+            session = Session(self, players, silos, place, folder, rounds, seed, progress, through)
             with folder.logging() if folder else nullcontext():
                 return session.play()
         except ParameterError:
-            if folder is not None and checkpoint is None and not session.has_begun:
+            if folder is not None and checkpoint is None and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder
             raise
+
+    def client(self, name: str, rounds: int, seed: int, session: int) -> tuple[Client, Sequence[type[Message]]]:
+        """Cast the role of one silo that is here, and return it with the messages of the run.
+
+        session: how often the run was resumed.
+        """
+        players = cast(self.protocol, self._setting(seed, rounds, session))
+        return players.clients[name], players.messages
+
+    def _players_names(self, players: Cast) -> list[str]:
+        """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
+        return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Cast all roles and write nothing: raises what `train` would raise before its first round."""
@@ -174,6 +202,13 @@ class Federation:
             if names[silo.name] > 1:
                 raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
             unlabelled = bool(silo.columns) and not len(silo.y)
+            if silo.elsewhere:
+                continue
+            if self.least_rows is not None and len(silo.x) < self.least_rows:
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected {self.least_rows} rows or more ([data] least-rows), as the privacy "
+                    f"that the run states rests on it; got {len(silo.x)}"
+                )
             if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
                 raise ParameterError(
                     f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
@@ -237,12 +272,12 @@ class Federation:
             raise ParameterError(
                 f"participation = {self.participation:g}: under cgd everybody takes every step; leave it at 1"
             )
-        if self.engine.name != "in-process" and not isinstance(self.protocol, CGD):
+        if self.engine.simulates and not isinstance(self.protocol, CGD):
             raise ParameterError(
                 f'engine = "{self.engine.name}" simulates cgd alone; {getattr(self.protocol, "name", "this protocol")} '
                 'needs "in-process"'
             )
-        if self.engine.name != "in-process" and (self.engine.faults is not None or self.record_views):
+        if self.engine.simulates and (self.engine.faults is not None or self.record_views):
             raise ParameterError(
                 f'engine = "{self.engine.name}" passes no messages, so there are none to record or to lose; remove '
                 "record-views and [engine.faults]"
@@ -309,6 +344,7 @@ class Federation:
             insecure=self.insecure_secret_seed,
             roster=self._roster,
             engine=self.engine,
+            least_rows=self.least_rows,
         )
 
     def _run_id(self, seed: int) -> str:

@@ -27,6 +27,8 @@ class Silo:
     Where data is split by column too (`CGD`): row names the row of the grid, whose silos hold different columns of the
     same rows in the same order, columns are the indices of x's among all, ids say whose each row is, and y may have no
     entries where another silo of the row holds the labels.
+    elsewhere: its rows are on a machine of its own; x and y have none here, and only tell what they look like, and
+    `labelled` whether it has the labels of them.
     """
 
     name: str
@@ -35,6 +37,13 @@ class Silo:
     row: str = ""
     columns: tuple[int, ...] = ()
     ids: NDArray[np.str_] | None = None
+    elsewhere: bool = False
+    labelled: bool = True
+
+    @property
+    def holds_labels(self) -> bool:
+        """Whether it has the targets of its rows."""
+        return self.labelled if self.elsewhere else bool(len(self.y))
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Setting:
     columns: how many input columns are standardised, 0 for none. session: how often the run was resumed.
     insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
     roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
+    least_rows: the fewest rows that any silo has, as agreed beforehand, where rows are elsewhere.
     """
 
     model: nn.Module
@@ -61,6 +71,12 @@ class Setting:
     insecure: int | None = field(default=None, repr=False)
     roster: Roster | None = None
     engine: Engine = field(default_factory=Engine)
+    least_rows: int | None = None
+
+    @property
+    def here(self) -> Sequence[Silo]:
+        """The silos whose rows are in this process, whose roles are cast here."""
+        return [silo for silo in self.silos if not silo.elsewhere]
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -141,10 +157,10 @@ class Standardisation(Protocol):
 def grid_of(silos: Sequence[Silo]) -> Grid:
     """Return who holds which rows and columns; a silo without a row of the grid is one by itself.
 
-    The labels of a row are with the first of its silos that has any.
+    The labels of a row are with the first of its silos that has any: `Silo.holds_labels`.
     """
     parts = {silo.name: Part(silo.name, silo.row or silo.name, silo.columns) for silo in silos}
-    heads = {parts[silo.name].row: silo.name for silo in reversed(silos) if len(silo.y)}
+    heads = {parts[silo.name].row: silo.name for silo in reversed(silos) if silo.holds_labels}
     return Grid(parts, heads)
 
 

@@ -18,6 +18,7 @@ from moretta import result
 from moretta.codec import Codec
 from moretta.config_sections import FaultPhase
 from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
+from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, Dropped, RoundEnd
 from moretta.engines.faults import Injector
 from moretta.engines.in_process import InProcess
@@ -51,34 +52,44 @@ SCORES = ("loss", "accuracy", "mse")
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
+Through = Callable[[Codec, Place, Recorder | None], Delivery]
+"""Makes what delivers messages to silos that are elsewhere."""
 
 
 class Session:
-    """One call of `Federation.train`."""
+    """One call of `Federation.train`. silos: who is asked. through: makes what reaches them; None, they are here."""
 
     def __init__(
         self,
         federation: Federation,
         players: Cast,
+        silos: Sequence[str],
         place: Place,
         folder: RunFolder | None,
         rounds: int,
         seed: int,
         progress: Progress | None,
+        through: Through | None,
     ) -> None:
         self._of, self._players, self._place, self._folder = federation, players, place, folder
+        self._silos = list(silos)
         self._rounds, self._seed, self._progress = rounds, seed, progress
         recorder = None
         if folder is not None and federation.record_views:
             recorder = Recorder(folder.path / "views", federation.record_views, place.session)
         self._recorder = recorder
-        self._engine = InProcess(
-            players.clients,
-            Codec(players.messages),
-            strict=federation.engine.strict,
-            recorder=recorder,
-            deadline=federation.engine.deadline,
-            injector=_injector(federation),
+        codec = Codec(players.messages)
+        self._engine: Delivery = (
+            through(codec, place, recorder)
+            if through is not None
+            else InProcess(
+                players.clients,
+                codec,
+                strict=federation.engine.strict,
+                recorder=recorder,
+                deadline=federation.engine.deadline,
+                injector=_injector(federation),
+            )
         )
         players.server.phase = self._engine.clock.phase
         self._scratch = copy.deepcopy(federation.model)
@@ -111,7 +122,7 @@ class Session:
                 self._find_best(self._folder)
         driver = Driver(
             self._players.server,
-            list(self._players.clients),
+            self._silos,
             self._place.run,
             self._engine.deliver,
             self._players.least,
@@ -191,7 +202,7 @@ class Session:
 
     def _chosen(self, number: int) -> list[str]:
         """Return the silos of a round, drawn from the training seed: who takes part is no secret."""
-        silos = list(self._players.clients)
+        silos = self._silos
         count = max(self._players.least, round(self._of.participation * len(silos)))
         generator = np.random.Generator(np.random.PCG64([self._seed, number]))
         return [silos[index] for index in sorted(generator.permutation(len(silos))[:count])]
@@ -229,7 +240,7 @@ class Session:
         found: dict[str, float] = {}
         models = _some(self._players.models())
         for part, rows in (("test", self._of.test), ("validation", self._of.validation)):
-            if rows is not None:
+            if rows is not None and models:
                 scores = self._scores_of_all(models, *rows)
                 found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
                 found |= {f"{part}_mean_{key}": scores["mean"][key] for key in SCORES if key in scores.get("mean", ())}
@@ -266,6 +277,7 @@ class Session:
         place = Place(self._place.run, number, self._place.session, self._place.digest)
         if self._best is not None:  # first, and two are kept: each checkpoint has a best that is not younger
             save_checkpoint(self._folder.path / "best", replace(place, round=self._best[0]), self._best[1])
+        self._engine.keep(place)  # first, so that every silo elsewhere can go on from where the server does
         save_checkpoint(self._folder.path / "checkpoint", place, self._states())
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
@@ -285,14 +297,13 @@ class Session:
 
     def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
         of, history = self._of, self._history
-        test: dict[str, Any] = {} if of.test is None else self._scores_of_all(models, *of.test)
+        test: dict[str, Any] = self._scores_of_all(models, *of.test) if of.test is not None and models else {}
         if of.test is not None and self._players.displacement is not None:
             test["displacement"] = self._scores(self._players.displacement(), self._prepared(of.test[0]), of.test[1])
         noised = getattr(of.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
-        if "" in models and not noised and not any(silo.columns for silo in of.silos):
-            test["per_silo"] = {
-                silo.name: self._scores(models[""], self._prepared(silo.x), silo.y) for silo in of.silos
-            }
+        here = [silo for silo in of.silos if not silo.elsewhere]
+        if "" in models and not noised and here and not any(silo.columns for silo in here):
+            test["per_silo"] = {silo.name: self._scores(models[""], self._prepared(silo.x), silo.y) for silo in here}
         scheme = self._players.scheme
         return {
             "name": of.name,

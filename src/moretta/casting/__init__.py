@@ -29,8 +29,7 @@ def cast(protocol: Training, setting: Setting) -> Cast:
         case PBPFL():
             return cast_pbpfl(protocol, setting)
         case CGD():
-            plays_all = setting.engine.name != "in-process"
-            return cast_simulation(protocol, setting) if plays_all else cast_cgd(protocol, setting)
+            return cast_simulation(protocol, setting) if setting.engine.simulates else cast_cgd(protocol, setting)
         case BAFFLE():
             return cast_baffle(protocol, setting)
         case _:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from moretta.casting.edge import check, check_packages, exporter, in_a_process
-from moretta.casting.parts import cast_of, contributor_of, enrolment_of, without_noise
+from moretta.casting.parts import cast_of, contributor_of, enrolment_of, highest_rate, without_noise
 from moretta.config_errors import nearest
 from moretta.errors import ParameterError
 from moretta.protocol import Client as Role
@@ -63,7 +63,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     graph_of = exporter(setting, layout)
     check(setting, layout, graph_of)
     clients = dict[str, Role]()
-    for silo in setting.silos:
+    for silo in setting.here:
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name)
         client = Client(
@@ -120,7 +120,7 @@ def _private(
         return {}, None
     privates = {
         silo.name: PrivateScalars(protocol.privacy, len(silo.x), setting.batch_size, setting.root(silo.name), sharers)
-        for silo in setting.silos
+        for silo in setting.here
     }
     most = protocol.privacy.clip * (SURE_LOT + SURE_NOISE * protocol.privacy.noise)
     secure = setting.secure_aggregation
@@ -129,7 +129,7 @@ def _private(
             f"dp-clip = {protocol.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] "
             f"limit is {secure.largest:g}; lower dp-clip or raise the limit"
         )
-    rate = max(one.rate for one in privates.values())
+    rate = highest_rate(setting, setting.batch_size)
     return privates, Accountant(protocol.privacy, rate, sharers, without_noise(setting))
 
 
@@ -170,7 +170,11 @@ def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
 
 
 def _check_rows(setting: Setting, forward: TorchForward) -> None:
-    """Raise ParameterError where rows of the first silo do not have outputs of their own, the same every time."""
-    x = setting.silos[0].x[:8]
+    """Raise ParameterError where a row's outputs are not its own or not the same every time.
+
+    Looked at are the first silo's rows, or where they are all elsewhere rows of zeros.
+    """
+    given = next((silo.x[:8] for silo in setting.here), None)
+    x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if given is None else given
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
     check_rows(forward, forward.layout.flat(modules.arrays(setting.model)), np.ascontiguousarray(inputs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moretta.casting.parts import cast_of, contributor_of, enrolment_of, rows_of, without_noise
+from moretta.casting.parts import cast_of, contributor_of, enrolment_of, highest_rate, rows_of, without_noise
 from moretta.protocols.accountant import Accountant
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.fedsgd.client import Client, LoneClient
@@ -29,7 +29,7 @@ def cast_fedsgd(
         for name, own in rows.items():
             root = setting.root(name)
             private[name] = PrivateGradient(privacy, own, batch_size, protocol.loss_function, root, sharers)
-        accountant = Accountant(privacy, max(one.rate for one in private.values()), sharers, without_noise(setting))
+        accountant = Accountant(privacy, highest_rate(setting, batch_size), sharers, without_noise(setting))
     largest, rounds = setting.secure_aggregation.largest, setting.rounds
     server = Server(protocol, setting.model, agreed, largest, rounds, accountant)
     clients = {

@@ -47,7 +47,7 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
         if len(group.members) > 1
     }
     clients, alone = dict[str, Client](), dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]()
-    for silo in setting.silos:
+    for silo in setting.here:
         rows = _participant_rows(protocol, setting, silo, grid, joint=joint)
         if setting.columns and split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1:
             alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
@@ -63,7 +63,7 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
         schema_of(MESSAGES),
         setting.least(secure.scheme),
         whole.models,
-        whole.displaced,
+        whole.displaced if len(clients) == len(setting.silos) else None,
         _too_small(grid, groups, joint=joint),
     )
 

@@ -13,6 +13,7 @@ from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols import enrolment, modules, silo_rows
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.enrolment import Enrolment, SiloRows
+from moretta.protocols.lots import Lots
 from moretta.protocols.training import Training
 from moretta.roles import Cast, Setting, grid_of
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
@@ -85,7 +86,7 @@ def credentials_of(setting: Setting, name: str, scheme: str) -> Credentials | No
 
 
 def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
-    """Return each silo's rows and batches, by its name."""
+    """Return the rows and batches of each silo that is here, by its name."""
     return {
         silo.name: SiloRows(
             silo.x,
@@ -95,7 +96,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             setting.device,
             augment=setting.augment,
         )
-        for silo in setting.silos
+        for silo in setting.here
     }
 
 
@@ -131,6 +132,19 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
         blocks.append(whole)
     y = enrolment.targets(np.concatenate(labels), setting.outputs, protocol.loss, POOL, setting.dtype)
     return np.concatenate(blocks), y, counts
+
+
+def highest_rate(setting: Setting, batch_size: int) -> float:
+    """Return the highest chance, over all silos, of a row to be in a round's lot (`moretta.protocols.lots`)."""
+    rows = [len(silo.x) for silo in setting.here]
+    if len(rows) < len(setting.silos):
+        if setting.least_rows is None:
+            raise ParameterError(
+                "[data] least-rows is missing: silos on machines of their own do not tell how many rows they have, and "
+                "what dp-noise comes to depends on the fewest that any has; give it, for example least-rows = 500"
+            )
+        rows.append(setting.least_rows)
+    return max(Lots(count, batch_size).rate for count in rows)
 
 
 def without_noise(setting: Setting) -> str:

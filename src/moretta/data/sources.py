@@ -88,7 +88,7 @@ def load(
     if source.endswith(".npz"):
         return from_arrays(read_npz(base / source), wish)
     if is_reference(source):
-        return from_arrays(_called(source, base), wish)
+        return from_arrays(called(source, base), wish)
     raise ParameterError(
         f'source = "{source}" is neither a built-in set, nor a .csv, .csv.gz or .npz file, nor "module:function"; '
         f"{nearest(source, BUILT_IN)}"
@@ -182,7 +182,8 @@ def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[Rows, 
     return test, validation, train
 
 
-def _called(source: str, base: Path) -> dict[str, Array]:
+def called(source: str, base: Path) -> dict[str, Array]:
+    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError."""
     function = resolve(source, base)
     try:
         with beside(base):

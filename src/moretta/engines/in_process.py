@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from moretta.codec import Codec, size
+from moretta.engines.checkpoint import Place
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
+from moretta.engines.delivery import Traffic, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
 from moretta.engines.views import Recorder
-from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
 from moretta.protocol import Ask, Client, Message, Missing, Reason, Replies
 
 log = logging.getLogger("moretta")
@@ -42,7 +43,7 @@ class InProcess:
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
-        self._traffic: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._traffic = Traffic()
         for client in clients.values():
             client.phase = self.clock.phase
         self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
@@ -59,16 +60,13 @@ class InProcess:
         for silo, message in ask.messages.items():
             if id(message) not in lengths:
                 lengths[id(message)] = size(message)
-            self._traffic["down", message.TAG] += lengths[id(message)]
+            self._traffic.down(message, lengths[id(message)])
             self._record("server", "sent", silo, message)
             answer = self._answer(silo, message)
             if isinstance(answer, Message):
-                whole, spoken = size(answer), size(answer, without=answer.SHARES)
-                self._traffic["up", message.TAG] += spoken
-                if answer.SHARES:
-                    self._traffic["shares", message.TAG] += whole - spoken
+                self._traffic.up(message, answer)
                 self._record("server", "received", silo, answer)
-                answer = _valid(silo, ask, message, answer)
+                answer = valid(silo, ask, message, answer)
             if isinstance(answer, Missing):
                 log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, answer.reason, answer.detail)
                 missing[silo] = answer
@@ -78,13 +76,15 @@ class InProcess:
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
-        traffic, self._traffic = dict(self._traffic), defaultdict(int)
-        return traffic
+        return self._traffic.take()
 
     @property
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
         return max((child.peak_mib for child in self._children), default=None)
+
+    def keep(self, place: Place) -> None:
+        """Do nothing: the silos' states are kept with the server's."""
 
     def close(self) -> None:
         """End the processes of silos."""
@@ -144,15 +144,3 @@ class InProcess:
     def _record(self, role: str, direction: str, peer: str, message: Message) -> None:
         if self._recorder is not None and self._recorder.wants(message.stamp.round):
             self._recorder.saw(role, direction, peer, self._codec.encode(message))
-
-
-def _valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:
-    if not isinstance(answer, ask.reply):
-        return Missing(Reason.MALFORMED, f"expected `{ask.reply.TAG}`, got `{answer.TAG}`")
-    if answer.stamp != message.stamp:
-        return Missing(Reason.MALFORMED, f"expected an answer for {message.stamp}, got one for {answer.stamp}")
-    try:
-        ask.check(silo, answer)
-    except PeerError as error:
-        return Missing(Reason.MALFORMED, str(error))
-    return answer

@@ -1,0 +1,127 @@
+"""The rows that one owner has in a file of its own, read so that all owners' columns and classes mean the same.
+
+Where each owner reads its rows alone, nothing may depend on what happens to be in its file: a category that another
+lacks, a class that it has no row of. So text is refused here, and classes are whole numbers from 0 as the run has them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.data.checks import Array, as_features, as_targets, check_finite, check_fit, check_targets_finite
+from moretta.data.dataset import Missing
+from moretta.data.images import read_npz
+from moretta.data.sources import called
+from moretta.data.table import fill_missing, read_table
+from moretta.errors import ParameterError
+from moretta.imports import is_reference
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run expects of everybody's rows.
+
+    inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
+    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
+    """
+
+    inputs: tuple[int, ...]
+    tokens: bool
+    classes: int | None
+    outputs: int | None
+    labelled: bool = True
+
+
+def read_rows(
+    source: str,
+    wanted: Wanted,
+    where: str,
+    *,
+    target: str | None = None,
+    missing: Missing = "error",
+    id_column: str | None = None,
+    base: Path = Path("."),
+) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
+    """Return inputs [rows, ...], targets, whose each row is if that is said, and the columns' names if they have any.
+
+    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
+    "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.
+    target, id_column: of a table, as in `moretta.data.read_table`; missing: "error", or "median", of this owner's rows.
+    where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
+    """
+    names: tuple[str, ...] = ()
+    if source.endswith((".csv", ".csv.gz")):
+        arrays, names = _table(base / source, wanted, target, missing, id_column)
+    elif target is not None or id_column is not None:
+        raise ParameterError(f"{where}: target and id-column are for .csv files, and source = {source!r} is none")
+    elif source.endswith(".npz"):
+        arrays = read_npz(base / source)
+    elif is_reference(source):
+        arrays = called(source, base)
+    else:
+        raise ParameterError(
+            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file or "module:function" of this site\'s '
+            "own rows"
+        )
+    given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
+    if given_x is None or (given_y is None and wanted.labelled):
+        raise ParameterError(f"{where}: {source}: expected arrays x and y; got {', '.join(arrays) or 'none'}")
+    x = as_features(given_x, f"{where}: {source}")
+    x, names = fill_missing(x, missing, names, where, ())
+    y = _targets(given_y, wanted, f"{where}: {source}") if wanted.labelled and given_y is not None else _no_targets()
+    _check(x, y, wanted, where, names)
+    ids = arrays.get("id", arrays.get("id_train"))
+    return x, y, None if ids is None else np.asarray(ids).astype(np.str_), names
+
+
+def _table(
+    path: Path, wanted: Wanted, target: str | None, missing: Missing, id_column: str | None
+) -> tuple[Mapping[str, Array], tuple[str, ...]]:
+    # Targets as numbers, whatever the task: the classes of one owner's rows are not all the classes.
+    table = read_table(path, target=target, task="regression", missing=missing, id_column=id_column)
+    if table.names != table.origins:
+        text = next(origin for name, origin in zip(table.names, table.origins, strict=True) if name != origin)
+        raise ParameterError(
+            f"{path.name}: column {text!r} has text in it, whose categories may be others at another site; "
+            "encode it as numbers in the same way everywhere"
+        )
+    arrays: dict[str, Array] = {"x": table.x, "y": table.y}
+    if table.ids is not None:
+        arrays["id"] = table.ids
+    return arrays, table.names
+
+
+def _targets(y: Array, wanted: Wanted, where: str) -> Array:
+    if wanted.classes is None:
+        return as_targets(y, where, "regression")[0]
+    if np.ndim(y) == 2 and np.shape(y)[1] > 1:  # one-hot rows
+        return as_targets(y, where, "classification")[0]
+    labels = np.asarray(y).reshape(len(y))
+    if labels.dtype.kind not in "fiub" or (labels != np.round(labels)).any():
+        raise ParameterError(f"{where}: expected classes 0 to {wanted.classes - 1} as whole numbers; got other targets")
+    return labels.astype(np.int64)
+
+
+def _no_targets() -> Array:
+    return np.empty(0, np.float32)
+
+
+def _check(x: Array, y: Array, wanted: Wanted, where: str, names: tuple[str, ...]) -> None:
+    kind = np.dtype(np.int64 if wanted.tokens else np.float32)
+    if x.shape[1:] != wanted.inputs or x.dtype != kind:
+        raise ParameterError(
+            f"{where}: expected samples of shape {list(wanted.inputs)} as {kind}, as [data] inputs and tokens of the "
+            f"run say; got {list(x.shape[1:])} as {x.dtype}"
+        )
+    if not len(x):
+        raise ParameterError(f"{where} has no rows; expected at least one")
+    check_finite(x, names if len(names) == x.shape[-1] else (), where)
+    if not wanted.labelled:
+        return
+    if len(x) != len(y):
+        raise ParameterError(f"{where} has {len(x)} samples but {len(y)} targets; expected one target per sample")
+    check_targets_finite(y, where)
+    check_fit(y, wanted.classes or wanted.outputs or 1, where)

@@ -1,0 +1,191 @@
+"""The server's job in FLARE: plays the run, and lets what a server asks travel as FLARE's aux messages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller as FlareController
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from moretta import config, result
+from moretta.codec import Codec
+from moretta.deployment import told
+from moretta.deployment.site import pack_released
+from moretta.engines.checkpoint import Place
+from moretta.engines.files import write_atomically
+from moretta.engines.flare.envelope import Hello
+from moretta.engines.flare.sites import Send, Sites
+from moretta.engines.views import Recorder
+from moretta.errors import MorettaError, ParameterError, RunFailed
+from moretta.federation import Federation
+from moretta.protocol import Missing, Reason
+from moretta.protocols import modules
+from moretta.run_folder import read_json
+from moretta.secure_aggregation.identity import Roster, fingerprint
+
+log = logging.getLogger("moretta")
+
+TOPIC = "moretta"
+ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
+
+
+class Controller(FlareController):
+    """Plays a run as the server.
+
+    run: the run file as TOML, all of it. digest: of what sites were told, so that a job that was edited by hand is
+    noticed. out: the run folder; empty: one in the job's own workspace. resume: go on from its last checkpoint. wait:
+    seconds in which sites are to come. status: the file that says how it ended; empty: none.
+    """
+
+    def __init__(
+        self, run: str, digest: str, out: str = "", resume: bool = False, wait: float = 120.0, status: str = ""
+    ) -> None:
+        super().__init__()
+        self._run, self._digest, self._out, self._resume, self._wait = run, digest, out, resume, wait
+        self._status = Path(status) if status else None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing yet."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing more."""
+
+    def process_result_of_unknown_task(self, *given: Any, **named: Any) -> None:
+        """Ignore it: there are no tasks."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Play the run to its end; whatever goes wrong ends the job with one sentence."""
+
+        def aborted() -> None:
+            if abort_signal.triggered:
+                raise RunFailed("the job was aborted; the last checkpoint is whole, so go on with --resume")
+
+        try:
+            self._play(fl_ctx, aborted)
+        except ParameterError as error:
+            self._fail(str(error), 2, fl_ctx)
+        except MorettaError as error:
+            self._fail(str(error), 1, fl_ctx)
+        except Exception as error:  # FLARE would tell nobody why
+            log.exception("the run failed")
+            self._fail(f"{type(error).__name__}: {error}", 1, fl_ctx)
+
+    def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
+        run_file = config.loads(self._run, Path("run.toml"))
+        if told.digest(told.told(run_file)) != self._digest:
+            raise ParameterError(
+                "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
+                "by moretta job or serve"
+            )
+        workspace = fl_ctx.get_engine().get_workspace()
+        out = Path(self._out or Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "moretta")
+        federation = told.server_side(run_file, out)
+        secure, names = run_file.secure_aggregation, list(run_file.engine.sites)
+        roster = None if secure.roster is None else Roster.load(run_file.resolve(secure.roster))
+        if roster is not None:
+            names = [roster.engine_name(name) for name in names]
+        send = _send(fl_ctx, dict(zip(run_file.engine.sites, names, strict=True)))
+        made: list[Sites] = []
+
+        def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
+            sites = Sites(
+                run_file.engine.sites,
+                send,
+                codec,
+                _hello(federation, self._digest, place, run_file.engine.torch_versions),
+                fingerprints={} if roster is None else {name: fingerprint(key) for name, key in roster.keys.items()},
+                recorder=recorder,
+                deadline=run_file.engine.deadline,
+                aborted=aborted,
+            )
+            sites.gather(secure.least, self._wait)
+            made.append(sites)
+            return sites
+
+        def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
+            aborted()
+
+        outcome = federation.train(
+            run_file.run.rounds, run_file.run.seed, resume=self._resume, progress=progress, through=through
+        )
+        released = b""
+        if outcome.released is not None:
+            released = pack_released(_inputs(out), modules.arrays(outcome.released))
+        made[0].end(released)
+        self._tell({"state": "done", "out": str(out)})
+
+    def _fail(self, sentence: str, code: int, fl_ctx: FLContext) -> None:
+        self._tell({"state": "failed", "sentence": sentence, "code": code})
+        self.system_panic(sentence, fl_ctx)
+
+    def _tell(self, state: Mapping[str, object]) -> None:
+        if self._status is not None:
+            write_atomically(self._status, json.dumps({"at": time.time(), **state}).encode())
+
+
+def _hello(federation: Federation, digest: str, place: Place, torch_versions: tuple[str, ...]) -> Hello:
+    return Hello(
+        run=place.run,
+        round=place.round,
+        session=place.session,
+        job=digest,
+        model=told.model_digest(federation),
+        versions=result.versions(),
+        torch=torch_versions,
+    )
+
+
+def _inputs(out: Path) -> dict[str, Any]:
+    inputs = read_json(out / "inputs.json")
+    return {name: value for name, value in inputs.items() if name != "format"}
+
+
+def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
+    """Return what sends envelopes to silos by FLARE. names: of the sites in FLARE, by silo."""
+    engine = fl_ctx.get_engine()
+    silos = {name: silo for silo, name in names.items()}
+    pool = ThreadPoolExecutor(max(2, len(names)), thread_name_prefix="moretta send")
+
+    def ask(targets: list[str], data: bytes, timeout: float) -> Mapping[str, Shareable]:
+        request = Shareable({ENVELOPE: data})
+        with engine.new_context() as context:
+            replies = engine.send_aux_request(
+                targets=targets, topic=TOPIC, request=request, timeout=timeout, fl_ctx=context, optional=True
+            )
+        return replies or {}
+
+    def send(packed: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Missing]:
+        same: dict[int, tuple[bytes, list[str]]] = {}
+        for silo, data in packed.items():
+            same.setdefault(id(data), (data, []))[1].append(names[silo])
+        replies: dict[str, Shareable] = {}
+        if len(same) == 1:
+            ((data, targets),) = same.values()
+            replies |= ask(targets, data, timeout)
+        else:  # not FLARE's own multicast of several messages: it streams none of them
+            for found in pool.map(lambda one: ask(one[1], one[0], timeout), same.values()):
+                replies |= found
+        return {silos[name]: _received(replies.get(name)) for name in (names[silo] for silo in packed)}
+
+    return send
+
+
+def _received(reply: Shareable | None) -> bytes | Missing:
+    code = ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
+    if reply is not None and code == ReturnCode.OK:
+        data = reply.get(ENVELOPE)
+        return data if isinstance(data, bytes) else Missing(Reason.MALFORMED, "sent no envelope")
+    if code == ReturnCode.TIMEOUT:
+        return Missing(Reason.LATE, "has not answered in time")
+    if code == ReturnCode.TOPIC_UNKNOWN:
+        return Missing(Reason.DISCONNECTED, "is starting, and is not ready yet")
+    return Missing(Reason.DISCONNECTED, f"cannot be reached ({code})")

@@ -1,0 +1,105 @@
+"""A site's job in FLARE: a desk that answers the server, with the silo's role behind it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor as FlareExecutor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from moretta.deployment import silo_file, told
+from moretta.deployment.controller import ENVELOPE, TOPIC
+from moretta.deployment.site import Site
+from moretta.engines.flare.desk import Desk
+from moretta.errors import ParameterError
+
+log = logging.getLogger("moretta")
+
+SITE_FILE = "moretta.json"  # in the kit's local/: where silo.toml is (`moretta kit patch`)
+SILENCE = 600.0  # seconds without a word from the server after which a job that it left behind ends
+LOOK = 5.0
+
+
+class Executor(FlareExecutor):
+    """Plays a silo's role.
+
+    told: what the site is told of the run, as TOML. digest: of it. made: the moment at which the job was made.
+    """
+
+    def __init__(self, told: str, digest: str, made: float) -> None:
+        super().__init__()
+        self._told, self._digest, self._made = told, digest, made
+        self._desk: Desk | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Open the desk when the job starts, and close it when it ends."""
+        if event_type == EventType.START_RUN:
+            name = fl_ctx.get_identity_name()
+            folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
+            self._desk = Desk(name, lambda: self._site(folder, name))
+            fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
+            threading.Thread(target=_end_in_silence, args=(self._desk,), daemon=True).start()
+        elif event_type == EventType.END_RUN and self._desk is not None:
+            self._desk.close()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Refuse: there are no tasks."""
+        return make_reply(ReturnCode.TASK_UNKNOWN)
+
+    def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        reply = make_reply(ReturnCode.OK)
+        if self._desk is not None:
+            reply[ENVELOPE] = self._desk.answer(request.get(ENVELOPE))
+        return reply
+
+    def _site(self, folder: Path, name: str) -> Site:
+        if told.digest(self._told) != self._digest:
+            raise ParameterError(
+                "was told another run than the job was made of: the job was edited by hand; make it anew by moretta "
+                "job or serve"
+            )
+        return site_of(folder, self._told, self._made, name)
+
+
+def site_of(folder: Path, text: str, made: float, name: str) -> Site:
+    """Return the site that a kit's local folder names. Raises `moretta.errors.ParameterError` where it names none."""
+    try:
+        content = json.loads((folder / SITE_FILE).read_text())
+        path = Path(content["silo"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ParameterError(
+            f"{folder / SITE_FILE} does not say where this site's silo.toml is; "
+            "run: moretta kit patch KIT --silo silo.toml"
+        ) from None
+    file = silo_file.load(path)
+    changed = {"edge": True} if content.get("edge") else {}
+    limit = content.get("memory-limit-mib")
+    return Site(
+        file.model_copy(
+            update={
+                "silo": file.silo.model_copy(update=changed),
+                "limits": file.limits.model_copy(update={} if limit is None else {"memory_limit_mib": float(limit)}),
+            }
+        ),
+        text,
+        made,
+        name,
+    )
+
+
+def _end_in_silence(desk: Desk) -> None:
+    """End this process where the server has said nothing for long: it is gone, and left the job behind."""
+    while not desk.ended.is_set():
+        time.sleep(LOOK)
+        if time.monotonic() - desk.last_heard > SILENCE:
+            log.warning("the server has said nothing for %g s; this job ends", SILENCE)
+            os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole

@@ -1,0 +1,82 @@
+"""A job folder for a FLARE that is there already: three files of plain JSON that name importable classes only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moretta import config
+from moretta.config import RunFile
+from moretta.deployment import told
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.identity import Roster
+
+CONTROLLER = "moretta.deployment.controller.Controller"
+EXECUTOR = "moretta.deployment.executor.Executor"
+_PLAIN: Mapping[str, Any] = {
+    "format_version": 2,
+    "task_data_filters": [],
+    "task_result_filters": [],
+    "components": [],
+}
+
+
+def check(run_file: RunFile) -> None:
+    """Raise `moretta.errors.ParameterError` for a run file that is not for many machines."""
+    if run_file.engine.name != "flare":
+        raise ParameterError(
+            f'[engine] name = "{run_file.engine.name}" is for one machine; many need name = "flare", sites, and [data] '
+            'source = "sites" (docs/deploy.md)'
+        )
+
+
+def site_names(run_file: RunFile) -> list[str]:
+    """Return the sites' names in FLARE: the silos' own, but where the roster says otherwise."""
+    roster = run_file.secure_aggregation.roster
+    names = list(run_file.engine.sites)
+    return names if roster is None else [Roster.load(run_file.resolve(roster)).engine_name(name) for name in names]
+
+
+def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float) -> None:
+    """Write a job folder. controller: further arguments of `moretta.deployment.controller.Controller`.
+
+    Raises `moretta.errors.ParameterError` where there is something in it that is no job of ours.
+    """
+    check(run_file)
+    if folder.exists() and not _is_ours(folder):
+        raise ParameterError(f"{folder} exists and is no job of Moretta's; name another folder by --out")
+    shutil.rmtree(folder, ignore_errors=True)
+    names, text = site_names(run_file), told.told(run_file)
+    server = {"run": config.dump(run_file), "digest": told.digest(text), **controller}
+    site = {"told": text, "digest": told.digest(text), "made": time.time()}
+    _write(
+        folder / "meta.json",
+        {
+            "name": run_file.run.name,
+            "resource_spec": {},
+            # No mandatory client: FLARE would end the job with any that it takes for gone.
+            "min_clients": 1,
+            "deploy_map": {"moretta-server": ["server"], "moretta-site": names},
+        },
+    )
+    _write(
+        folder / "moretta-server" / "config" / "config_fed_server.json",
+        {**_PLAIN, "task_request_interval": 1.0, "workflows": [{"id": "moretta", "path": CONTROLLER, "args": server}]},
+    )
+    _write(
+        folder / "moretta-site" / "config" / "config_fed_client.json",
+        {**_PLAIN, "executors": [{"tasks": ["none"], "executor": {"id": "moretta", "path": EXECUTOR, "args": site}}]},
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / "moretta-server").is_dir() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,243 @@
+"""`moretta serve`: kits for the sites, FLARE's server beneath, the job, and who is late; to the run's end.
+
+<out>          the run folder, as `moretta train` leaves one
+<out>-kits/    startup kits: one a site, to be handed over; the server's; the administrator's
+<out>-serve/   the job, the server's log, the process id of the server
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moretta.config import RunFile
+from moretta.deployment import job, told
+from moretta.engines.checkpoint import last_checkpoint
+from moretta.engines.files import write_atomically
+from moretta.engines.flare import kits, processes
+from moretta.errors import MorettaError, ParameterError, RunFailed
+
+LOOK = 0.1  # seconds between two looks at the history
+START = 60.0  # seconds in which FLARE's server is to answer, and a job is to begin
+SILENT = 3.0  # seconds without any process of the job after which it has died
+TRIES = 3  # times that a job which died is begun again from its checkpoint
+GATHER = 60.0  # seconds in which sites that are connected are to have loaded their data
+
+Say = Callable[[str], None]
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where `serve` keeps what belongs to a run."""
+
+    out: Path
+    kits: Path
+
+    @property
+    def work(self) -> Path:
+        """The folder of the job and the server's log."""
+        return self.out.with_name(f"{self.out.name}-serve")
+
+
+def serve(
+    run_file: RunFile,
+    places: Places,
+    host: str,
+    port: int,
+    wait: float,
+    say: Say,
+    progress: Progress,
+    *,
+    resume: bool = False,
+) -> None:
+    """Play a run over FLARE, from kits to the result in the run folder.
+
+    host, port: where sites reach this machine. wait: seconds that sites may take to connect. Raises
+    `moretta.errors.ParameterError` for what cannot work and `moretta.errors.RunFailed` for a run that cannot go on.
+    """
+    job.check(run_file)
+    told.server_side(run_file, places.out).rehearse(run_file.run.rounds, run_file.run.seed)
+    if places.out.exists() and any(places.out.iterdir()) and not resume:
+        raise ParameterError(
+            f"{places.out} exists and is not empty; go on with that run by --resume, or name another folder by --out"
+        )
+    places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _end_left_over(places.work / "server.pid")
+    _check_port(port)
+    names = job.site_names(run_file)
+    made = not places.kits.exists()
+    kit = kits.provision(places.kits, host, port, names)
+    kits.patch(kit.server)
+    if made:
+        say(f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust")
+    with _server(kit, places.work) as server:
+        _wait_for_sites(kit.admin, names, run_file, wait, say, server)
+        _play(run_file, places, kit, server, say, progress, resume=resume)
+        with suppress(MorettaError):
+            processes.shut_down(kit.admin)
+
+
+def _play(
+    run_file: RunFile,
+    places: Places,
+    kit: kits.Kits,
+    server: processes.Parent,
+    say: Say,
+    progress: Progress,
+    *,
+    resume: bool,
+) -> None:
+    """Submit the job and follow it; where its process dies, begin it again from its checkpoint."""
+    status = places.work / "status.json"
+    for attempt in range(TRIES + 1):
+        status.unlink(missing_ok=True)
+        folder = places.work / "job"
+        arguments: dict[str, str | bool | float] = {
+            "out": str(places.out.absolute()),
+            "resume": resume or attempt > 0,
+            "wait": GATHER,
+            "status": str(status.absolute()),
+        }
+        job.write_job(run_file, folder, **arguments)
+        number = processes.submit(kit.admin, folder)
+        try:
+            ended = _follow(run_file, places, status, server, progress)
+        except BaseException:
+            with suppress(MorettaError):
+                processes.abort(kit.admin, number)
+            raise
+        if ended is not None:
+            if ended["state"] == "failed":
+                kind = ParameterError if ended.get("code") == 2 else RunFailed
+                raise kind(str(ended["sentence"]))
+            return
+        if last_checkpoint(places.out / "checkpoint") is None:
+            break
+        say("the server's job died; it begins again from its last checkpoint")
+    raise RunFailed(
+        f"the server's job died without a word; {places.work / 'server.log'} may say why, and --resume goes on from "
+        "its last checkpoint"
+    )
+
+
+def _follow(
+    run_file: RunFile, places: Places, status: Path, server: processes.Parent, progress: Progress
+) -> Mapping[str, Any] | None:
+    """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
+    history, shown = places.out / "history.jsonl", 0
+    seen, began = time.monotonic() + START, time.monotonic()
+    while True:
+        for line in _lines(history)[shown:]:
+            progress(line["round"], run_file.run.rounds, line)
+            shown += 1
+        with suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(status.read_text())
+            for line in _lines(history)[shown:]:
+                progress(line["round"], run_file.run.rounds, line)
+            return found
+        if server.poll() is not None:
+            raise RunFailed(
+                f"FLARE's server ended with exit code {server.returncode}; {places.work / 'server.log'} says why, and "
+                "--resume goes on from the last checkpoint"
+            )
+        now = time.monotonic()
+        if processes.family_of(server):
+            seen = now
+        elif now - seen > SILENT and now - began > SILENT:
+            return None
+        time.sleep(LOOK)
+
+
+def _lines(history: Path) -> list[dict[str, Any]]:
+    found = []
+    with suppress(OSError):
+        for text in history.read_text().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(text))
+    return found
+
+
+def _wait_for_sites(
+    admin: Path, names: list[str], run_file: RunFile, wait: float, say: Say, server: processes.Parent
+) -> None:
+    """Wait until all sites are connected; after `wait` go on without the rest, if they are enough.
+
+    A site that comes later takes no part.
+    """
+    until, told_of = time.monotonic() + wait, None
+    while True:
+        if server.poll() is not None:
+            raise RunFailed(f"FLARE's server ended with exit code {server.returncode}, before any site had come")
+        missing = [name for name in names if name not in processes.connected(admin)]
+        if not missing:
+            say(f"all {len(names)} sites are connected")
+            return
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        if missing != told_of:
+            say(f"waiting up to {left:.0f} s more for {', '.join(missing)} (moretta join KIT --silo silo.toml)")
+            told_of = missing
+        time.sleep(0.5)
+    here, least = len(names) - len(missing), run_file.secure_aggregation.least
+    if here < least:
+        raise RunFailed(
+            f"{here} of {len(names)} sites connected within {wait:g} s, at least {least} are needed; missing are "
+            f"{', '.join(missing)}: have them run moretta join, and look with moretta doctor what keeps them"
+        )
+    say(f"going on without {', '.join(missing)}, which did not connect within {wait:g} s")
+
+
+@contextmanager
+def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
+    """Run FLARE's server, and leave none of its processes behind."""
+    server = processes.start(kit.server, work / "server.log")
+    try:
+        write_atomically(work / "server.pid", json.dumps({"pid": server.pid, "family": server.family}).encode())
+        until = time.monotonic() + START
+        while True:
+            try:
+                processes.connected(kit.admin, wait=2.0)
+                break
+            except MorettaError:
+                if server.poll() is not None or time.monotonic() > until:
+                    raise RunFailed(f"FLARE's server did not start; {work / 'server.log'} says why") from None
+                time.sleep(0.2)
+        yield server
+    finally:
+        processes.stop(server)
+        (work / "server.pid").unlink(missing_ok=True)
+
+
+def _end_left_over(path: Path) -> None:
+    """End the server that a `serve` which was killed left behind; it is known by the mark in its environment."""
+    try:
+        left = json.loads(path.read_text())
+        pid, mark = int(left["pid"]), f"{processes.MARK}={left['family']}".encode()
+        there = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if there:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(1.5)  # its job process looks once a second whether it lives
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ParameterError(
+                f"port {port} cannot be used ({error.strerror}); end what uses it, or choose another by --port"
+            ) from None

@@ -1,0 +1,122 @@
+"""silo.toml: what a site says of itself. It stays at the site; nothing of it but the name is ever sent.
+
+[silo]
+name = "north"                # as in the certificate of its startup kit
+out = "moretta"               # the folder for its state, and for what runs release to it
+identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
+roster = "roster.toml"
+
+[data]
+source = "patients.csv"       # a .csv or .npz file or "module:function"; target, missing, id-column as in a run file
+
+[limits]
+memory-limit-mib = 80         # of an edge client's process
+micro-batch = 4               # rows that an edge client runs at a time
+threads = 2                   # that PyTorch may use
+device = "cpu"
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from moretta import config, config_errors
+from moretta.config_sections import Precision, Section, Seed, Words
+from moretta.errors import ParameterError
+from moretta.protocols.training import Positive
+
+
+class Silo(Section):
+    """Who the site is.
+
+    name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
+    own key, and its own list of everybody's. record_views: keep what its role saw. edge: take part in baffle as an edge
+    client, a process with ONNX Runtime and without PyTorch. insecure_secret_seed: for tests only.
+    """
+
+    name: Words
+    out: Path = Path("moretta")
+    identity: Path | None = None
+    roster: Path | None = None
+    record_views: bool = False
+    edge: bool = False
+    insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.roster is None) != (self.identity is None):
+            raise ParameterError("[silo] roster and identity belong together; give both or none")
+        return self
+
+
+class Rows(Section):
+    """Where its rows are: see `moretta.data.own_rows.read_rows`."""
+
+    source: Words
+    target: Words | None = None
+    id_column: Words | None = None
+    missing: Literal["error", "median"] = "error"
+
+
+class Limits(Section):
+    """What a run may take of this machine."""
+
+    memory_limit_mib: Positive | None = None
+    micro_batch: PositiveInt | None = None
+    edge_precision: Precision = "float32"
+    threads: PositiveInt | None = None
+    device: str = "cpu"
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
+            raise ValueError('"cpu", "cuda" or "cuda:" and a number')
+        return device
+
+
+class SiloFile(Section):
+    """All of silo.toml. base: its folder, beside which relative paths resolve."""
+
+    silo: Silo
+    data: Rows
+    limits: Limits = Limits()
+    base: Path = Path()
+
+    @property
+    def out(self) -> Path:
+        """The folder of what the site keeps."""
+        return self.base / self.silo.out
+
+
+def load(path: str | Path) -> SiloFile:
+    """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
+    path = Path(path)
+    tables = config.read_toml(path, "the silo file")
+    kinds = {"silo": Silo, "data": Rows, "limits": Limits}
+    try:
+        for name, table in tables.items():
+            if name not in kinds:
+                close = config_errors.nearest(name, kinds)
+                hint = f"did you mean [{close}]?" if close else "the sections are [silo], [data], [limits]"
+                raise ParameterError(f"the section [{name}] is not known; {hint}")
+            if not isinstance(table, dict):
+                raise ParameterError(f"[{name}]: expected a section, got {config_errors.shown(table)}")
+            for key, value in table.items():
+                if expected := config_errors.unfit(value):
+                    raise ParameterError(f"[{name}] {key}: expected {expected}, got {config_errors.shown(value)}")
+        for name, key in (("silo", "name"), ("data", "source")):
+            if name not in tables:
+                raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
+        return SiloFile(
+            silo=config.section("silo", Silo, tables["silo"]),
+            data=config.section("data", Rows, tables["data"]),
+            limits=config.section("limits", Limits, tables.get("limits", {})),
+            base=path.absolute().parent,
+        )
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None

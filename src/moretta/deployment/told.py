@@ -1,0 +1,212 @@
+"""What sites are told of a run file, and the two sides' federations: the server's without rows, a site's with its own.
+
+A run file stays with the server. Sites are told what they need to play their role: the protocol, the model's name and
+arguments, the shape of rows, how sums are made. Not told are where results go, the server's test rows, a model to start
+from and secrets' seeds; and where a protocol hides the model, the parameters that it starts from do not follow from
+what is told (`server_side`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from moretta import config, models
+from moretta.config import RunFile
+from moretta.config_sections import Data
+from moretta.data.grid import GRIDS
+from moretta.data.own_rows import Wanted, read_rows
+from moretta.data.split import cut
+from moretta.deployment.silo_file import SiloFile
+from moretta.errors import ParameterError
+from moretta.federation import Federation
+from moretta.protocols import modules
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.roles import Silo
+
+
+def told(run_file: RunFile) -> str:
+    """Return what sites are told, as TOML that `moretta.config.loads` reads."""
+    run = run_file.run.model_copy(
+        update={"out": None, "record_views": False, "insecure_secret_seed": None, "evaluate_every": None}
+    )
+    update = {
+        "run": run,
+        "data": run_file.data.model_copy(update={"test": None}),
+        "protocol": run_file.protocol.model_copy(update={"warm_start": None}),
+        "secure_aggregation": run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),
+    }
+    return config.dumps(run_file.model_copy(update=update))
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256, in hex, of what sites are told; server and sites compare it."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def server_side(run_file: RunFile, out: Path) -> Federation:
+    """Return the federation as the server has it: every silo elsewhere.
+
+    Where the protocol hides the model from silos (pbpfl), a model that nobody could rebuild from what sites are told
+    is what it starts from: `[run] seed` is told, so initial weights are drawn from the operating system instead, unless
+    `[protocol] warm-start` names them. Raises `moretta.errors.ParameterError` for what cannot work.
+    """
+    hides = isinstance(run_file.protocol, PBPFL) and run_file.protocol.warm_start is None
+    secret = hides and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
+    federation = _federation(run_file, secrets.randbits(63) if secret else run_file.run.seed, silos_of(run_file))
+    text = config.dump(run_file)
+    protocol = federation.protocol
+    if protocol.warm_start is not None:
+        protocol = protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
+    aggregation = run_file.secure_aggregation
+    if aggregation.roster is not None:
+        aggregation = aggregation.model_copy(update={"roster": run_file.resolve(aggregation.roster)})
+    return replace(
+        federation,
+        protocol=protocol,
+        aggregation=aggregation,
+        out=out,
+        test=_test_rows(run_file),
+        record_views=run_file.run.record_views,
+        evaluate_every=run_file.run.evaluate_every,
+        insecure_secret_seed=run_file.run.insecure_secret_seed,
+        run_file=(text, config.digest(run_file)),
+        settings=tomllib.loads(text),
+    )
+
+
+def site_side(run_file: RunFile, site: SiloFile) -> Federation:
+    """Return the federation as one site has it: its own rows, and every other silo elsewhere.
+
+    run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
+    run do not fit each other.
+    """
+    name = site.silo.name
+    silos = {silo.name: silo for silo in silos_of(run_file)}
+    if name not in silos:
+        raise ParameterError(f"[silo] name = {name!r} is none of the run's silos, {', '.join(silos):.200}; correct it")
+    mine = silos[name]
+    x, y, ids, names = read_rows(
+        site.data.source,
+        replace(_wanted(run_file.data), inputs=mine.x.shape[1:], labelled=mine.labelled),
+        f"silo `{name}`",
+        target=site.data.target,
+        missing=site.data.missing,
+        id_column=site.data.id_column,
+        base=site.base,
+    )
+    silos[name] = replace(mine, x=x, y=y, ids=ids, elsewhere=False)
+    aggregation, engine, limits = run_file.secure_aggregation, run_file.engine, site.limits
+    if site.silo.roster is not None and site.silo.identity is not None and aggregation.scheme != "none":
+        places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
+        aggregation = aggregation.model_copy(update=places)
+    if site.silo.edge:
+        engine = engine.model_copy(
+            update={
+                "edge": (name,),
+                "edge_precision": limits.edge_precision,
+                "memory_limit_mib": limits.memory_limit_mib,
+                "micro_batch": limits.micro_batch,
+            }
+        )
+    federation = _federation(run_file, run_file.run.seed, list(silos.values()))
+    return replace(
+        federation,
+        aggregation=aggregation,
+        engine=engine,
+        device=limits.device,
+        feature_names=names,
+        insecure_secret_seed=site.silo.insecure_secret_seed,
+    )
+
+
+def model_digest(federation: Federation) -> str:
+    """Return the SHA-256, in hex, of the model's tensors and layers; server and sites compare it before round one."""
+    text = f"{modules.schema(federation.model)}\n{federation.model}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def silos_of(run_file: RunFile) -> list[Silo]:
+    """Return the run's silos, all elsewhere, with what their rows look like."""
+    data, names = run_file.data, run_file.engine.sites
+    kind = np.int64 if data.tokens else np.float32
+    shape = _wanted(data).inputs
+    if data.partition not in GRIDS:
+        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), elsewhere=True) for name in names]
+    parts = _column_parts(data)
+    rows = len(names) // len(parts)
+    holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
+    joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
+    found = []
+    for number, name in enumerate(names):
+        row, part = divmod(number, len(parts))
+        labelled = not joint or holders[row] == part + 1
+        x = np.empty((0, len(parts[part])), kind)
+        silo = Silo(name, x, np.empty(0, np.int64), f"row-{row + 1}", parts[part], None, True, labelled)
+        found.append(silo)
+    return found
+
+
+def _wanted(data: Data) -> Wanted:
+    if data.inputs is None:  # `Data` has seen to it
+        raise ParameterError("[data] inputs is missing; give the shape of a sample")
+    return Wanted(data.inputs, data.tokens, data.classes, data.outputs)
+
+
+def _column_parts(data: Data) -> list[tuple[int, ...]]:
+    """Return the indices of each column part's columns."""
+    total = int(np.prod(_wanted(data).inputs))
+    if data.columns is None:
+        parts = data.grid[1] if data.grid is not None else 1
+        return [tuple(map(int, part)) for part in cut(np.arange(total), parts, None)]
+    found = []
+    for part in data.columns:
+        if not all(isinstance(column, int) for column in part):
+            raise ParameterError(
+                '[data] columns: with source = "sites" columns are given by index from 0, as names are the sites\' own'
+            )
+        found.append(tuple(column for column in part if isinstance(column, int)))
+    return found
+
+
+def _federation(run_file: RunFile, model_seed: int, silos: list[Silo]) -> Federation:
+    run, data, protocol = run_file.run, run_file.data, run_file.protocol
+    wanted = _wanted(data)
+    classes = 1 if protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
+    model = models.build(
+        run_file.model.source,
+        inputs=wanted.inputs,
+        outputs=classes or wanted.outputs or 1,
+        base=run_file.base,
+        seed=model_seed,
+        **run_file.model.arguments,
+    )
+    return Federation(
+        model=model,
+        silos=silos,
+        protocol=protocol.model_copy(update={"warm_start": None}),
+        aggregation=run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),
+        engine=run_file.engine,
+        batch_size=data.batch_size,
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens if data.standardise is None else data.standardise,
+        dtype=run.dtype,
+        task="regression" if wanted.classes is None else "classification",
+        name=run.name,
+        augment=data.augment == "crop-flip",
+        participation=run.participation,
+        checkpoint_every=run.checkpoint_every,
+        least_rows=data.least_rows,
+    )
+
+
+def _test_rows(run_file: RunFile) -> tuple[np.ndarray, np.ndarray] | None:
+    data = run_file.data
+    if data.test is None:
+        return None
+    x, y, _, _ = read_rows(data.test, _wanted(data), "[data] test", base=run_file.base)
+    return x, y

@@ -1,0 +1,71 @@
+"""What an engine is to whoever plays a run: it delivers what a server asks, and decides nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Protocol
+
+from moretta.codec import size
+from moretta.engines.checkpoint import Place
+from moretta.engines.clock import Clock
+from moretta.errors import PeerError
+from moretta.protocol import Ask, Message, Missing, Reason, Replies
+
+
+class Delivery(Protocol):
+    """Hands asks to silos, wherever they are."""
+
+    clock: Clock
+
+    def deliver(self, ask: Ask) -> Replies:
+        """Hand each silo its message; return the valid answers and why the others are missing."""
+
+    def take_traffic(self) -> Mapping[tuple[str, str], int]:
+        """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
+
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+
+    def keep(self, place: Place) -> None:
+        """Let silos that are elsewhere keep their states as of a round's end."""
+
+    def close(self) -> None:
+        """End what was started for silos."""
+
+
+class Traffic:
+    """Bytes by direction and by the tag of what was asked."""
+
+    def __init__(self) -> None:
+        self._bytes: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def down(self, message: Message, length: int) -> None:
+        """Count a message of so many bytes to a silo."""
+        self._bytes["down", message.TAG] += length
+
+    def up(self, asked: Message, answer: Message) -> None:
+        """Count a silo's answer; what of it is keys and shares by itself."""
+        whole, spoken = size(answer), size(answer, without=answer.SHARES)
+        self._bytes["up", asked.TAG] += spoken
+        if answer.SHARES:
+            self._bytes["shares", asked.TAG] += whole - spoken
+
+    def take(self) -> Mapping[tuple[str, str], int]:
+        """Return the bytes since the last call, and begin again."""
+        taken, self._bytes = dict(self._bytes), defaultdict(int)
+        return taken
+
+
+def valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:
+    """Return an answer to a message of an ask, or why it is none."""
+    if not isinstance(answer, ask.reply):
+        return Missing(Reason.MALFORMED, f"expected `{ask.reply.TAG}`, got `{answer.TAG}`")
+    if answer.stamp != message.stamp:
+        return Missing(Reason.MALFORMED, f"expected an answer for {message.stamp}, got one for {answer.stamp}")
+    try:
+        ask.check(silo, answer)
+    except PeerError as error:
+        return Missing(Reason.MALFORMED, str(error))
+    return answer

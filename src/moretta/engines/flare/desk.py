@@ -1,0 +1,228 @@
+"""A site's half of the engine: takes work from the server, has the silo's role do it, and hands out what came of it.
+
+The role works in one thread of its own. A request never waits for it longer than it says, so that a silo that trains
+for hours still answers at once that it does, and one that was killed is told from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from moretta.codec import Codec
+from moretta.engines.child import ChildClient
+from moretta.engines.clock import Clock
+from moretta.engines.flare.envelope import (
+    Busy,
+    Done,
+    Failed,
+    Hello,
+    Here,
+    Poll,
+    Refused,
+    Reply,
+    Stranger,
+    Submit,
+    pack,
+    request_of,
+)
+from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError, ParameterError
+from moretta.protocol import Client, Message
+
+log = logging.getLogger("moretta")
+
+AT_ONCE = 0.05  # seconds in which an answer comes with the acknowledgement of its question
+LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
+
+
+class Silo(Protocol):
+    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases."""
+
+    name: str
+    fingerprint: str
+
+    def enter(self, hello: Hello) -> tuple[Client, Codec]:
+        """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
+
+    def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
+        """Note an answer that is about to be given, or that there is none."""
+
+    def keep(self, client: Client, round: int) -> None:
+        """Keep the role's state as of the end of a round."""
+
+    def end(self, client: Client, released: bytes) -> None:
+        """Take what the run came to: the released model as safetensors, or nothing."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    number: int
+    header: Submit | Hello
+    body: bytes
+
+
+class Desk:
+    """Answers a server's requests, each at once; `close` when there are no more.
+
+    name: by which the engine knows the site. make: loads what the site is, which may take its time, and raises what
+    keeps it from taking part.
+    boot: of this process. last_heard: the moment of the last request, by `time.monotonic`. ended: set when the run is.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Silo]) -> None:
+        self.boot = secrets.token_hex(8)
+        self.last_heard = time.monotonic()
+        self.ended = threading.Event()
+        self._name, self._make = name, make
+        self._silo: Silo | None = None
+        self._clock = Clock()
+        self._role: tuple[Client, Codec] | None = None
+        self._entered: tuple[str, int] | None = None  # the run and session that the role is of
+        self._refusal: str | None = None
+        self._changed = threading.Condition()
+        self._next: _Work | None = None  # the newest; what it took the place of nobody waits for any more
+        self._done: tuple[int, Reply, bytes] | None = None
+        self._newest = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="moretta silo", daemon=True)
+        self._thread.start()
+
+    def answer(self, data: object) -> bytes:
+        """Return the reply to a request. Raises nothing, whatever the bytes are."""
+        self.last_heard = time.monotonic()
+        try:
+            request, body = request_of(data)
+        except CodecError as error:
+            return pack(Refused(sentence=str(error)[:1000]))
+        match request:
+            case Hello():
+                return pack(self._greet(request))
+            case Submit() | Poll() if self._role is None or request.boots.get(self._name) != self.boot:
+                return pack(Stranger())
+            case Submit():
+                self._take(_Work(request.number, request, body))
+                return self._result(request.number, AT_ONCE)
+            case Poll():
+                return self._result(request.number, min(request.wait, LONGEST_WAIT))
+
+    def close(self) -> None:
+        """Let the thread end when its present work does."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _greet(self, hello: Hello) -> Reply:
+        """Say that the role is in its place, or have it take it."""
+        with self._changed:
+            if self._entered != (hello.run, hello.session):
+                self._entered, self._role, self._refusal = (hello.run, hello.session), None, None
+                self._next = _Work(0, hello, b"")
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
+            if self._refusal is not None:
+                return Refused(sentence=self._refusal)
+            if self._role is None:
+                return Busy()
+            silo = self._silo
+        return Here(
+            boot=self.boot, name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint
+        )
+
+    def _take(self, work: _Work) -> None:
+        with self._changed:
+            if work.number > self._newest:  # else it came twice
+                self._newest, self._next, self._done = work.number, work, None
+                self._changed.notify_all()
+
+    def _result(self, number: int, wait: float) -> bytes:
+        with self._changed:
+            self._changed.wait_for(lambda: self._done is not None and self._done[0] == number, wait)
+            done = self._done
+        if done is None or done[0] != number:
+            if number == self._newest:
+                return pack(Busy())
+            return pack(Failed(reason="failed", sentence="was asked after what nobody asked for"))
+        _, reply, body = done
+        return pack(reply, body)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next is not None or self._closed)
+                work, self._next = self._next, None
+                if work is None:
+                    return
+            if isinstance(work.header, Hello):
+                self._enter(work.header)
+                continue
+            reply, body = self._do(work.header, work.body)
+            with self._changed:
+                if work.number == self._newest:
+                    self._done = work.number, reply, body
+                self._changed.notify_all()
+
+    def _enter(self, hello: Hello) -> None:
+        try:
+            self._silo = self._silo or self._make()
+            client, codec = self._silo.enter(hello)
+            client.phase = self._clock.phase
+            if isinstance(client, ChildClient):
+                client.charge = self._clock.charge
+            role, refusal = (client, codec), None
+        except MorettaError as error:
+            role, refusal = None, str(error)[:1000]
+        except Exception as error:  # the site lives on, and says why it takes no part
+            log.exception("the silo could not take its place")
+            role, refusal = None, f"{type(error).__name__}: {error}"[:1000]
+        with self._changed:
+            if self._entered == (hello.run, hello.session):
+                self._role, self._refusal = role, refusal
+            self._changed.notify_all()
+
+    def _do(self, header: Submit, body: bytes) -> tuple[Reply, bytes]:
+        """Do one piece of work; whatever goes wrong is told, and costs the silo this exchange only."""
+        if self._role is None or self._silo is None:
+            return Stranger(), b""
+        silo, (client, codec) = self._silo, self._role
+        try:
+            if header.work == "keep":
+                silo.keep(client, header.round)
+                return Done(), b""
+            if header.work == "end":
+                silo.end(client, body)
+                self.ended.set()
+                return Done(), b""
+            return self._play(silo, client, codec, body)
+        except CodecError as error:
+            return _failed("malformed", error), b""
+        except ParameterError as error:
+            return _failed("bad input", error), b""
+        except Disconnected as error:
+            return _failed("disconnected", error), b""
+        except MorettaError as error:
+            return _failed("refused", error), b""
+        except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
+            log.exception("the silo failed")
+            return _failed("failed", f"{type(error).__name__}: {error}"), b""
+
+    def _play(self, silo: Silo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
+        message = codec.decode(body)
+        answer: Message | None = None
+        try:
+            answer = client.answer(message)
+            if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
+                raise MisuseError(f"expected the silo's role to answer with a message, got {type(answer).__name__}")
+        finally:
+            silo.answered(client, message, answer)
+        data = codec.encode(answer)
+        peak = client.peak_mib if isinstance(client, ChildClient) else None
+        return Done(seconds=dict(self._clock.take()), peak_mib=peak), data
+
+
+def _failed(reason: str, error: object) -> Failed:
+    return Failed.model_validate({"reason": reason, "sentence": str(error)[:1000]})

@@ -1,0 +1,170 @@
+"""What travels between the server's job and a site's: a header that only the engine reads, and a body.
+
+    server -> site                                                site -> server
+      Hello     which run this is, and how far                      Here, Busy (not ready yet) or Refused
+      Submit    work: a message to answer, a state to keep, ..      Done, Busy, Failed or Stranger
+      Poll      is the work done?                                   the same
+
+The body is the codec's bytes of a protocol message, or nothing. A header is JSON of a closed schema, checked by
+pydantic on either side; a peer's bytes give a header of it or `moretta.errors.CodecError`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from moretta.errors import CodecError
+
+FORMAT = 1
+HEADER_LIMIT = 1 << 16  # bytes
+
+Text = Annotated[str, Field(max_length=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+
+Work = Literal["answer", "keep", "end"]
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Hello(_Header):
+    """The run, the round it stands at, how often it was resumed, and what must be the same on both sides.
+
+    job: the digest of what sites were told (`moretta.deployment.told`). versions: of Moretta and PyTorch; torch: which
+    of PyTorch's a site may have. model: the digest of the model as the server has it.
+    """
+
+    kind: Literal["hello"] = "hello"
+    run: Name
+    round: Count
+    session: Count
+    job: Name
+    model: Name
+    versions: dict[Name, Text]
+    torch: tuple[Text, ...]
+
+
+class Submit(_Header):
+    """Work with a number of its own: to answer the message in the body, to keep the state, or to take the run's end.
+
+    boots: by silo, the process that it is meant for: what goes to several silos is the same bytes. round: of "keep".
+    """
+
+    kind: Literal["submit"] = "submit"
+    boots: dict[Name, Name]
+    number: Count
+    work: Work
+    round: Count = 0
+
+
+class Poll(_Header):
+    """Ask after a number; the answer may take so many seconds to come."""
+
+    kind: Literal["poll"] = "poll"
+    boots: dict[Name, Name]
+    number: Count
+    wait: Seconds
+
+
+class Here(_Header):
+    """A site is ready. boot: of this process, by which a restarted one is told. key: its identity's fingerprint."""
+
+    kind: Literal["here"] = "here"
+    boot: Name
+    name: Name
+    key: Text = ""
+
+
+class Busy(_Header):
+    """Not done yet."""
+
+    kind: Literal["busy"] = "busy"
+
+
+class Done(_Header):
+    """Work is done: seconds by phase, and the most memory of an edge client."""
+
+    kind: Literal["done"] = "done"
+    seconds: dict[Name, Seconds] = {}
+    peak_mib: Seconds | None = None
+
+
+class Failed(_Header):
+    """Work could not be done: one of `moretta.protocol.Reason`, and a sentence."""
+
+    kind: Literal["failed"] = "failed"
+    reason: Literal["bad input", "disconnected", "refused", "failed", "malformed"]
+    sentence: Text
+
+
+class Stranger(_Header):
+    """This is another process than the one that was meant; say hello first."""
+
+    kind: Literal["stranger"] = "stranger"
+
+
+class Refused(_Header):
+    """The site takes no part in this run; why, in a sentence."""
+
+    kind: Literal["no"] = "no"
+    sentence: Text
+
+
+Request = Hello | Submit | Poll
+Reply = Here | Busy | Done | Failed | Stranger | Refused
+_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+_REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+
+
+def pack(header: Request | Reply, body: bytes = b"") -> bytes:
+    """Return header and body as one."""
+    text = json.dumps({"format": FORMAT, **header.model_dump(mode="json")}, separators=(",", ":")).encode()
+    return b"".join((len(text).to_bytes(4, "little"), text, body))
+
+
+def request_of(data: object) -> tuple[Request, bytes]:
+    """Return what a server sent. Raises `moretta.errors.CodecError` for anything else."""
+    header, body = _split(data)
+    try:
+        return _REQUEST.validate_json(header), body
+    except ValidationError as error:
+        raise _wrong("request", error) from None
+
+
+def reply_of(data: object) -> tuple[Reply, bytes]:
+    """Return what a site sent. Raises `moretta.errors.CodecError` for anything else."""
+    header, body = _split(data)
+    try:
+        return _REPLY.validate_json(header), body
+    except ValidationError as error:
+        raise _wrong("reply", error) from None
+
+
+def _split(data: object) -> tuple[bytes, bytes]:
+    if not isinstance(data, bytes) or len(data) < 4:
+        raise CodecError(f"expected an envelope; got {type(data).__name__}")
+    length = int.from_bytes(data[:4], "little")
+    if length > min(HEADER_LIMIT, len(data) - 4):
+        raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
+    header, body = data[4 : 4 + length], data[4 + length :]
+    try:
+        content = json.loads(header)
+        version = content.pop("format")
+        plain = json.dumps(content).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CodecError(f"expected a header in JSON: {error}") from None
+    if type(version) is not int or version != FORMAT:
+        raise CodecError(f"expected an envelope of format {FORMAT}; got {version!r:.40}; update the older side")
+    return plain, body
+
+
+def _wrong(what: str, error: ValidationError) -> CodecError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return CodecError(f"expected a {what} of this engine: {place[:80]}: {first['msg'][:200]}")

@@ -1,0 +1,91 @@
+"""The launcher of a site's job process: one that dies is started again, so that it costs the site a few rounds.
+
+FLARE's own launcher tells the server when a job process dies, and the server then fails the job of everybody. This one
+starts the process again, in the same job and with the same arguments; the new process announces itself by answering.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.utils.job_launcher_utils import add_custom_dir_to_path, get_credential_env
+
+PAUSES = tuple(min(0.2 * 1.5**n, 30.0) for n in range(20))  # seconds before each new start: 20 of them, 5 min in all
+HOPELESS = (JobReturnCode.CONFIG_ERROR, JobReturnCode.UNSAFE_COMPONENT)  # it would end so again
+
+
+class Respawned(JobHandleSpec):
+    """A job process, and those that took its place.
+
+    start: starts one. forget: removes what the one that died has left to be read as the outcome of the job.
+    pauses: seconds to wait before each new start; after the last the site stays away, and the job goes on without it.
+    """
+
+    def __init__(
+        self, start: Callable[[], subprocess.Popen[bytes]], forget: Callable[[], None], pauses: Sequence[float] = PAUSES
+    ) -> None:
+        super().__init__()
+        self.starts = 1
+        self._start, self._forget, self._pauses = start, forget, pauses
+        self._ended = threading.Event()
+        self._lock = threading.Lock()  # held where a process starts or is killed: none may start after the last kill
+        self._process = start()
+
+    def wait(self) -> None:
+        """Return when the job has ended here: its process by itself, by `terminate`, or too often."""
+        for pause in (*self._pauses, None):
+            code = self._process.wait()
+            if code == 0 or self._ended.is_set():
+                break
+            self._forget()
+            if pause is None or code in HOPELESS or self._ended.wait(pause):
+                break
+            with self._lock:
+                if self._ended.is_set():
+                    break
+                self._process = self._start()
+                self.starts += 1
+        if self._process.returncode != 0:
+            self._forget()
+
+    def poll(self) -> int:
+        """Tell the outcome; whatever it is except a regular end is unknown, since FLARE fails a job for all others."""
+        return int(JobReturnCode.SUCCESS if self._process.poll() == 0 else JobReturnCode.UNKNOWN)
+
+    def terminate(self) -> None:
+        """Kill the process and its children; none starts after that."""
+        self._ended.set()
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Launcher(ClientProcessJobLauncher):
+    """FLARE's process launcher of a site, whose job processes are started again where they die."""
+
+    def launch_job(self, job_meta: dict[str, object], fl_ctx: FLContext) -> Respawned:
+        """Start a site's process of a job."""
+        workspace, job = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT), job_meta.get(JobConstants.JOB_ID)
+        environment = os.environ.copy()
+        add_custom_dir_to_path(workspace.get_app_custom_dir(job), environment)
+        environment.update(get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}))
+        words = shlex.split(self.get_command(job_meta, fl_ctx), True)
+        outcome = Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE
+
+        def start() -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(words, env=environment, start_new_session=True)
+            self.logger.info(f"run ({job}): started process {process.pid}")
+            return process
+
+        return Respawned(start, lambda: outcome.unlink(missing_ok=True))

@@ -1,0 +1,352 @@
+"""The server's half of the engine: asks become submissions and polls, and what sites say becomes replies.
+
+A site that is dead, hangs or talks nonsense is missing from the replies with its reason; it is greeted again each time
+something is asked of it, at most once in `AGAIN` seconds, so that one that comes back takes part again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from moretta.codec import Codec
+from moretta.engines.checkpoint import Place
+from moretta.engines.clock import Clock
+from moretta.engines.delivery import Traffic, valid
+from moretta.engines.flare.envelope import (
+    Busy,
+    Done,
+    Failed,
+    Hello,
+    Here,
+    Poll,
+    Refused,
+    Reply,
+    Request,
+    Stranger,
+    Submit,
+    Work,
+    pack,
+    reply_of,
+)
+from moretta.engines.views import Recorder
+from moretta.errors import CodecError, ParameterError
+from moretta.protocol import Ask, Message, Missing, Reason, Replies
+
+log = logging.getLogger("moretta")
+
+PATIENCE = 3.0  # seconds in which a living site begins to answer; FLARE counts none in which bytes move
+WAIT = 1.0  # seconds that a poll waits at the site
+MISSES = 2  # polls without an answer, one after the other, until a site counts as gone
+LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
+AGAIN = 1.0  # seconds from one attempt to reach a site that is gone to the next
+LATER = 10.0  # the same for one that refused: it may have been mended and restarted
+KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
+
+Send = Callable[[Mapping[str, bytes], float], Mapping[str, "bytes | Missing"]]
+"""Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none."""
+
+
+NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
+
+
+@dataclass
+class _Site:
+    """What is known of a site. boot: of its process, None until it has said that it is there."""
+
+    boot: str | None = None
+    refusal: str | None = None
+    gone: Missing = NOT_YET
+    tried: float = float("-inf")
+
+
+@dataclass
+class _Asked:
+    """One site's part of an exchange. misses: requests in a row that it has not answered."""
+
+    until: float
+    misses: int = 0
+    outcome: tuple[Done, bytes] | Missing | None = field(default=None)
+
+
+class Sites:
+    """Delivers asks to sites through what a FLARE server job can send.
+
+    names: of all silos. hello: what each is told first, as of the run's place. fingerprints: of the silos' identities,
+    by name, where there is a roster. recorder: keeps what the server saw. deadline: seconds from a question to its
+    answer. aborted: raises when the job is to end.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        send: Send,
+        codec: Codec,
+        hello: Hello,
+        *,
+        fingerprints: Mapping[str, str] | None = None,
+        recorder: Recorder | None = None,
+        deadline: float | None = None,
+        aborted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.clock = Clock()
+        self._sites = {name: _Site() for name in names}
+        self._send, self._codec, self._hello, self._recorder = send, codec, hello, recorder
+        self._fingerprints = fingerprints or {}
+        self._deadline, self._aborted = deadline or LONGEST, aborted
+        self._traffic = Traffic()
+        self._number = 0
+        self._peak: float | None = None
+
+    def gather(self, least: int, wait: float) -> None:
+        """Greet all sites until each has come or refused, for at most so many seconds.
+
+        Raises `moretta.errors.ParameterError`, with who is missing and why, where fewer than `least` have come.
+        """
+        until = time.monotonic() + wait
+        while True:
+            waited_for = [name for name, site in self._sites.items() if site.boot is None and site.refusal is None]
+            if not waited_for or time.monotonic() > until:
+                break
+            self._aborted()
+            self._greet(waited_for)
+            time.sleep(0.1)
+        missing = {name: self._why(site) for name, site in self._sites.items() if site.boot is None}
+        for name, why in missing.items():
+            log.warning("site `%s` is missing, %s: %s", name, why.reason, why.detail)
+        if len(self._sites) - len(missing) < least:
+            said = "; ".join(f"{name}: {why.detail}" for name, why in missing.items())
+            raise ParameterError(
+                f"{len(self._sites) - len(missing)} of {len(self._sites)} sites came within {wait:g} s, at least "
+                f"{least} are needed ({said}); mend them and serve again"
+            )
+
+    def deliver(self, ask: Ask) -> Replies:
+        """Hand each silo its message; return the valid answers and why the others are missing."""
+        encoded: dict[int, bytes] = {}  # the same message often goes to every silo
+        bodies: dict[str, bytes] = {}
+        for silo, message in ask.messages.items():
+            if id(message) not in encoded:
+                encoded[id(message)] = self._codec.encode(message)
+            bodies[silo] = encoded[id(message)]
+            self._traffic.down(message, len(bodies[silo]))
+            self._record("sent", silo, message, bodies[silo])
+        outcomes = self._exchange("answer", bodies, self._deadline)
+        answers: dict[str, Message] = {}
+        missing: dict[str, Missing] = {}
+        for silo, message in ask.messages.items():
+            answer = self._answer(silo, ask, message, outcomes[silo])
+            if isinstance(answer, Missing):
+                log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, answer.reason, answer.detail)
+                missing[silo] = answer
+            else:
+                answers[silo] = answer
+        return Replies(answers, missing)
+
+    def take_traffic(self) -> Mapping[tuple[str, str], int]:
+        """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
+        return self._traffic.take()
+
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any edge client has taken so far; None without such silos."""
+        return self._peak
+
+    def keep(self, place: Place) -> None:
+        """Have all sites that are there keep their states; who cannot is named, as it would go on from less."""
+        self._hello = self._hello.model_copy(update={"round": place.round})
+        there = {name: b"" for name, site in self._sites.items() if site.boot is not None}
+        self._tell("keep", there, place.round, "did not keep its state")
+
+    def end(self, released: bytes) -> None:
+        """Tell all sites that the run has ended, and give them what it released, as safetensors; nothing if empty."""
+        there = {name: released for name, site in self._sites.items() if site.boot is not None}
+        self._tell("end", there, self._hello.round, "did not take what the run released")
+
+    def close(self) -> None:
+        """Do nothing: the sites' jobs end with the server's."""
+
+    def _tell(self, work: Work, bodies: Mapping[str, bytes], round: int, otherwise: str) -> None:
+        for name, outcome in self._exchange(work, bodies, KEEPING, round).items():
+            if isinstance(outcome, Missing):
+                log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
+
+    def _answer(
+        self, silo: str, ask: Ask, message: Message, outcome: tuple[Done, bytes] | Missing
+    ) -> Message | Missing:
+        if isinstance(outcome, Missing):
+            return outcome
+        done, body = outcome
+        for phase, seconds in done.seconds.items():
+            self.clock.charge(phase, seconds)
+        if done.peak_mib is not None:
+            self._peak = max(self._peak or 0.0, done.peak_mib)
+        try:
+            answer = self._codec.decode(body)
+        except CodecError as error:
+            return Missing(Reason.MALFORMED, str(error))
+        self._traffic.up(message, answer)
+        self._record("received", silo, answer, body)
+        return valid(silo, ask, message, answer)
+
+    def _record(self, direction: str, silo: str, message: Message, data: bytes) -> None:
+        if self._recorder is not None and self._recorder.wants(message.stamp.round):
+            self._recorder.saw("server", direction, silo, data)
+
+    # Who is there
+
+    def _greet(self, names: Iterable[str]) -> None:
+        """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
+        now = time.monotonic()
+        wanted = [
+            name
+            for name in names
+            if (site := self._sites[name]).boot is None
+            and now - site.tried >= (AGAIN if site.refusal is None else LATER)
+        ]
+        for name, reply in self._requests(dict.fromkeys(wanted, self._hello), {}, PATIENCE).items():
+            site = self._sites[name]
+            match reply:
+                case Missing():
+                    site.gone, site.tried = reply, time.monotonic()
+                case (Here() as here, _):
+                    self._welcome(name, here)
+                case (Refused() as refused, _):
+                    site.refusal, site.tried = refused.sentence, time.monotonic()
+                case (Busy(), _):
+                    site.gone = Missing(Reason.DISCONNECTED, "is still loading its data and model")
+                case _:
+                    site.gone, site.tried = _nonsense(), time.monotonic()
+
+    def _welcome(self, name: str, here: Here) -> None:
+        site, expected = self._sites[name], self._fingerprints.get(name, here.key)
+        if here.name != name:
+            site.refusal = f"calls itself `{here.name}`; expected the name in its certificate, `{name}`"
+        elif here.key != expected:
+            site.refusal = (
+                f"has the identity {here.key or 'of nobody'}, and the roster lists {expected} for it; expected the key "
+                "that the roster names (moretta keys show)"
+            )
+        else:
+            site.boot, site.refusal = here.boot, None
+
+    def _why(self, site: _Site) -> Missing:
+        return site.gone if site.refusal is None else Missing(Reason.REFUSED, site.refusal)
+
+    def _lost(self, name: str, why: Missing) -> Missing:
+        """Take a site for gone, until it says hello again."""
+        site = self._sites[name]
+        site.boot, site.gone, site.tried = None, why, time.monotonic()
+        return why
+
+    # Exchanges
+
+    def _exchange(
+        self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
+    ) -> Mapping[str, tuple[Done, bytes] | Missing]:
+        """Submit work to silos, and poll until each has done it or failed to within so many seconds."""
+        self._greet(bodies)
+        outcomes: dict[str, tuple[Done, bytes] | Missing] = {}
+        asked = dict[str, _Asked]()
+        self._number += 1
+        for name in bodies:
+            if self._sites[name].boot is None:
+                outcomes[name] = self._why(self._sites[name])
+            else:
+                asked[name] = _Asked(time.monotonic() + seconds)
+        again = self._submit(work, asked, bodies, round)
+        if again:  # other processes than those that were known
+            for name in again:
+                self._lost(name, Missing(Reason.DISCONNECTED, "has restarted, and is not ready yet"))
+                self._sites[name].tried = float("-inf")
+            self._greet(again)
+            back = {name: asked[name] for name in again if self._sites[name].boot is not None}
+            for name in again:
+                if name not in back:
+                    asked[name].outcome = self._why(self._sites[name])
+            for name in self._submit(work, back, bodies, round):
+                asked[name].outcome = self._lost(name, Missing(Reason.DISCONNECTED, "restarts again and again"))
+        while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
+            self._aborted()
+            self._poll(waiting, seconds)
+        return outcomes | {name: one.outcome for name, one in asked.items() if one.outcome is not None}
+
+    def _submit(self, work: Work, asked: Mapping[str, _Asked], bodies: Mapping[str, bytes], round: int) -> list[str]:
+        """Submit to sites; return those whose process is another than the one that was known."""
+        header = Submit(boots=self._boots(asked), number=self._number, work=work, round=round)
+        strangers = list[str]()
+        for name, reply in self._requests(dict.fromkeys(asked, header), bodies, PATIENCE).items():
+            if isinstance(reply, tuple) and isinstance(reply[0], Stranger):
+                strangers.append(name)
+            else:
+                self._take(name, asked[name], reply)
+        return strangers
+
+    def _poll(self, waiting: Mapping[str, _Asked], seconds: float) -> None:
+        """Ask once after all that is not done."""
+        now, boots = time.monotonic(), self._boots(waiting)
+        requests, poll = dict[str, Request](), Poll(boots=boots, number=self._number, wait=WAIT)
+        for name, one in waiting.items():
+            if now > one.until:
+                late = f"expected an answer in {seconds:g} s, and it was still busy"
+                one.outcome = Missing(Reason.LATE, late)
+            else:
+                requests[name] = poll
+        for name, reply in self._requests(requests, {}, WAIT + PATIENCE).items():
+            self._take(name, waiting[name], reply)
+
+    def _boots(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: boot for name in names if (boot := self._sites[name].boot) is not None}
+
+    def _take(self, name: str, one: _Asked, reply: tuple[Reply, bytes] | Missing) -> None:
+        """Note what a site said about its work."""
+        match reply:
+            case Missing():
+                one.misses += 1
+                if reply.reason is not Reason.LATE:
+                    one.outcome = self._lost(name, reply)
+                elif one.misses >= MISSES:
+                    one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
+                return
+            case (Busy(), _):
+                pass
+            case (Done() as done, body):
+                one.outcome = done, body
+            case (Failed() as failed, _):
+                one.outcome = Missing(Reason(failed.reason), failed.sentence)
+            case (Stranger(), _):
+                gone = Missing(Reason.DISCONNECTED, "was restarted while it worked, and what it worked on is lost")
+                one.outcome = self._lost(name, gone)
+                self._sites[name].tried = float("-inf")
+            case _:
+                one.outcome = _nonsense()
+        one.misses = 0
+
+    def _requests(
+        self, headers: Mapping[str, Request], bodies: Mapping[str, bytes], seconds: float
+    ) -> Mapping[str, tuple[Reply, bytes] | Missing]:
+        if not headers:
+            return {}
+        made: dict[tuple[int, int], bytes] = {}  # the same for all who are sent the same
+        packed = dict[str, bytes]()
+        for name, header in headers.items():
+            body = bodies.get(name, b"")
+            if (id(header), id(body)) not in made:
+                made[id(header), id(body)] = pack(header, body)
+            packed[name] = made[id(header), id(body)]
+        replies: dict[str, tuple[Reply, bytes] | Missing] = {}
+        for name, data in self._send(packed, seconds).items():
+            if isinstance(data, Missing):
+                replies[name] = data
+                continue
+            try:
+                replies[name] = reply_of(data)
+            except CodecError as error:
+                replies[name] = Missing(Reason.MALFORMED, str(error))
+        return replies
+
+
+def _nonsense() -> Missing:
+    return Missing(Reason.MALFORMED, "sent a reply that belongs to no request of its kind")

@@ -1,0 +1,64 @@
+"""What all commands share: what goes to which stream, options that many have, and which extra is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from moretta import config
+from moretta.errors import MissingExtra
+
+screen = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
+
+
+def tell(line: str) -> None:
+    """Write one line of progress for a person."""
+    screen.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def needs_torch() -> Iterator[None]:
+    """Say which extra is missing where torch cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "matplotlib"):
+            raise
+        raise MissingExtra(f"this command needs {error.name}; install it by: pip install 'moretta[torch]'") from None
+
+
+def out_of(run_file: config.RunFile) -> Path:
+    """Return the run folder of a run file where no other is named."""
+    return run_file.run.out or Path("runs") / run_file.run.name
+
+
+def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
+    """Print a command's result: as one JSON object, or for a person."""
+    if as_json:
+        print(json.dumps(told))
+    else:
+        plainly()
+
+
+def print_result(
+    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, told: dict[str, Any]
+) -> None:
+    """Print what runs came to. told: the JSON object."""
+
+    def plainly() -> None:
+        from moretta.report import comparison_table, read_run
+
+        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
+        print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
+
+    say({"format": 1, **told}, as_json, plainly)
