@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moretta import config, config_errors
+from moretta import config
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
@@ -324,14 +324,14 @@ BAD = [
     (["run.rho=1"], "[run] rho is not known; it is a key of [protocol]"),
     (["run.batch-size=1"], "[run] batch-size is not known; it is a key of [data]"),
     (["data.batch_sizes=1"], "[data] batch_sizes is not known; did you mean batch-size?"),
-    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, strict, deadline, edge,"
-     " edge-precision, memory-limit-mib, micro-batch, faults"),
+    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, sites, torch-versions, strict,"
+     " deadline, edge, edge-precision, memory-limit-mib, micro-batch, faults"),
     (["modle.source=mlp"], "the section [modle] is not known; did you mean [model]?"),
     (["secure_aggregation.scheme=none"], "the section [secure_aggregation] is not known; did you mean"
      " [secure-aggregation]?"),
     (["zzz.a=1"], "the section [zzz] is not known; the sections are [run], [data], [model], [protocol],"
      " [secure-aggregation], [engine]"),
-    # keys of another protocol, or of a later version
+    # keys of another protocol
     (["protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of fedsgd; remove it"),
     (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg and baffle, not of fedsgd; remove"
      " it"),
@@ -402,9 +402,26 @@ BAD = [
      " keys here are round, silo, phase"),
     (["engine.faults.drop=[{round = 1, silo = 'a', phase = 'uplod'}]"], '[engine.faults.drop] phase: expected "set-up",'
      ' "upload" or "unmasking", got "uplod"; did you mean "upload"?'),
-    # values of a later version
-    (["engine.name=flare"], "[engine] name: `flare` is an engine of Moretta that this version does not have yet;"
-     " choose in-process, fused or exact-ring"),
+    # many machines
+    (["engine.name=flare"], '[engine] sites is missing; name = "flare" needs the names of the silos, for example'
+     ' sites = ["north", "south"]'),
+    (["engine.sites=['a', 'b']"], '[engine] sites is for name = "flare", not "in-process"; remove it'),
+    (["engine.name=flare", "engine.sites=['a', 'b']"], '[engine] name = "flare" and [data] source = "sites" belong'
+     " together: where silos are on machines of their own, each one's silo.toml names its rows, and a run file never"
+     ' does; got name = "flare" and source = "rows.csv"'),
+    (["engine.name=flare", "engine.sites=['a', 'a']"], "[engine] sites has a name twice; give each site its own"),
+    (["engine.name=flare", "engine.sites=['a b']"], '[engine] sites: "a b" cannot be the name of a site; expected 1 to'
+     ' 63 letters, digits, dashes and underscores, and not "server" or "admin"'),
+    (["engine.name=flare", "engine.sites=['a']", "engine.edge=['a']"], '[engine] edge: with name = "flare" a site says'
+     " so itself, by moretta join --edge"),
+    (["data.source=sites"], '[data] source = "sites" needs inputs, the shape of a sample, and either classes or'
+     " outputs, for example inputs = [30] and classes = 2"),
+    (["data.source=sites", "data.inputs=[30]", "data.classes=2", "data.target=y"], "[data] target is about rows, and"
+     ' with source = "sites" each site\'s own silo.toml says where its rows are and how to read them; remove it here'),
+    (["data.inputs=[3]"], '[data] inputs is for source = "sites", not "rows.csv"; remove it'),
+    (["data.source=sites", "data.inputs=[30]", "data.classes=2", "engine.name=flare", "engine.sites=['a', 'b']",
+      "protocol.name=local"], "[protocol] local is a baseline for one machine, with nothing to do for many; choose"
+     " fedsgd, fedavg, pbpfl, cgd or baffle"),
     # wrong values
     (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
      ' "baffle", got "fedsdg"; did you mean "fedsgd"?'),
@@ -524,8 +541,8 @@ BAD = [
         for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl", "baffle")
         for engine in ("fused", "exact-ring")
     ],
-    (["engine.name=fusd"], '[engine] name: expected "in-process", "fused" or "exact-ring", got "fusd"; did you mean'
-     ' "fused"?'),
+    (["engine.name=fusd"], '[engine] name: expected "in-process", "flare", "fused" or "exact-ring", got "fusd"; did'
+     ' you mean "fused"?'),
     (["protocol.name=pbpfl", "secure-aggregation.ring-bits=32"], "[secure-aggregation] ring-bits = 32 is too coarse"
      " for pbpfl, whose corrections multiply the rounding; use ring-bits = 64"),
     # baffle
@@ -821,7 +838,14 @@ def test_a_dump_says_what_was_left_open(write: Write, tmp_path: Path) -> None:
         "dropout-rate": 0.1,
         "weights": "hidden",
     }
-    assert tables["engine"] == {"name": "in-process", "strict": False, "edge": [], "edge-precision": "float32"}
+    assert tables["engine"] == {
+        "name": "in-process",
+        "sites": [],
+        "torch-versions": [],
+        "strict": False,
+        "edge": [],
+        "edge-precision": "float32",
+    }
 
 
 # The digest.
@@ -978,14 +1002,6 @@ def test_python_users_write_underscores_and_cannot_change_them_later() -> None:
             model=config.Model(source="mlp"),
             protocol=FedSGD(),
         )
-
-
-def test_the_table_of_later_keys_names_nothing_that_is_here() -> None:
-    for row, words in config_errors.LATER.items():
-        here = set(config._KNOWN.get(row, ()))
-        if row == "protocol":
-            here = set().union(*(config._keys(params) for params in config.PROTOCOLS.values()))
-        assert not here & set(words.split())
 
 
 def test_reading_a_run_file_needs_no_torch() -> None:

@@ -215,8 +215,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
 
 
 def loads(text: str, path: Path) -> RunFile:
-    """Return the run file of a text that `dumps` wrote elsewhere. path: by which it is called, and in whose folder."""
-    return _checked(parse_toml(text, path), path)
+    """Return the run file of a text that `dumps` wrote elsewhere. path: by which it is called, and in whose folder.
+
+    Raises ParameterError as `load` does, and where the text says where it lies.
+    """
+    tables = parse_toml(text, path)
+    if isinstance(run := tables.get("run"), dict) and "base" in run:
+        raise ParameterError(f"{path}: [run] base is of the machine that a run file lies on; expected none")
+    return _checked(tables, path)
 
 
 def _checked(tables: Mapping[str, Any], path: Path) -> RunFile:
@@ -410,4 +416,4 @@ def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protoco
         # By way of JSON, whose strict reading takes lists for tuples and strings for paths, as a file has to.
         return kind.model_validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
-        raise ParameterError(config_errors.first_error(name, error, protocol)) from None
+        raise ParameterError(config_errors.first_error(name, error)) from None

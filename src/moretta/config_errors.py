@@ -1,4 +1,4 @@
-"""The sentences that a bad run file earns, and the one table of keys that later versions will know.
+"""The sentences that a bad run file earns.
 
 Everything here is plain data in, one sentence out; `moretta.config` adds the file's name and raises.
 """
@@ -13,11 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError  # at run time it would cost an edge client 12 MiB
-
-# What the run file of a finished Moretta knows and this version does not: a row for each section, and within
-# [protocol] one for each protocol. "key" is a key, "key=value" a value of a key that is here. Shrink it as they land.
-LATER: Mapping[str, str] = {}
-NOT_YET = "that this version does not have yet"
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -102,9 +97,6 @@ def unknown_key(section: str, key: str, sections: Mapping[str, Iterable[str]], p
     protocol: the name of the run's protocol if the section is [protocol].
     """
     mine = list(sections[protocol or section])
-    for row in (section, protocol):
-        if key in _later_keys(row):
-            return f"[{section}] {key} is a key of {_owner(row)} {NOT_YET}; remove it"
     if protocol:
         homes = [name for name in sections if name not in _SECTIONS and key.replace("_", "-") in sections[name]]
         if homes and protocol not in homes:
@@ -117,26 +109,15 @@ def unknown_key(section: str, key: str, sections: Mapping[str, Iterable[str]], p
     return f"[{section}] {key} is not known; {hint}"
 
 
-def wrong_choice(section: str, key: str, value: object, choices: Iterable[str], protocol: str = "") -> str:
-    """Say that a key takes one of a few values and got another one, perhaps one that later versions take."""
+def wrong_choice(section: str, key: str, value: object, choices: Iterable[str]) -> str:
+    """Say that a key takes one of a few values and got another one."""
     choices = list(choices)
-    later = {
-        word.removeprefix(f"{key}="): row
-        for row in (section, protocol)
-        for word in LATER.get(row, "").split()
-        if word.startswith(f"{key}=")
-    }
-    if isinstance(value, str) and value in later:
-        noun = section if key == "name" else key
-        kind = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} of {_owner(later[value])}"
-        return f"[{section}] {key}: `{value}` is {kind} {NOT_YET}; choose {either(choices)}"
-    close = nearest(value, [*choices, *later]) if isinstance(value, str) else None
-    yet = ", which this version does not have yet" if close in later else ""
-    hint = f'; did you mean "{close}"{yet}?' if close else ""
+    close = nearest(value, choices) if isinstance(value, str) else None
+    hint = f'; did you mean "{close}"?' if close else ""
     return f"[{section}] {key}: expected {either(map(_quoted, choices))}, got {shown(value)}{hint}"
 
 
-def first_error(section: str, error: ValidationError, protocol: str = "") -> str:
+def first_error(section: str, error: ValidationError) -> str:
     """Return the sentence for the first thing that pydantic found wrong in a section."""
     found: Any = error.errors(include_url=False)[0]
     kind, ctx, place = found["type"], found.get("ctx", {}), found["loc"]
@@ -146,7 +127,7 @@ def first_error(section: str, error: ValidationError, protocol: str = "") -> str
         return f"{where} is missing; add it"
     if kind == "literal_error":
         choices = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", ctx["expected"])]
-        return wrong_choice(section, key, found["input"], choices, protocol)
+        return wrong_choice(section, key, found["input"], choices)
     if kind == "value_error":
         expected = str(ctx["error"])
     elif kind == "greater_than" and type(ctx["gt"]) is int:
@@ -159,14 +140,6 @@ def first_error(section: str, error: ValidationError, protocol: str = "") -> str
 
 
 _SECTIONS = ("run", "data", "model", "protocol", "secure-aggregation", "engine", "engine.faults")
-
-
-def _owner(row: str) -> str:
-    return "Moretta" if row in _SECTIONS else row
-
-
-def _later_keys(row: str) -> set[str]:
-    return {word for word in LATER.get(row, "").split() if "=" not in word}
 
 
 def _headers(sections: Iterable[str]) -> str:

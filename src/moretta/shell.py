@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,3 +63,17 @@ def print_result(
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
 
     say({"format": 1, **told}, as_json, plainly)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a SIGTERM end a command as ctrl-c does, so that what it started ends with it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

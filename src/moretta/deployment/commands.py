@@ -11,7 +11,7 @@ import typer
 
 from moretta import config
 from moretta.errors import MissingExtra, RunFailed
-from moretta.shell import AsJson, Overrides, RunPath, needs_torch, out_of, print_result, say, tell
+from moretta.shell import AsJson, Overrides, RunPath, interruptible, needs_torch, out_of, print_result, say, tell
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
 
@@ -57,7 +57,8 @@ def serve(
             tell(round_line(number, rounds, line))
 
         try:
-            serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
+            with interruptible():
+                serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
         except KeyboardInterrupt:
             raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
         print_result([folder], {}, as_json, read_json(folder / "result.json"))
@@ -92,7 +93,8 @@ def join(
         from moretta.deployment.join import join as take_part
 
         try:
-            out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
+            with interruptible():
+                out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
         except KeyboardInterrupt:
             raise RunFailed("interrupted; joining again takes part in the next run") from None
     say({"out": str(out)}, as_json, lambda: print(f"ended; what is this site's is in {out}"))

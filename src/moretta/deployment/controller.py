@@ -35,22 +35,32 @@ from moretta.secure_aggregation.identity import Roster, fingerprint
 log = logging.getLogger("moretta")
 
 TOPIC = "moretta"
+ABSENT = Missing(Reason.DISCONNECTED, "was not connected when the job began; it takes part in the next one")
 ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 
 
 class Controller(FlareController):
     """Plays a run as the server.
 
-    run: the run file as TOML, all of it. digest: of what sites were told, so that a job that was edited by hand is
-    noticed. out: the run folder; empty: one in the job's own workspace. resume: go on from its last checkpoint. wait:
-    seconds in which sites are to come. status: the file that says how it ended; empty: none.
+    run: the run file as TOML, all of it, and base: the folder beside which its paths resolve. digest: of what sites
+    were told, so that a job that was edited by hand is noticed. out: the run folder; empty: one in the job's own
+    workspace. resume: go on from its last checkpoint. wait: seconds in which sites are to come. status: the file that
+    says how it ended; empty: none.
     """
 
     def __init__(
-        self, run: str, digest: str, out: str = "", resume: bool = False, wait: float = 120.0, status: str = ""
+        self,
+        run: str,
+        base: str,
+        digest: str,
+        out: str = "",
+        resume: bool = False,
+        wait: float = 120.0,
+        status: str = "",
     ) -> None:
         super().__init__()
-        self._run, self._digest, self._out, self._resume, self._wait = run, digest, out, resume, wait
+        self._run, self._base, self._digest = run, Path(base), digest
+        self._out, self._resume, self._wait = out, resume, wait
         self._status = Path(status) if status else None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -80,7 +90,7 @@ class Controller(FlareController):
             self._fail(f"{type(error).__name__}: {error}", 1, fl_ctx)
 
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
-        run_file = config.loads(self._run, Path("run.toml"))
+        run_file = config.loads(self._run, self._base / "run.toml")
         if told.digest(told.told(run_file)) != self._digest:
             raise ParameterError(
                 "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
@@ -152,7 +162,7 @@ def _inputs(out: Path) -> dict[str, Any]:
 def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
     """Return what sends envelopes to silos by FLARE. names: of the sites in FLARE, by silo."""
     engine = fl_ctx.get_engine()
-    silos = {name: silo for silo, name in names.items()}
+    there = {client.name for client in engine.get_clients()}  # when the job began; FLARE refuses to send to others
     pool = ThreadPoolExecutor(max(2, len(names)), thread_name_prefix="moretta send")
 
     def ask(targets: list[str], data: bytes, timeout: float) -> Mapping[str, Shareable]:
@@ -166,15 +176,16 @@ def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
     def send(packed: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Missing]:
         same: dict[int, tuple[bytes, list[str]]] = {}
         for silo, data in packed.items():
-            same.setdefault(id(data), (data, []))[1].append(names[silo])
+            if names[silo] in there:
+                same.setdefault(id(data), (data, []))[1].append(names[silo])
         replies: dict[str, Shareable] = {}
         if len(same) == 1:
             ((data, targets),) = same.values()
             replies |= ask(targets, data, timeout)
-        else:  # not FLARE's own multicast of several messages: it streams none of them
+        else:  # not by FLARE's multicast of several messages, which in 2.9 returns nothing
             for found in pool.map(lambda one: ask(one[1], one[0], timeout), same.values()):
                 replies |= found
-        return {silos[name]: _received(replies.get(name)) for name in (names[silo] for silo in packed)}
+        return {silo: _received(replies.get(names[silo])) if names[silo] in there else ABSENT for silo in packed}
 
     return send
 

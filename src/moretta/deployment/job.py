@@ -51,7 +51,12 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
         raise ParameterError(f"{folder} exists and is no job of Moretta's; name another folder by --out")
     shutil.rmtree(folder, ignore_errors=True)
     names, text = site_names(run_file), told.told(run_file)
-    server = {"run": config.dump(run_file), "digest": told.digest(text), **controller}
+    server = {
+        "run": config.dumps(run_file),
+        "base": str(run_file.base.absolute()),
+        "digest": told.digest(text),
+        **controller,
+    }
     site = {"told": text, "digest": told.digest(text), "made": time.time()}
     _write(
         folder / "meta.json",

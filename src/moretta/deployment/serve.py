@@ -28,6 +28,7 @@ from moretta.errors import MorettaError, ParameterError, RunFailed
 LOOK = 0.1  # seconds between two looks at the history
 START = 60.0  # seconds in which FLARE's server is to answer, and a job is to begin
 SILENT = 3.0  # seconds without any process of the job after which it has died
+ENDING = 30.0  # seconds that a job has to end in, once the run has
 TRIES = 3  # times that a job which died is begun again from its checkpoint
 GATHER = 60.0  # seconds in which sites that are connected are to have loaded their data
 
@@ -82,8 +83,10 @@ def serve(
     with _server(kit, places.work) as server:
         _wait_for_sites(kit.admin, names, run_file, wait, say, server)
         _play(run_file, places, kit, server, say, progress, resume=resume)
-        with suppress(MorettaError):
-            processes.shut_down(kit.admin)
+        until = time.monotonic() + ENDING  # FLARE stops nobody whose job has not ended
+        while processes.family_of(server) and time.monotonic() < until:
+            time.sleep(LOOK)
+        processes.shut_down(kit.admin)
 
 
 def _play(
@@ -98,6 +101,7 @@ def _play(
 ) -> None:
     """Submit the job and follow it; where its process dies, begin it again from its checkpoint."""
     status = places.work / "status.json"
+    report = _reporter(places.out / "history.jsonl", run_file.run.rounds, progress)
     for attempt in range(TRIES + 1):
         status.unlink(missing_ok=True)
         folder = places.work / "job"
@@ -110,7 +114,7 @@ def _play(
         job.write_job(run_file, folder, **arguments)
         number = processes.submit(kit.admin, folder)
         try:
-            ended = _follow(run_file, places, status, server, progress)
+            ended = _follow(places, status, server, report)
         except BaseException:
             with suppress(MorettaError):
                 processes.abort(kit.admin, number)
@@ -130,20 +134,15 @@ def _play(
 
 
 def _follow(
-    run_file: RunFile, places: Places, status: Path, server: processes.Parent, progress: Progress
+    places: Places, status: Path, server: processes.Parent, report: Callable[[], None]
 ) -> Mapping[str, Any] | None:
     """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
-    history, shown = places.out / "history.jsonl", 0
-    seen, began = time.monotonic() + START, time.monotonic()
+    seen = began = time.monotonic()
     while True:
-        for line in _lines(history)[shown:]:
-            progress(line["round"], run_file.run.rounds, line)
-            shown += 1
-        with suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads(status.read_text())
-            for line in _lines(history)[shown:]:
-                progress(line["round"], run_file.run.rounds, line)
-            return found
+        ended = _read(status)  # before the rounds, so that none is missed
+        report()
+        if ended is not None:
+            return ended
         if server.poll() is not None:
             raise RunFailed(
                 f"FLARE's server ended with exit code {server.returncode}; {places.work / 'server.log'} says why, and "
@@ -152,18 +151,33 @@ def _follow(
         now = time.monotonic()
         if processes.family_of(server):
             seen = now
-        elif now - seen > SILENT and now - began > SILENT:
+        elif now - seen > (SILENT if seen > began else START):
             return None
         time.sleep(LOOK)
 
 
-def _lines(history: Path) -> list[dict[str, Any]]:
-    found = []
-    with suppress(OSError):
-        for text in history.read_text().splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(text))
-    return found
+def _read(path: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    return None
+
+
+def _reporter(history: Path, rounds: int, progress: Progress) -> Callable[[], None]:
+    """Return what reports the rounds that the history has by now; one that is played again is not reported again."""
+    last = 0
+
+    def report() -> None:
+        nonlocal last
+        with suppress(OSError):
+            for text in history.read_text().splitlines():
+                with suppress(ValueError):
+                    line = json.loads(text)
+                    if line["round"] > last:
+                        last = line["round"]
+                        progress(last, rounds, line)
+
+    return report
 
 
 def _wait_for_sites(

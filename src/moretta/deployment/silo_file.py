@@ -5,6 +5,7 @@ name = "north"                # as in the certificate of its startup kit
 out = "moretta"               # the folder for its state, and for what runs release to it
 identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
 roster = "roster.toml"
+models = ["nets:build"]       # code that runs may have called here, beside the built-in models
 
 [data]
 source = "patients.csv"       # a .csv or .npz file or "module:function"; target, missing, id-column as in a run file
@@ -34,7 +35,9 @@ class Silo(Section):
     """Who the site is.
 
     name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
-    own key, and its own list of everybody's. record_views: keep what its role saw. edge: take part in baffle as an edge
+    own key, and its own list of everybody's. models: the "module:function" sources of models that runs may have built
+    here, from modules beside silo.toml or installed: a run file names code, and only what is listed is called.
+    record_views: keep what its role saw. edge: take part in baffle as an edge
     client, a process with ONNX Runtime and without PyTorch. insecure_secret_seed: for tests only.
     """
 
@@ -42,6 +45,7 @@ class Silo(Section):
     out: Path = Path("moretta")
     identity: Path | None = None
     roster: Path | None = None
+    models: tuple[Words, ...] = ()
     record_views: bool = False
     edge: bool = False
     insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None

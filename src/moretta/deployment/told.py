@@ -86,7 +86,17 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
     run do not fit each other.
     """
-    name = site.silo.name
+    name, source = site.silo.name, run_file.model.source
+    if source not in models.BUILT_IN and source not in site.silo.models:
+        raise ParameterError(
+            f"[model] source = {source!r} of the run is code that this site has not agreed to run; read it, put it "
+            f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
+        )
+    if site.silo.roster is not None and run_file.secure_aggregation.scheme == "none":
+        raise ParameterError(
+            'the run has [secure-aggregation] scheme = "none", by which the server sees each upload, and this site '
+            "has a roster, so it does not trust the server with them; have the run use another scheme"
+        )
     silos = {silo.name: silo for silo in silos_of(run_file)}
     if name not in silos:
         raise ParameterError(f"[silo] name = {name!r} is none of the run's silos, {', '.join(silos):.200}; correct it")
@@ -102,7 +112,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     )
     silos[name] = replace(mine, x=x, y=y, ids=ids, elsewhere=False)
     aggregation, engine, limits = run_file.secure_aggregation, run_file.engine, site.limits
-    if site.silo.roster is not None and site.silo.identity is not None and aggregation.scheme != "none":
+    if site.silo.roster is not None and site.silo.identity is not None:
         places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
         aggregation = aggregation.model_copy(update=places)
     if site.silo.edge:

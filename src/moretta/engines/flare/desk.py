@@ -31,7 +31,7 @@ from moretta.engines.flare.envelope import (
     pack,
     request_of,
 )
-from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError, ParameterError
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
 from moretta.protocol import Client, Message
 
 log = logging.getLogger("moretta")
@@ -98,7 +98,7 @@ class Desk:
         try:
             request, body = request_of(data)
         except CodecError as error:
-            return pack(Refused(sentence=str(error)[:1000]))
+            return pack(Refused(sentence=_sentence(error)))
         match request:
             case Hello():
                 return pack(self._greet(request))
@@ -121,6 +121,7 @@ class Desk:
         with self._changed:
             if self._entered != (hello.run, hello.session):
                 self._entered, self._role, self._refusal = (hello.run, hello.session), None, None
+                self._newest, self._done = 0, None  # a new session counts anew
                 self._next = _Work(0, hello, b"")
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
@@ -155,6 +156,7 @@ class Desk:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._closed)
                 work, self._next = self._next, None
+                entered = self._entered
                 if work is None:
                     return
             if isinstance(work.header, Hello):
@@ -162,7 +164,7 @@ class Desk:
                 continue
             reply, body = self._do(work.header, work.body)
             with self._changed:
-                if work.number == self._newest:
+                if work.number == self._newest and entered == self._entered:
                     self._done = work.number, reply, body
                 self._changed.notify_all()
 
@@ -175,10 +177,10 @@ class Desk:
                 client.charge = self._clock.charge
             role, refusal = (client, codec), None
         except MorettaError as error:
-            role, refusal = None, str(error)[:1000]
-        except Exception as error:  # the site lives on, and says why it takes no part
+            role, refusal = None, _sentence(error)
+        except (Exception, SystemExit) as error:  # the site lives on, and says why it takes no part
             log.exception("the silo could not take its place")
-            role, refusal = None, f"{type(error).__name__}: {error}"[:1000]
+            role, refusal = None, _sentence(f"{type(error).__name__}: {error}")
         with self._changed:
             if self._entered == (hello.run, hello.session):
                 self._role, self._refusal = role, refusal
@@ -198,25 +200,27 @@ class Desk:
                 self.ended.set()
                 return Done(), b""
             return self._play(silo, client, codec, body)
-        except CodecError as error:
-            return _failed("malformed", error), b""
         except ParameterError as error:
             return _failed("bad input", error), b""
         except Disconnected as error:
             return _failed("disconnected", error), b""
         except MorettaError as error:
             return _failed("refused", error), b""
-        except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
+        except (Exception, SystemExit) as error:  # a silo's failure, whatever it is, costs the round only itself
             log.exception("the silo failed")
             return _failed("failed", f"{type(error).__name__}: {error}"), b""
 
     def _play(self, silo: Silo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
-        message = codec.decode(body)
+        try:
+            message = codec.decode(body)
+        except CodecError as error:
+            return _failed("malformed", f"was asked what is no message: {error}"), b""
         answer: Message | None = None
         try:
-            answer = client.answer(message)
-            if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
-                raise MisuseError(f"expected the silo's role to answer with a message, got {type(answer).__name__}")
+            given = client.answer(message)
+            if not isinstance(given, Message):  # what a silo runs need not be ours, whatever its types say
+                return _failed("malformed", f"expected a message, got {type(given).__name__}"), b""
+            answer = given
         finally:
             silo.answered(client, message, answer)
         data = codec.encode(answer)
@@ -225,4 +229,9 @@ class Desk:
 
 
 def _failed(reason: str, error: object) -> Failed:
-    return Failed.model_validate({"reason": reason, "sentence": str(error)[:1000]})
+    return Failed.model_validate({"reason": reason, "sentence": _sentence(error)})
+
+
+def _sentence(error: object) -> str:
+    """Return what an error says as text that any header can hold: a file's name may have bytes that are none."""
+    return str(error).encode(errors="replace").decode()[:1000]

@@ -22,6 +22,7 @@ FORMAT = 1
 HEADER_LIMIT = 1 << 16  # bytes
 
 Text = Annotated[str, Field(max_length=1000)]
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,127}$")]  # a site names a folder by it
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
@@ -41,7 +42,7 @@ class Hello(_Header):
     """
 
     kind: Literal["hello"] = "hello"
-    run: Name
+    run: RunId
     round: Count
     session: Count
     job: Name

@@ -108,28 +108,42 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
 def patch(kit: Path, silo: Path | None = None) -> list[str]:
     """Make a server's or a site's kit able to run us; a second time changes nothing.
 
-    silo: the folder of the site's own data and secrets, written down for the job processes of a site.
+    silo: the site's silo.toml, written down for the job processes of a site.
     Returns a sentence for each change. Raises ParameterError where `kit` is no such kit.
     """
+    files, done = _changes(kit, silo)
+    for path, content in files.items():
+        _write(path, content)
+    return done
+
+
+def lacks(kit: Path, silo: Path | None = None) -> list[str]:
+    """Return what `patch` would change, and change nothing. Raises ParameterError where `patch` would."""
+    return _changes(kit, silo)[1]
+
+
+def _changes(kit: Path, silo: Path | None) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
+    """Return the files that a patch writes, with what they are to hold, and a sentence for each change."""
     server = is_server(kit)
     if silo is not None and server:
         raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
-    local = kit / "local"
+    local, files = kit / "local", dict[Path, Mapping[str, Any]]()
     resources = _resources(kit)
     done = [*_allow(resources)]
     done += _keep_jobs(resources, kit) if server else [*_replace_launcher(resources, kit), *_keep_logs(resources)]
     if done:
-        _write(local / "resources.json", resources)
+        files[local / "resources.json"] = resources
     comm = _load(local / "comm_config.json") if (local / "comm_config.json").exists() else {}
     if any(comm.get(key) != value for key, value in STREAMING.items()):
-        _write(local / "comm_config.json", comm | STREAMING)
+        files[local / "comm_config.json"] = comm | STREAMING
         done.append("A reply that has been sent is given up after 3 s instead of 60 (comm_config.json).")
     if silo is not None:
         wanted = {"silo": str(silo.resolve())}
-        if not (local / SILO).exists() or _load(local / SILO) != wanted:
-            _write(local / SILO, wanted)
-            done.append(f"The silo's folder is written down ({SILO}).")
-    return done
+        found = _load(local / SILO) if (local / SILO).exists() else {}
+        if found.get("silo") != wanted["silo"]:
+            files[local / SILO] = found | wanted
+            done.append(f"Where the site's silo.toml is has been written down ({SILO}).")
+    return files, done
 
 
 def name_of(kit: Path) -> str:
@@ -173,10 +187,16 @@ def check(kit: Path, now: datetime | None = None) -> None:
     files, now = certificates_of(kit), now or datetime.now(UTC)
     chain = [*_certificates(files.certificate), _certificates(files.root)[0]]
     for each in chain:
-        if not each.not_valid_before_utc <= now <= each.not_valid_after_utc:
+        begins, ends = each.not_valid_before_utc, each.not_valid_after_utc
+        if now < begins:
             raise ParameterError(
-                f"a certificate of {kit} is valid from {each.not_valid_before_utc:%Y-%m-%d} to "
-                f"{each.not_valid_after_utc:%Y-%m-%d}, and not now: look at this machine's clock, or get a new kit"
+                f"a certificate of {kit} is valid from {begins:%Y-%m-%d %H:%M} UTC, and not now, as this machine's "
+                f"clock says {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
+            )
+        if now > ends:
+            raise ParameterError(
+                f"a certificate of {kit} was valid until {ends:%Y-%m-%d}, and not now ({now:%Y-%m-%d}): get a new kit, "
+                "or set this machine's clock if it is wrong"
             )
     try:
         for each, issuer in pairwise(chain):
@@ -197,6 +217,13 @@ def check(kit: Path, now: datetime | None = None) -> None:
         raise ParameterError(
             f"{kit} is for {name_of(kit)}, and its certificate for {_subject(kit)}: get both from one kit"
         )
+
+
+def validity_of(kit: Path) -> tuple[datetime, datetime]:
+    """Return from when until when all of a kit's certificates are valid."""
+    files = certificates_of(kit)
+    chain = [*_certificates(files.certificate), *_certificates(files.root)[:1]]
+    return max(each.not_valid_before_utc for each in chain), min(each.not_valid_after_utc for each in chain)
 
 
 def certificates_of(kit: Path) -> Certificates:
