@@ -128,6 +128,7 @@ class Session:
             self._players.least,
             self._engine.clock.phase,
             self._chosen if self._of.participation < 1 else None,
+            self._engine.back,
         )
         try:
             for line in self._rounds_kept(driver):
@@ -298,6 +299,8 @@ class Session:
     def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
         of, history = self._of, self._history
         test: dict[str, Any] = self._scores_of_all(models, *of.test) if of.test is not None and models else {}
+        if scores := self._scores_at_silos(outcome):
+            test |= scores if of.test is None else {"silos": scores}
         if of.test is not None and self._players.displacement is not None:
             test["displacement"] = self._scores(self._players.displacement(), self._prepared(of.test[0]), of.test[1])
         noised = getattr(of.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
@@ -331,6 +334,11 @@ class Session:
             "versions": result.versions(),
         }
 
+    def _scores_at_silos(self, outcome: Outcome) -> dict[str, Any]:
+        """Return what silos score on the rows they hold back, as the server learns it or the participants here do."""
+        scores = outcome.scores or self._players.scores()
+        return {**scores, "by": "silos"} if scores else {}
+
     def _facts(self, outcome: Outcome) -> dict[str, float | str]:
         ring = result.ring_facts(self._history, self._of.protocol, outcome.parameters, self._rounds)
         best = {} if self._best is None else {"best_round": float(self._best[0])}
@@ -355,7 +363,12 @@ class Session:
                 f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
                 f'accuracy in {self._of.dtype}; with dtype = "float64" it stays as set'
             )
-        if self._of.test is None:
+        if self._of.score_at_silos and not self._scores_at_silos(outcome):
+            warnings.append(
+                "the participants alone know what their models score together on the rows they hold back (blind), each "
+                "has it in its scores.json"
+            )
+        elif self._of.test is None and not self._of.score_at_silos:
             warnings.append("no test rows were given, so nothing says how good the model is")
         return warnings
 

@@ -130,16 +130,20 @@ def patch(
 
 
 def doctor(
-    kit: Annotated[Path | None, typer.Option(help="The site's startup kit.")] = None,
-    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="The site's silo.toml.")] = None,
-    run: Annotated[Path | None, typer.Option(metavar="RUN.toml", help="Of the server: the run file.")] = None,
+    kit: Annotated[Path | None, typer.Option(help="The startup kit, of a site or of the server.")] = None,
+    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN.toml", help="The run file: of the server, or for a site's rows to fit.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Of the server: the port that sites connect to.", min=1, max=65535)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look whether this machine could take part: versions, certificates, clock, reachability, data, model, memory."""
-    with _needs_flare():
-        from moretta.deployment.doctor import examine
+    from moretta.deployment.doctor import examine
 
-        findings = examine(kit=kit, silo=silo, run=run)
+    findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
     told = {"findings": [finding.told() for finding in findings], "passes": all(one.passes for one in findings)}
     say(told, as_json, lambda: print(*(finding.line() for finding in findings), sep="\n"))
     if not told["passes"]:

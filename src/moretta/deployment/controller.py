@@ -116,6 +116,7 @@ class Controller(FlareController):
                 recorder=recorder,
                 deadline=run_file.engine.deadline,
                 aborted=aborted,
+                waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),
             )
             sites.gather(secure.least, self._wait)
             made.append(sites)

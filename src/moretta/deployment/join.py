@@ -1,4 +1,4 @@
-"""`moretta join`: patch a startup kit, start FLARE's client beneath, and say what becomes of it."""
+"""`moretta join`: patch a startup kit, wait for the server, start FLARE's client, and say what becomes of it."""
 
 from __future__ import annotations
 
@@ -6,54 +6,64 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moretta.deployment import silo_file
+from moretta.deployment import doctor, silo_file
 from moretta.engines.files import write_atomically
 from moretta.engines.flare import kits, processes
 from moretta.errors import ParameterError, RunFailed
-from moretta.secure_aggregation.identity import Roster
 
 LOOK = 0.2
+AGAIN = 2.0  # seconds between two tries to reach a server that is not there yet
+OFTEN, WITHIN = 4, 150.0  # so many connections in so many seconds: somebody else takes them over; FLARE starts by two
+KIT_HELD = "this kit has joined already, by {}; a site joins once, so leave one of them"
+OUT_HELD = (
+    "the folder of silo.toml is in use by another join, {}; leave one of them, or give each its own [silo] out, as two "
+    "federations need"
+)
 Say = Callable[[str], None]
 
 
 def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mib: float | None = None) -> Path:
     """Take part in runs by a startup kit until the server ends them; return the folder of what the site has now.
 
-    Raises `moretta.errors.ParameterError` for a kit and a silo.toml that do not fit, and
-    `moretta.errors.RunFailed` where FLARE's client ends by itself.
+    A server that is not there yet is waited for. Raises `moretta.errors.ParameterError` for what cannot work: a kit, a
+    silo.toml, keys or rows that are wrong or do not fit, a clock outside of the certificate's dates, a server of
+    another federation; and `moretta.errors.RunFailed` where FLARE's client ends by itself.
     """
+    processes.require()
     file = silo_file.load(silo)
-    if kits.is_server(kit):
-        raise ParameterError(f"{kit} is the server's kit; a site joins by its own, which moretta serve made beside it")
-    name = file.silo.name
-    if file.silo.roster is not None:
-        name = Roster.load(file.base / file.silo.roster).engine_name(name)
-    if name != kits.name_of(kit):
-        raise ParameterError(
-            f"{silo} is of `{name}`, and {kit} is the kit of `{kits.name_of(kit)}`; use the kit of the same name"
-        )
-    for change in kits.patch(kit, silo):
-        say(change)
-    settings: dict[str, object] = {"silo": str(silo.absolute())}
+    doctor.belongs(kit, silo, file)
+    kits.check(kit)
+    doctor.identified(file)
+    doctor.openable(file)
+    doctor.writable(file.out)
+    settings: dict[str, object] = {"silo": os.path.abspath(silo)}
     if edge:
         settings["edge"] = True
     if memory_limit_mib is not None:
         settings["memory-limit-mib"] = memory_limit_mib
-    write_atomically(kit / "local" / "moretta.json", (json.dumps(settings, indent=2) + "\n").encode())
-    out = file.out
+    out, remembered = file.out, kit / "local" / "join.json"
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_one(kit):
+    with _only_one(kit / "local", KIT_HELD), _only_one(out, OUT_HELD):
+        if processes.end_left_over(remembered):
+            say("ended what an earlier join of this kit, which was killed, had left running")
+        for change in kits.patch(kit):
+            say(change)
+        write_atomically(kit / "local" / kits.SILO, (json.dumps(settings, indent=2) + "\n").encode())
+        _wait_for_server(kit, say)
         host, port = kits.address_of(kit)
         say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
         client = processes.start(kit, out / "flare.log")
         try:
-            _watch(client, out, say)
+            processes.remember(client, remembered)
+            _watch(client, kit, out, say)
         finally:
             processes.stop(client)
+            remembered.unlink(missing_ok=True)
     if client.returncode != 0:
         raise RunFailed(
             f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining again "
@@ -62,43 +72,83 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     return out
 
 
-def _watch(client: processes.Parent, out: Path, say: Say) -> None:
-    """Say what the site's log says until the client ends."""
-    log, position = out / "log.txt", _size(out / "log.txt")
+def _wait_for_server(kit: Path, say: Say) -> None:
+    """Return once the server and this kit take each other's certificate; a server that is not there yet may come."""
+    said, refused = "", False
+    while True:
+        try:
+            processes.resolve(kit)
+            processes.reach(kit, AGAIN, AGAIN)
+            return
+        except RunFailed as error:
+            refused = False
+            if str(error) != said:
+                said = str(error)
+                host, port = kits.address_of(kit)
+                say(f"waiting for {host}:{port}, until it is there or ctrl-c: {said.partition(': ')[0]}")
+            time.sleep(AGAIN)
+        except ParameterError:
+            if refused:
+                raise
+            refused = True  # one that is just ending hangs up too: only the second time in a row is it meant
+            time.sleep(LOOK)
+
+
+def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
+    """Say what the site's log says until the client ends, and where somebody else has joined by the same kit."""
+    log = _new_lines(out / "log.txt", _size(out / "log.txt"))
+    flare = _new_lines(out / "flare.log", _size(out / "flare.log"))
+    host, port = kits.address_of(kit)
+    again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
+    connected: deque[float] = deque(maxlen=OFTEN)
+    warned = False
     while client.poll() is None:
         time.sleep(LOOK)
-        with suppress(OSError), log.open("rb") as stream:
+        for line in next(log):
+            say(line.decode(errors="replace"))
+        if found := [line for line in next(flare) if again in line]:
+            connected.extend(time.monotonic() for _ in found)
+            with suppress(ParameterError):
+                try:
+                    processes.reach(kit, LOOK)
+                except RunFailed:  # the server is away, so that it is no wonder
+                    connected.clear()
+        if not warned and len(connected) == OFTEN and connected[-1] - connected[0] < WITHIN:
+            warned = True
+            say(
+                "the server drops this site's connection again and again, as it does where the same kit has joined on "
+                "another machine too; leave one of them"
+            )
+
+
+def _new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
+    """Yield, each time, the whole lines that have come to a file since."""
+    while True:
+        data = b""
+        with suppress(OSError), path.open("rb") as stream:
             stream.seek(position)
             data = stream.read()
-            whole = data.rfind(b"\n") + 1
-            position += whole
-            for line in data[:whole].decode(errors="replace").splitlines():
-                say(line)
+        whole = data.rfind(b"\n") + 1
+        position += whole
+        yield data[:whole].splitlines()
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-class _only_one:  # used as a with statement
-    """Hold a kit, so that a site does not join twice by it."""
-
-    def __init__(self, kit: Path) -> None:
-        self._kit = kit
-        self._descriptor = -1
-
-    def __enter__(self) -> None:
-        self._descriptor = os.open(self._kit / "local" / "join.lock", os.O_RDWR | os.O_CREAT, 0o600)
+@contextmanager
+def _only_one(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder, so that no other join has it. what: the sentence where one has."""
+    descriptor = os.open(folder / "join.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
-            raise ParameterError(
-                f"{self._kit} has joined already, by process {holder or 'unknown'}; a site joins once"
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._descriptor)
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+            raise ParameterError(what.format(f"process {holder or 'unknown'}")) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -83,10 +83,20 @@ def serve(
     with _server(kit, places.work) as server:
         _wait_for_sites(kit.admin, names, run_file, wait, say, server)
         _play(run_file, places, kit, server, say, progress, resume=resume)
-        until = time.monotonic() + ENDING  # FLARE stops nobody whose job has not ended
-        while processes.family_of(server) and time.monotonic() < until:
-            time.sleep(LOOK)
-        processes.shut_down(kit.admin)
+        _shut_down(kit.admin)
+
+
+def _shut_down(admin: Path) -> None:
+    """End the sites too. FLARE ends nobody whose job has not ended, and that takes it some seconds."""
+    until = time.monotonic() + ENDING
+    while True:
+        try:
+            processes.shut_down(admin)
+            return
+        except MorettaError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
 
 
 def _play(
@@ -101,7 +111,10 @@ def _play(
 ) -> None:
     """Submit the job and follow it; where its process dies, begin it again from its checkpoint."""
     status = places.work / "status.json"
-    report = _reporter(places.out / "history.jsonl", run_file.run.rounds, progress)
+    stood = last_checkpoint(places.out / "checkpoint") if resume else None
+    report = _reporter(
+        places.out / "history.jsonl", 0 if stood is None else stood[0].round, run_file.run.rounds, progress
+    )
     for attempt in range(TRIES + 1):
         status.unlink(missing_ok=True)
         folder = places.work / "job"
@@ -114,7 +127,7 @@ def _play(
         job.write_job(run_file, folder, **arguments)
         number = processes.submit(kit.admin, folder)
         try:
-            ended = _follow(places, status, server, report)
+            ended = _follow(places, status, server, report, say)
         except BaseException:
             with suppress(MorettaError):
                 processes.abort(kit.admin, number)
@@ -134,14 +147,19 @@ def _play(
 
 
 def _follow(
-    places: Places, status: Path, server: processes.Parent, report: Callable[[], None]
+    places: Places, status: Path, server: processes.Parent, report: Callable[[], None], say: Say
 ) -> Mapping[str, Any] | None:
     """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
     seen = began = time.monotonic()
+    said: Mapping[str, Any] | None = None
     while True:
         ended = _read(status)  # before the rounds, so that none is missed
         report()
-        if ended is not None:
+        if ended is not None and ended["state"] == "waiting":
+            if ended != said:
+                say(str(ended["sentence"]))
+                said = ended
+        elif ended is not None:
             return ended
         if server.poll() is not None:
             raise RunFailed(
@@ -163,9 +181,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _reporter(history: Path, rounds: int, progress: Progress) -> Callable[[], None]:
-    """Return what reports the rounds that the history has by now; one that is played again is not reported again."""
-    last = 0
+def _reporter(history: Path, after: int, rounds: int, progress: Progress) -> Callable[[], None]:
+    """Return what reports the rounds after a number that the history has by now, each once."""
+    last = after
 
     def report() -> None:
         nonlocal last

@@ -9,6 +9,7 @@ models = ["nets:build"]       # code that runs may have called here, beside the 
 
 [data]
 source = "patients.csv"       # a .csv or .npz file or "module:function"; target, missing, id-column as in a run file
+test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
 
 [limits]
 memory-limit-mib = 80         # of an edge client's process
@@ -26,7 +27,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta import config, config_errors
-from moretta.config_sections import Precision, Section, Seed, Words
+from moretta.config_sections import Fraction, Precision, Section, Seed, Words
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive
 
@@ -58,12 +59,16 @@ class Silo(Section):
 
 
 class Rows(Section):
-    """Where its rows are: see `moretta.data.own_rows.read_rows`."""
+    """Where its rows are: see `moretta.data.own_rows.read_rows`.
+
+    test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
+    """
 
     source: Words
     target: Words | None = None
     id_column: Words | None = None
     missing: Literal["error", "median"] = "error"
+    test_fraction: Fraction = 0.0
 
 
 class Limits(Section):

@@ -3,6 +3,7 @@
 <out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml wants them
                released.safetensors, inputs.json      what the run released, and what inputs mean
                confined.safetensors                   of cgd: this participant's own model, which nobody else has
+               scores.json                            and what all of them score on rows held back, where sums are blind
                log.txt
 """
 
@@ -92,7 +93,8 @@ class Site:
         """Record what was seen, and keep at once what the role must not forget even if it is killed."""
         if asked.stamp.round != self._round:
             self._round = asked.stamp.round
-            log.info("round %d of %d", self._round, self._run_file.run.rounds)
+            rounds = self._run_file.run.rounds
+            log.info(*(("round %d of %d", self._round, rounds) if self._round <= rounds else ("release",)))
         if self._recorder is not None and self._recorder.wants(asked.stamp.round):
             codec = Codec([type(one) for one in (asked, answer) if one is not None])
             self._recorder.saw(self.name, "received", "server", codec.encode(asked))
@@ -123,6 +125,8 @@ class Site:
             self._folder.write_model("released.safetensors", tensors)
         if isinstance(client, Participant):
             self._folder.write_model("confined.safetensors", client.model())
+            if client.scores:
+                self._folder.write_json("scores.json", client.scores)
         log.info("the run has ended; what is this site's is in %s", self._folder.path)
 
     def _check(self, hello: Hello) -> None:

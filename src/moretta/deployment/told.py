@@ -21,13 +21,15 @@ from moretta.config import RunFile
 from moretta.config_sections import Data
 from moretta.data.grid import GRIDS
 from moretta.data.own_rows import Wanted, read_rows
-from moretta.data.split import cut
+from moretta.data.split import cut, split
 from moretta.deployment.silo_file import SiloFile
 from moretta.errors import ParameterError
 from moretta.federation import Federation
 from moretta.protocols import modules
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.roles import Silo
+
+HELD_BACK = 0  # the seed by which sites choose what they hold back
 
 
 def told(run_file: RunFile) -> str:
@@ -110,7 +112,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
         id_column=site.data.id_column,
         base=site.base,
     )
-    silos[name] = replace(mine, x=x, y=y, ids=ids, elsewhere=False)
+    silos[name] = _holding_back(replace(mine, x=x, y=y, ids=ids, elsewhere=False), site.data.test_fraction)
     aggregation, engine, limits = run_file.secure_aggregation, run_file.engine, site.limits
     if site.silo.roster is not None and site.silo.identity is not None:
         places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
@@ -133,6 +135,20 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
         feature_names=names,
         insecure_secret_seed=site.silo.insecure_secret_seed,
     )
+
+
+def _holding_back(silo: Silo, fraction: float) -> Silo:
+    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them."""
+    if not fraction:
+        return silo
+    if silo.columns:
+        raise ParameterError(
+            f"silo `{silo.name}`: [data] test-fraction would hold back other rows than the other holders of its row of "
+            "the grid do; remove it"
+        )
+    held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction")
+    ids = None if silo.ids is None else silo.ids[kept]
+    return replace(silo, x=silo.x[kept], y=silo.y[kept], ids=ids, held_out=(silo.x[held], silo.y[held]))
 
 
 def model_digest(federation: Federation) -> str:
@@ -211,6 +227,7 @@ def _federation(run_file: RunFile, model_seed: int, silos: list[Silo]) -> Federa
         participation=run.participation,
         checkpoint_every=run.checkpoint_every,
         least_rows=data.least_rows,
+        score_at_silos=data.score_at_silos,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from moretta.codec import size
@@ -27,6 +27,9 @@ class Delivery(Protocol):
     @property
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+
+    def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
+        """Wait, if that makes sense, until so many of these silos can be reached again; return who can."""
 
     def keep(self, place: Place) -> None:
         """Let silos that are elsewhere keep their states as of a round's end."""

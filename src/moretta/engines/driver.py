@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
+from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 from moretta.protocol import (
     Aborted,
     Ask,
@@ -29,6 +29,8 @@ from moretta.protocol import (
 )
 
 log = logging.getLogger("moretta")
+
+WAITS = 3  # times that a round waits for silos to come back, before the run fails
 
 R = TypeVar("R")
 Deliver = Callable[[Ask], Replies]
@@ -62,7 +64,8 @@ class Driver:
     """Plays a server against silos that an engine delivers to.
 
     run: the id that all stamps carry. least: the fewest silos a round may have. phase: the engine's clock.
-    chosen: which silos take part in a round, by its number; all of them if None.
+    chosen: which silos take part in a round, by its number; all of them if None. back: waits until so many of some
+    silos that are gone can be reached again, as long as it sees fit, and returns who can.
     """
 
     def __init__(
@@ -74,9 +77,10 @@ class Driver:
         least: int,
         phase: Phase = no_phase,
         chosen: Callable[[int], Sequence[str]] | None = None,
+        back: Callable[[Sequence[str], int], Sequence[str]] = lambda silos, least: (),
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
-        self._deliver, self._least, self._phase, self._chosen = deliver, least, phase, chosen
+        self._deliver, self._least, self._phase, self._chosen, self._back = deliver, least, phase, chosen, back
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
@@ -99,23 +103,46 @@ class Driver:
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
     ) -> tuple[R, int, Sequence[Dropped]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        attempt = 0
+        wanted, lost = present, dict[str, Missing]()  # who is to play, and who of them is left out by now
+        attempt = waits = 0
         while True:
-            ended = self._attempt(Stamp(self._run, number, attempt), present, begin, gone)
+            failure: MorettaError | None = None
+            try:
+                ended = self._attempt(Stamp(self._run, number, attempt), present, begin, lost)
+            except RunFailed as error:  # where the protocol cannot do without those who are missing
+                ended, failure = Aborted({}), error
+            else:
+                if isinstance(ended, Aborted):
+                    if not ended.missing.keys() & set(present):
+                        raise MisuseError(
+                            f"round {number} was aborted without naming a silo; a protocol must name who is missing"
+                        )
+                    _note(lost, ended.missing)
+            _note(gone, lost)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, attempt, dropped
-            if not ended.missing.keys() & set(present):
-                raise MisuseError(
-                    f"round {number} was aborted without naming a silo; a protocol must name who is missing"
-                )
-            _note(gone, ended.missing)
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
-            rest = [silo for silo in present if silo not in gone]
-            if len(rest) < self._least:
-                raise _too_few(number, gone, len(rest), self._least)
+            rest = [silo for silo in wanted if silo not in lost]
+            if failure is None and len(rest) < self._least:
+                failure = _too_few(number, gone, len(rest), self._least)
+            if failure is not None:
+                waits += 1
+                back = self._wait_for(lost, self._least - len(rest)) if waits <= WAITS else []
+                if not back:
+                    raise failure
+                lost = {silo: why for silo, why in lost.items() if silo not in back}
+                rest = [silo for silo in wanted if silo not in lost]
             present, attempt = rest, attempt + 1
+
+    def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:
+        """Wait for silos that cannot be reached, where the engine can; return who is back.
+
+        least: how many have to be; where that is none, the round cannot do without any.
+        """
+        away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
+        return self._back(away, least if least > 0 else len(away)) if away else []
 
     def _attempt(
         self,

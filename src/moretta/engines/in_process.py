@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moretta.codec import Codec, size
@@ -82,6 +82,10 @@ class InProcess:
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
         return max((child.peak_mib for child in self._children), default=None)
+
+    def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
+        """Return nobody: a silo that does not answer in this process does not come back by waiting."""
+        return ()
 
     def keep(self, place: Place) -> None:
         """Do nothing: the silos' states are kept with the server's."""

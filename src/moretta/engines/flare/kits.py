@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def _changes(kit: Path, silo: Path | None) -> tuple[dict[Path, Mapping[str, Any]
         files[local / "comm_config.json"] = comm | STREAMING
         done.append("A reply that has been sent is given up after 3 s instead of 60 (comm_config.json).")
     if silo is not None:
-        wanted = {"silo": str(silo.resolve())}
+        wanted = {"silo": os.path.abspath(silo)}  # links as given: what silo.toml names lies beside the link
         found = _load(local / SILO) if (local / SILO).exists() else {}
         if found.get("silo") != wanted["silo"]:
             files[local / SILO] = found | wanted

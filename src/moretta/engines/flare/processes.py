@@ -30,7 +30,7 @@ MARK = "MORETTA_FAMILY"  # in the environment, which job processes inherit and n
 STEP = 0.05  # seconds between two looks at processes that are to end
 DATES = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or no longer
 HELLO = 2  # of TLS: the kind of message by which a server begins
-APART = 1.1  # seconds between two looks at a server's clock, which counts whole ones
+APART, CLOSE = 2.1, 1.5  # seconds between two looks at a server's clock, which counts whole ones; and what they allow
 
 
 class Parent(subprocess.Popen[bytes]):
@@ -187,8 +187,8 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
     """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: it cannot be told.
 
     Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), and gRPC's
-    does. One that does not sends four random bytes there, which do not count on by the second from one connection to
-    the next: so two are made.
+    does. What others send there, random or always the same, does not count on by the second from one connection to the
+    next: so two are made.
     """
     host, port = kits.address_of(kit)
     found = []
@@ -203,7 +203,7 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
         if len(greeting) < 15 or greeting[0] != 22 or greeting[5] != HELLO:  # 22: a handshake, not an alert
             return None
         found.append(int.from_bytes(greeting[11:15], "big") - time.time())
-    return found[1] if abs(found[1] - found[0]) < 2 * APART else None
+    return found[1] if abs(found[1] - found[0]) < CLOSE else None
 
 
 def _client_hello(host: str) -> bytes:

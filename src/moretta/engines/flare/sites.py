@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moretta.codec import Codec
@@ -43,6 +43,7 @@ MISSES = 2  # polls without an answer, one after the other, until a site counts 
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
 AGAIN = 1.0  # seconds from one attempt to reach a site that is gone to the next
 LATER = 10.0  # the same for one that refused: it may have been mended and restarted
+BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
 Send = Callable[[Mapping[str, bytes], float], Mapping[str, "bytes | Missing"]]
@@ -54,9 +55,14 @@ NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
 
 @dataclass
 class _Site:
-    """What is known of a site. boot: of its process, None until it has said that it is there."""
+    """What is known of a site.
+
+    boot: of its process, None until it has said that it is there. fresh: whether that process is new in the run, and
+    has done nothing yet. refusal: why it takes no part. gone: why it is not there. tried: when it was last greeted.
+    """
 
     boot: str | None = None
+    fresh: bool = False
     refusal: str | None = None
     gone: Missing = NOT_YET
     tried: float = float("-inf")
@@ -76,7 +82,7 @@ class Sites:
 
     names: of all silos. hello: what each is told first, as of the run's place. fingerprints: of the silos' identities,
     by name, where there is a roster. recorder: keeps what the server saw. deadline: seconds from a question to its
-    answer. aborted: raises when the job is to end.
+    answer. aborted: raises when the job is to end. waiting: told, in a sentence, what is waited for.
     """
 
     def __init__(
@@ -90,12 +96,13 @@ class Sites:
         recorder: Recorder | None = None,
         deadline: float | None = None,
         aborted: Callable[[], None] = lambda: None,
+        waiting: Callable[[str], None] = log.warning,
     ) -> None:
         self.clock = Clock()
         self._sites = {name: _Site() for name in names}
         self._send, self._codec, self._hello, self._recorder = send, codec, hello, recorder
         self._fingerprints = fingerprints or {}
-        self._deadline, self._aborted = deadline or LONGEST, aborted
+        self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
         self._traffic = Traffic()
         self._number = 0
         self._peak: float | None = None
@@ -119,8 +126,8 @@ class Sites:
         if len(self._sites) - len(missing) < least:
             said = "; ".join(f"{name}: {why.detail}" for name, why in missing.items())
             raise ParameterError(
-                f"{len(self._sites) - len(missing)} of {len(self._sites)} sites came within {wait:g} s, at least "
-                f"{least} are needed ({said}); mend them and serve again"
+                f"{len(self._sites) - len(missing)} of {len(self._sites)} sites take part after waiting up to "
+                f"{wait:g} s, at least {least} are needed ({said}); mend them and serve again"
             )
 
     def deliver(self, ask: Ask) -> Replies:
@@ -153,6 +160,18 @@ class Sites:
     def peak_mib(self) -> float | None:
         """The most memory that any edge client has taken so far; None without such silos."""
         return self._peak
+
+    def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
+        """Wait until so many of some sites that are gone have come back, for `BACK` seconds at most; return who has."""
+        until = time.monotonic() + BACK
+        self._waiting(f"waiting up to {BACK:g} s for {least} of {', '.join(silos)} to come back")
+        while time.monotonic() < until:
+            self._aborted()
+            self._greet(silos)
+            if len(self._boots(silos)) >= least:
+                break
+            time.sleep(0.1)
+        return list(self._boots(silos))
 
     def keep(self, place: Place) -> None:
         """Have all sites that are there keep their states; who cannot is named, as it would go on from less."""
@@ -230,7 +249,7 @@ class Sites:
                 "that the roster names (moretta keys show)"
             )
         else:
-            site.boot, site.refusal = here.boot, None
+            site.boot, site.refusal, site.fresh = here.boot, None, True
 
     def _why(self, site: _Site) -> Missing:
         return site.gone if site.refusal is None else Missing(Reason.REFUSED, site.refusal)
@@ -256,33 +275,13 @@ class Sites:
                 outcomes[name] = self._why(self._sites[name])
             else:
                 asked[name] = _Asked(time.monotonic() + seconds)
-        again = self._submit(work, asked, bodies, round)
-        if again:  # other processes than those that were known
-            for name in again:
-                self._lost(name, Missing(Reason.DISCONNECTED, "has restarted, and is not ready yet"))
-                self._sites[name].tried = float("-inf")
-            self._greet(again)
-            back = {name: asked[name] for name in again if self._sites[name].boot is not None}
-            for name in again:
-                if name not in back:
-                    asked[name].outcome = self._why(self._sites[name])
-            for name in self._submit(work, back, bodies, round):
-                asked[name].outcome = self._lost(name, Missing(Reason.DISCONNECTED, "restarts again and again"))
+        header = Submit(boots=self._boots(asked), number=self._number, work=work, round=round)
+        for name, reply in self._requests(dict.fromkeys(asked, header), bodies, PATIENCE).items():
+            self._take(name, asked[name], reply)
         while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
             self._aborted()
             self._poll(waiting, seconds)
         return outcomes | {name: one.outcome for name, one in asked.items() if one.outcome is not None}
-
-    def _submit(self, work: Work, asked: Mapping[str, _Asked], bodies: Mapping[str, bytes], round: int) -> list[str]:
-        """Submit to sites; return those whose process is another than the one that was known."""
-        header = Submit(boots=self._boots(asked), number=self._number, work=work, round=round)
-        strangers = list[str]()
-        for name, reply in self._requests(dict.fromkeys(asked, header), bodies, PATIENCE).items():
-            if isinstance(reply, tuple) and isinstance(reply[0], Stranger):
-                strangers.append(name)
-            else:
-                self._take(name, asked[name], reply)
-        return strangers
 
     def _poll(self, waiting: Mapping[str, _Asked], seconds: float) -> None:
         """Ask once after all that is not done."""
@@ -313,12 +312,15 @@ class Sites:
             case (Busy(), _):
                 pass
             case (Done() as done, body):
-                one.outcome = done, body
+                one.outcome, self._sites[name].fresh = (done, body), False
+            case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":
+                # It was asked to go on with what its process before had agreed on.
+                one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
             case (Failed() as failed, _):
                 one.outcome = Missing(Reason(failed.reason), failed.sentence)
             case (Stranger(), _):
-                gone = Missing(Reason.DISCONNECTED, "was restarted while it worked, and what it worked on is lost")
-                one.outcome = self._lost(name, gone)
+                # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
+                one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "was restarted"))
                 self._sites[name].tried = float("-inf")
             case _:
                 one.outcome = _nonsense()
