@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file
 from moretta import config
 from moretta.assembly import federation_of
 from moretta.errors import MissingExtra, ParameterError
-from moretta.export import export
+from moretta.export import export, export_history
 from moretta.prediction import predict
 
 RUN = """
@@ -84,3 +85,24 @@ def test_a_missing_extra_is_named(runs: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(MissingExtra, match=r"pip install 'moretta\[onnx\]'"):
         export(runs / "pbpfl", tmp_path / "model.onnx")
+
+
+def test_a_history_is_what_tensorboard_reads(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert export_history(runs / "pbpfl", tmp_path / "events") == 3
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    lines = [json.loads(text) for text in (runs / "pbpfl" / "history.jsonl").read_text().splitlines()]
+    for tag, value in (
+        ("loss", [line["loss"] for line in lines]),
+        ("bytes/up", [line["bytes"]["up"] for line in lines]),
+    ):
+        assert [event.step for event in events.Scalars(tag)] == [1, 2, 3]
+        np.testing.assert_allclose([event.value for event in events.Scalars(tag)], value, rtol=1e-6)  # float32 there
+    assert [event.value for event in events.Scalars("dropped")] == [0, 0, 0]
+    with pytest.raises(ParameterError, match="exists already"):
+        export_history(runs / "pbpfl", tmp_path / "events")
+    with pytest.raises(ParameterError, match=r"expected a run folder with its history\.jsonl"):
+        export_history(tmp_path, tmp_path / "more")

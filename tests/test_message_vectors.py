@@ -26,7 +26,7 @@ from moretta.edge import wire as edge
 from moretta.errors import CodecError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message, Stamp, Tensors
-from moretta.protocols import silo_rows
+from moretta.protocols import scoring, silo_rows
 from moretta.protocols.baffle import messages as baffle
 from moretta.protocols.baffle.forward import Layout
 from moretta.protocols.baffle.seeds import SERVER, Seed, parameter_hash
@@ -43,6 +43,7 @@ GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR
 SCHEMA = (
     *SUM_MESSAGES,
     *silo_rows.MESSAGES,
+    *scoring.MESSAGES,
     *fedsgd.MESSAGES,
     *pbpfl.MESSAGES,
     *cgd.MESSAGES,

@@ -161,17 +161,27 @@ def predict(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
-    out: Annotated[Path, typer.Option(help="A .safetensors state_dict, or an .onnx graph.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors state_dict, an .onnx graph, or of a history a new folder.")],
     true_model: Annotated[
         bool, typer.Option("--true-model", help="Export the server's true model, not the released one.")
     ] = False,
     silo: OfSilo = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Export the history, as TensorBoard's events, and no model.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the released model of a run as a state_dict or as ONNX."""
+    """Write the released model of a run as a state_dict or as ONNX, or its history for TensorBoard."""
     with needs_torch():
         from moretta.export import export as export_model
+        from moretta.export import export_history
 
+        if history:
+            if true_model or silo is not None:
+                raise ParameterError("--history exports no model; leave out --true-model and --silo")
+            rounds = export_history(folder, out)
+            say({"out": str(out), "rounds": rounds}, as_json, lambda: print(f"{out}   (tensorboard --logdir {out})"))
+            return
         export_model(folder, out, true_model=true_model, silo=silo)
     say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
 

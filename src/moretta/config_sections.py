@@ -91,7 +91,7 @@ OF_ROWS_HERE = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
     "encoding", "missing", "image_size",
 )  # fmt: skip
-OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test")
+OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
 
 
 class Data(Section):
@@ -129,6 +129,8 @@ class Data(Section):
     classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
     test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none.
+    score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
+        of its silo.toml), and sum their scores in secret; see `moretta.protocols.scoring`.
     """
 
     source: Words
@@ -158,6 +160,7 @@ class Data(Section):
     outputs: PositiveInt | None = None
     least_rows: PositiveInt | None = None
     test: Words | None = None
+    score_at_silos: bool = False
 
     @property
     def at_sites(self) -> bool:

@@ -12,19 +12,9 @@ from torch import Tensor, nn
 
 from moretta.protocols.enrolment import targets as encode_targets
 from moretta.protocols.losses import Loss
+from moretta.protocols.modules import outputs_of
 
-CHUNK = 2048  # rows in one forward
 TOP5_FROM = 20  # classes
-
-
-@torch.no_grad()
-def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
-    was_training = model.training
-    model.eval()
-    outputs = torch.cat([model(chunk) for chunk in torch.split(inputs, CHUNK)])
-    model.train(was_training)
-    return outputs
 
 
 def evaluate(

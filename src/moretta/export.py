@@ -1,10 +1,13 @@
-"""Take a finished run's model elsewhere: its state_dict as safetensors, or the whole of it as ONNX."""
+"""Take what a run came to elsewhere: the model as safetensors or ONNX, the history to TensorBoard."""
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +54,39 @@ def export(folder: Path, out: Path, *, true_model: bool = False, silo: str | Non
         write_atomically(out, found.read_bytes())
         return
     write_atomically(out, _onnx(finished.load(folder, true_model=true_model, silo=silo)))
+
+
+def export_history(folder: Path, out: Path) -> int:
+    """Write the history of a run, finished or not, as TensorBoard's events into a new folder; return its rounds.
+
+    Each figure of a round is a scalar by its name, seconds and bytes by phase and kind, who was missing as a count.
+    Raises `moretta.errors.ParameterError` for a folder without a history, or an `out` that is there.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtra("TensorBoard's events need tensorboard; run: pip install 'moretta[tensorboard]'") from None
+    history = folder / "history.jsonl"
+    if not history.is_file():
+        raise ParameterError(f"{folder}: expected a run folder with its history.jsonl")
+    if out.exists():
+        raise ParameterError(f"{out} exists already; TensorBoard would show both together, so name another folder")
+    lines = [json.loads(text) for text in history.read_text().splitlines()]
+    with SummaryWriter(str(out)) as writer:
+        for line in lines:
+            for name, value in _scalars(line):
+                writer.add_scalar(name, value, line["round"])
+    return len(lines)
+
+
+def _scalars(line: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{within}{key}/")
+        elif isinstance(value, list):
+            yield f"{within}{key}", float(len(value))
+        elif isinstance(value, int | float) and key != "round":
+            yield f"{within}{key}", float(value)
 
 
 def _onnx(model: finished.FinishedModel) -> bytes:

@@ -38,12 +38,14 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import targets
 from moretta.protocols.fedsgd.params import Centralised
+from moretta.protocols.scoring import figures_of
 from moretta.protocols.training import Training
 from moretta.result import Result
 from moretta.roles import Cast, Setting, Silo, grid_of, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.statistics import MOST_SILOS
 from moretta.session import Progress, Session, Through
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
@@ -67,7 +69,8 @@ class Federation:
     from one evaluation on test and validation rows to the next, None for about 50 in a run; the last round always is.
     insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
     digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows
-    are elsewhere.
+    are elsewhere. score_at_silos: at the end, have the silos score the outcome on the rows that each holds back
+    (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.scoring`).
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -97,6 +100,7 @@ class Federation:
     settings: Mapping[str, Any] | None = None
     feature_names: Sequence[str] = ()
     least_rows: int | None = None
+    score_at_silos: bool = False
 
     def __post_init__(self) -> None:
         self._check_silos()
@@ -110,6 +114,8 @@ class Federation:
         self._check_rows("test", self.test)
         self._check_rows("validation", self.validation)
         self._check_training()
+        if self.score_at_silos:
+            self._check_scores()
         if self.settings is None:  # a report says how the run was made, from a shell or from Python
             self.settings = {
                 "run": {
@@ -118,7 +124,10 @@ class Federation:
                     "participation": self.participation,
                     "early-stopping": self.early_stopping or 0,
                 },
-                "data": {"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
+                "data": {
+                    **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
+                    **({"score-at-silos": True} if self.score_at_silos else {}),
+                },
                 "protocol": self.protocol.model_dump(mode="json", by_alias=True),
                 "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -297,6 +306,37 @@ class Federation:
         if self.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(self.protocol.warm_start))
 
+    def _check_scores(self) -> None:
+        """Check that every silo here has rows to score models on, and that a score tells of no single one."""
+        key, name = "[data] score-at-silos", getattr(self.protocol, "name", "this protocol")
+        if isinstance(self.protocol, Centralised) or self.engine.simulates:
+            raise ParameterError(
+                f"{key} sums what silos score, and here nobody sums: {name} under engine = "
+                f'"{self.engine.name}" has all rows in one place; remove it, and give test rows'
+            )
+        if getattr(self.protocol, "dp_noise", None):
+            raise ParameterError(f"{key}: a score would be a release without noise; remove it or dp-noise")
+        if any(silo.columns for silo in self.silos):
+            raise ParameterError(
+                f"{key} needs silos that hold whole samples; where columns are split, no silo scores a model by itself"
+            )
+        if len(self.silos) > MOST_SILOS:
+            raise ParameterError(f"{key} sums the scores of {MOST_SILOS} silos at most; got {len(self.silos)}")
+        for silo in self.silos:
+            if silo.elsewhere:
+                continue
+            if silo.held_out is None:
+                raise ParameterError(
+                    f"silo `{silo.name}` holds no rows back, on which the run wants models scored ({key}); give "
+                    "test-fraction in [data] of its silo.toml, for example 0.2 (from Python: Silo held_out)"
+                )
+            self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
+            if silo.held_out[0].dtype != silo.x.dtype:
+                raise ParameterError(
+                    f"silo `{silo.name}`: held_out: expected inputs of {silo.x.dtype}, as those it trains on are; got "
+                    f"{silo.held_out[0].dtype}"
+                )
+
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
         if given is None:
             return
@@ -345,6 +385,7 @@ class Federation:
             roster=self._roster,
             engine=self.engine,
             least_rows=self.least_rows,
+            figures=figures_of(self.protocol.loss, self.task) if self.score_at_silos else (),
         )
 
     def _run_id(self, seed: int) -> str:

@@ -15,9 +15,9 @@ from moretta.data.images import SETS, read_npz, scaled
 from moretta.data.table import ABSENT, ABSENT_CATEGORY
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
-from moretta.evaluation import outputs_of
 from moretta.protocol import Array
 from moretta.protocols.enrolment import standardised
+from moretta.protocols.modules import outputs_of
 
 
 def predict(

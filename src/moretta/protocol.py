@@ -291,6 +291,7 @@ class Outcome:
     models: each silo's own model, for protocols without a common one.
     facts: what the protocol states about the run, for ``result.json``.
     unperturbed: for protocols that hide the model from silos, the tensors of which something stays as it is, and why.
+    scores: on all rows that silos hold back together, where that was asked for (`moretta.protocols.scoring`).
     """
 
     parameters: Tensors
@@ -298,6 +299,7 @@ class Outcome:
     models: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
     facts: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
     unperturbed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 R = TypeVar("R")

@@ -29,6 +29,7 @@ class Silo:
     entries where another silo of the row holds the labels.
     elsewhere: its rows are on a machine of its own; x and y have none here, and only tell what they look like, and
     `labelled` whether it has the labels of them.
+    held_out: rows that are not trained on, inputs and targets as x and y are, on which it scores models at the end.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Silo:
     ids: NDArray[np.str_] | None = None
     elsewhere: bool = False
     labelled: bool = True
+    held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
 
     @property
     def holds_labels(self) -> bool:
@@ -54,6 +56,7 @@ class Setting:
     insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
     roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
     least_rows: the fewest rows that any silo has, as agreed beforehand, where rows are elsewhere.
+    figures: of the score that silos are asked for at the end (`moretta.protocols.scoring`), none for no score.
     """
 
     model: nn.Module
@@ -72,6 +75,7 @@ class Setting:
     roster: Roster | None = None
     engine: Engine = field(default_factory=Engine)
     least_rows: int | None = None
+    figures: Sequence[str] = ()
 
     @property
     def here(self) -> Sequence[Silo]:
@@ -128,6 +132,7 @@ class Cast:
     standardisation: of inputs, as agreed on. scheme: of the secure sums. least: the fewest silos that a round may have.
     models: the models as they stand: the common one under the empty name, or each silo's own under its.
     displacement: of confined models, what they have all moved by, taken as a model of its own.
+    scores: what participants who are here have read of their scores, where the server does not.
     warnings: what whoever runs this should know of who takes part.
     """
 
@@ -140,6 +145,7 @@ class Cast:
     models: Callable[[], Mapping[str, Tensors]]
     displacement: Callable[[], Tensors] | None = None
     warnings: Sequence[str] = ()
+    scores: Callable[[], Mapping[str, float]] = dict
 
 
 class Standardisation(Protocol):

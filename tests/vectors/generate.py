@@ -1027,6 +1027,10 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             {"schema": schema, "mean": f64([0.5, -2.0]), "deviation": f64([1.0, 0.25])},
         ),
         "enrolment/ready": (made, {}),
+        "scoring/score": (
+            made,
+            {"parameters": model, "encoding": {"score/rows": 41, "score/loss": 41, "most weight": 3}},
+        ),
         "fedsgd/train-on": (
             "chosen here; a counter beside the floats, and fraction bits below zero",
             {"parameters": model, "encoding": {"0.weight": 40, "0.bias": -2, "most weight": 96}},
@@ -1093,6 +1097,15 @@ def cgd_messages() -> dict[str, tuple[str, Fields]]:
                 "weight": u64(2**63),
                 "silos": ["anna", "città"],
                 "encoding": encoding,
+            },
+        ),
+        "cgd/scored": (
+            "chosen here; two limbs a figure, words of the ring, of the weight too",
+            {
+                "tensors": {"score/rows": u64([1, 2**64 - 1]), "score/loss": u64([0, 7])},
+                "weight": u64(2),
+                "silos": ["anna", "città"],
+                "encoding": {"score/rows": 41, "score/loss": 41, "most weight": 3},
             },
         ),
         "cgd/step-alone": (made, {}),

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from moretta.casting.edge import check, check_packages, exporter, in_a_process
-from moretta.casting.parts import cast_of, contributor_of, enrolment_of, highest_rate, without_noise
+from moretta.casting.parts import cast_of, contributor_of, enrolment_of, held_out_of, highest_rate, without_noise
 from moretta.config_errors import nearest
 from moretta.errors import ParameterError
 from moretta.protocol import Client as Role
@@ -66,18 +66,27 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     for silo in setting.here:
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name)
+        held_out = held_out_of(protocol, setting, silo)
         client = Client(
             recipe,
             silo.name,
             None if silo.name in edge else TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y.numpy(), batches, schema),
+            Rows(silo.x, y.numpy(), batches, schema, held_out),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),
         )
         if silo.name in edge:  # then this client only lends its secrets
             clients[silo.name] = in_a_process(
-                client.state(), (silo.x, y.numpy()), silo.name, recipe, protocol.privacy, schema, sharers, setting
+                client.state(),
+                (silo.x, y.numpy()),
+                silo.name,
+                recipe,
+                protocol.privacy,
+                schema,
+                sharers,
+                setting,
+                held_out,
             )
         else:
             clients[silo.name] = client

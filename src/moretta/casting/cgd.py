@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta.casting.parts import contributor_of, credentials_of, enrolment_of, schema_of, whole_rows
+from moretta.casting.parts import (
+    contributor_of,
+    credentials_of,
+    enrolment_of,
+    held_out_of,
+    schema_of,
+    whole_rows,
+)
 from moretta.errors import ParameterError
 from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches
@@ -65,6 +72,7 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
         whole.models,
         whole.displaced if len(clients) == len(setting.silos) else None,
         _too_small(grid, groups, joint=joint),
+        lambda: next((client.scores for client in clients.values() if client.scores), {}),
     )
 
 
@@ -113,7 +121,8 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
             )
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
     batches = Batches(len(silo.x), setting.batch_size, setting.seed, row)  # of a row's holders the same
-    return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment)
+    held_out = held_out_of(protocol, setting, silo)
+    return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment, held_out=held_out)
 
 
 def _participant(
@@ -154,6 +163,7 @@ def _participant(
         setting.rounds,
         blind=blind,
         ids=silo.ids,
+        figures=setting.figures,
     )
 
 

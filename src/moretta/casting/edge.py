@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from moretta.casting.parts import credentials_of, schema_of
@@ -18,6 +19,7 @@ from moretta.protocols.accountant import Privacy
 from moretta.protocols.baffle.forward import Layout
 from moretta.protocols.baffle.messages import MESSAGES, RUNS_TORCH
 from moretta.protocols.baffle.recipe import Recipe
+from moretta.protocols.scoring import HeldOut
 from moretta.roles import Setting
 
 # A process that has imported numpy and ONNX Runtime, and nothing else, has 62 MiB resident (x86-64 Linux, Python 3.11):
@@ -77,14 +79,17 @@ def in_a_process(
     schema: str,
     sharers: int,
     setting: Setting,
+    held_out: HeldOut | None = None,
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
-    state: of the role, at first; rows: inputs, and targets as the loss wants them.
+    state: of the role, at first; rows: inputs, and targets as the loss wants them. Rows held back travel as their last.
     """
     secure, engine, scheme = setting.secure_aggregation, setting.engine, setting.secure_aggregation.scheme
     proves = credentials_of(setting, name, scheme) is not None  # the files are read here too, to check them first
     identity = (secure.identity or "").replace("{silo}", name)
+    if held_out is not None:
+        rows = np.concatenate([rows[0], held_out.x]), np.concatenate([rows[1], held_out.y])
     settings = Settings(
         name=name,
         recipe=recipe,
@@ -102,6 +107,9 @@ def in_a_process(
         sharers=sharers,
         roster="" if secure.roster is None else str(secure.roster.absolute()),
         identity=str(Path(identity).absolute()) if proves else "",
+        held_out=0 if held_out is None else len(held_out.x),
+        figures=tuple(setting.figures),
+        rounds=setting.rounds,
     )
     root = setting.insecure_root(name)
     insecure = b"" if root is None else root.reveal()

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
 from moretta.protocol import Client, Message, Server, Tensors
-from moretta.protocols import enrolment, modules, silo_rows
+from moretta.protocols import enrolment, modules, scoring, silo_rows
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.enrolment import Enrolment, SiloRows
 from moretta.protocols.lots import Lots
+from moretta.protocols.scoring import HeldOut
 from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting, grid_of
+from moretta.roles import Cast, Setting, Silo, grid_of
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation import Contributor, Credentials, aggregator, contributor
 from moretta.secure_aggregation.identity import Identity, fingerprint
@@ -53,7 +54,7 @@ def enrolment_of(
         rules.check(members)
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.batch_size if batch_size is None else batch_size
-    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales)
+    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures)
 
 
 def contributor_of(setting: Setting, scheme: str, name: str) -> Contributor:
@@ -95,9 +96,19 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             setting.dtype,
             setting.device,
             augment=setting.augment,
+            held_out=held_out_of(protocol, setting, silo),
         )
         for silo in setting.here
     }
+
+
+def held_out_of(protocol: Training, setting: Setting, silo: Silo) -> HeldOut | None:
+    """Return the rows that a silo holds back, where models are scored on them."""
+    if not setting.figures or silo.held_out is None:
+        return None
+    x, y = silo.held_out
+    wanted = enrolment.targets(y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
+    return HeldOut(x, wanted, protocol.loss, setting.figures, setting.rounds)
 
 
 def pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
@@ -156,4 +167,4 @@ def without_noise(setting: Setting) -> str:
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (*SUM_MESSAGES, *silo_rows.MESSAGES, *messages)
+    return (*SUM_MESSAGES, *silo_rows.MESSAGES, *scoring.MESSAGES, *messages)

@@ -74,6 +74,8 @@ def read_rows(
     y = _targets(given_y, wanted, f"{where}: {source}") if wanted.labelled and given_y is not None else _no_targets()
     _check(x, y, wanted, where, names)
     ids = arrays.get("id", arrays.get("id_train"))
+    if ids is not None and np.shape(ids) != (len(x),):
+        raise ParameterError(f"{where}: {source}: expected one id a row, {len(x)}; got {list(np.shape(ids))}")
     return x, y, None if ids is None else np.asarray(ids).astype(np.str_), names
 
 
@@ -81,7 +83,9 @@ def _table(
     path: Path, wanted: Wanted, target: str | None, missing: Missing, id_column: str | None
 ) -> tuple[Mapping[str, Array], tuple[str, ...]]:
     # Targets as numbers, whatever the task: the classes of one owner's rows are not all the classes.
-    table = read_table(path, target=target, task="regression", missing=missing, id_column=id_column)
+    table = read_table(
+        path, target=target, task="regression", missing=missing, id_column=id_column, labelled=wanted.labelled
+    )
     if table.names != table.origins:
         text = next(origin for name, origin in zip(table.names, table.origins, strict=True) if name != origin)
         raise ParameterError(
@@ -97,10 +101,12 @@ def _table(
 def _targets(y: Array, wanted: Wanted, where: str) -> Array:
     if wanted.classes is None:
         return as_targets(y, where, "regression")[0]
-    if np.ndim(y) == 2 and np.shape(y)[1] > 1:  # one-hot rows
-        return as_targets(y, where, "classification")[0]
-    labels = np.asarray(y).reshape(len(y))
-    if labels.dtype.kind not in "fiub" or (labels != np.round(labels)).any():
+    labels = np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] > 1:  # one-hot rows
+        return as_targets(labels, where, "classification")[0]
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    whole = labels.ndim == 1 and labels.dtype.kind in "fiub" and bool((np.abs(labels.astype(np.float64)) < 2**31).all())
+    if not whole or (labels != np.round(labels)).any():
         raise ParameterError(f"{where}: expected classes 0 to {wanted.classes - 1} as whole numbers; got other targets")
     return labels.astype(np.int64)
 

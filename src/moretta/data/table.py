@@ -54,10 +54,12 @@ def read_table(
     missing: Missing = "error",
     drop: tuple[str, ...] = (),
     id_column: str | None = None,
+    labelled: bool = True,
 ) -> Table:
     """Read a .csv or .csv.gz file: UTF-8, a header, ',' or ';' between cells, quotes and CRLF understood.
 
-    The target is the column named `target`, or the last. Numeric columns stay; other columns become one 0/1 column per
+    The target is the column named `target`, or the last; without `labelled` there is none but a named one, which is
+    left out. Numeric columns stay; other columns become one 0/1 column per
     category ("one-hot") or the category's number in sorted order ("ordinal"). An empty cell, NA, NaN or ? is absent:
     refused with missing = "error", else NaN in a numeric column and a category of its own, "missing", in the others.
     The column named `id_column` is no feature, and lacks no cell.
@@ -68,18 +70,18 @@ def read_table(
     if missing not in ("error", "median", "indicator"):
         raise ParameterError(f'missing = "{missing}" is unknown; {nearest(missing, ("error", "median", "indicator"))}')
     header, columns = _cells(path)
-    wanted = header[-1] if target is None else target
-    if wanted not in header:
+    wanted = target if target is not None or not labelled else header[-1]
+    if wanted is not None and wanted not in header:
         raise ParameterError(f'{path.name} has no column "{wanted}" for the target; {nearest(wanted, header)}')
     if id_column is not None and id_column not in header:
         raise ParameterError(f'{path.name} has no column "{id_column}" for id-column; {nearest(id_column, header)}')
-    if id_column == wanted:
+    if id_column is not None and id_column == wanted:
         which = "the last column, and so the target as none is named" if target is None else "the target too"
         raise ParameterError(f'{path.name}: id-column "{wanted}" is {which}; name another column as target')
     kept = [name for name in header if name not in (wanted, id_column, *drop)]
     if not kept:
         raise ParameterError(f"{path.name} has no column beside the target {wanted!r}; expected at least one")
-    always = [wanted] if id_column is None else [id_column, wanted]
+    always = [name for name in (id_column, wanted) if name is not None]
     complete = [*kept, *always] if missing == "error" else always
     _refuse_absent(path, {name: columns[name] for name in complete}, wanted, id_column)
     blocks: list[NDArray[np.float32]] = []
@@ -91,7 +93,7 @@ def read_table(
         names += block_names
         origins += [name] * len(block_names)
     x = np.concatenate(blocks, axis=1)
-    y, class_names = _targets(columns[wanted], wanted, task, path)
+    y, class_names = (np.empty(0), ()) if wanted is None else _targets(columns[wanted], wanted, task, path)
     absent = tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
     ids = None if id_column is None else np.array(columns[id_column], np.str_)
     return Table(x, y, tuple(names), class_names, absent, tuple(origins), ids)
@@ -174,11 +176,11 @@ def _text(path: Path) -> str:
         raise ParameterError(f"{path.name} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8") from error
 
 
-def _refuse_absent(path: Path, columns: dict[str, list[str]], target: str, id_column: str | None) -> None:
+def _refuse_absent(path: Path, columns: dict[str, list[str]], target: str | None, id_column: str | None) -> None:
     lacking = {name: count for name, column in columns.items() if (count := column.count(""))}
     if not lacking:
         return
-    rows = len(columns[target])
+    rows = len(next(iter(columns.values())))
     listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
     if target in lacking:
         remedy = "remove those rows, a target cannot be filled in"

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -254,7 +253,6 @@ def _clock(kit: Path, now: datetime, named: bool) -> str:
             f"cannot be told: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
             f"({begins:%Y-%m-%d %H:%M} UTC){'' if now <= ends else ' and after its certificate ended'}"
         )
-    ahead -= now.timestamp() - time.time()  # of the given moment, where it is not the clock's
     apart = f"is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
     if abs(ahead) > FAR:
         raise ParameterError(f"{apart}; set the clock that is wrong, best by NTP")
@@ -488,4 +486,7 @@ def _disk(out: Path, size: int) -> str:
 
 
 def _shown(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"

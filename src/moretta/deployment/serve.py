@@ -8,9 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +18,6 @@ from typing import Any
 from moretta.config import RunFile
 from moretta.deployment import job, told
 from moretta.engines.checkpoint import last_checkpoint
-from moretta.engines.files import write_atomically
 from moretta.engines.flare import kits, processes
 from moretta.errors import MorettaError, ParameterError, RunFailed
 
@@ -65,6 +61,7 @@ def serve(
     host, port: where sites reach this machine. wait: seconds that sites may take to connect. Raises
     `moretta.errors.ParameterError` for what cannot work and `moretta.errors.RunFailed` for a run that cannot go on.
     """
+    processes.require()
     job.check(run_file)
     told.server_side(run_file, places.out).rehearse(run_file.run.rounds, run_file.run.seed)
     if places.out.exists() and any(places.out.iterdir()) and not resume:
@@ -72,30 +69,31 @@ def serve(
             f"{places.out} exists and is not empty; go on with that run by --resume, or name another folder by --out"
         )
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _end_left_over(places.work / "server.pid")
-    _check_port(port)
+    processes.end_left_over(places.work / "server.json")
     names = job.site_names(run_file)
     made = not places.kits.exists()
     kit = kits.provision(places.kits, host, port, names)
+    processes.check_port(port)
     kits.patch(kit.server)
     if made:
         say(f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust")
     with _server(kit, places.work) as server:
         _wait_for_sites(kit.admin, names, run_file, wait, say, server)
         _play(run_file, places, kit, server, say, progress, resume=resume)
-        _shut_down(kit.admin)
+        _shut_down(kit.admin, say)
 
 
-def _shut_down(admin: Path) -> None:
+def _shut_down(admin: Path, say: Say) -> None:
     """End the sites too. FLARE ends nobody whose job has not ended, and that takes it some seconds."""
     until = time.monotonic() + ENDING
     while True:
         try:
             processes.shut_down(admin)
             return
-        except MorettaError:
+        except MorettaError as error:
             if time.monotonic() > until:
-                raise
+                say(f"the sites were not told that the run has ended: {error}")
+                return
             time.sleep(1.0)
 
 
@@ -234,7 +232,7 @@ def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
     """Run FLARE's server, and leave none of its processes behind."""
     server = processes.start(kit.server, work / "server.log")
     try:
-        write_atomically(work / "server.pid", json.dumps({"pid": server.pid, "family": server.family}).encode())
+        processes.remember(server, work / "server.json")
         until = time.monotonic() + START
         while True:
             try:
@@ -247,29 +245,4 @@ def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
         yield server
     finally:
         processes.stop(server)
-        (work / "server.pid").unlink(missing_ok=True)
-
-
-def _end_left_over(path: Path) -> None:
-    """End the server that a `serve` which was killed left behind; it is known by the mark in its environment."""
-    try:
-        left = json.loads(path.read_text())
-        pid, mark = int(left["pid"]), f"{processes.MARK}={left['family']}".encode()
-        there = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if there:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(1.5)  # its job process looks once a second whether it lives
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise ParameterError(
-                f"port {port} cannot be used ({error.strerror}); end what uses it, or choose another by --port"
-            ) from None
+        (work / "server.json").unlink(missing_ok=True)

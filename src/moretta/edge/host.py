@@ -21,17 +21,18 @@ from moretta.engines.clock import Clock
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message
-from moretta.protocols import silo_rows
+from moretta.protocols import scoring, silo_rows
 from moretta.protocols.baffle.client import Client
 from moretta.protocols.baffle.estimate import differences, directions_of
 from moretta.protocols.baffle.messages import MESSAGES
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.batches import Batches
+from moretta.protocols.scoring import HeldOut
 from moretta.protocols.silo_rows import Rows
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation import contributor
 
-SCHEMA = (*SUM_MESSAGES, *silo_rows.MESSAGES, *MESSAGES, *wire.MESSAGES)
+SCHEMA = (*SUM_MESSAGES, *silo_rows.MESSAGES, *scoring.MESSAGES, *MESSAGES, *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
 # direction; Gaussian ones come of a table by 64-bit numbers; where the silo takes steps of its own also their sums.
 BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
@@ -52,8 +53,10 @@ class Silo:
         self._graph = b""  # the digest of the one that was loaded
         self._forward: OnnxForward | None = None
         self._too_large: ParameterError | None = None
-        self._batches = Batches(len(x), settings.batch_size, settings.seed, settings.name)
-        self._rows = Rows(x, y, self._batches, settings.schema)
+        kept = len(x) - settings.held_out
+        self._batches = Batches(kept, settings.batch_size, settings.seed, settings.name)
+        held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
+        self._rows = Rows(x[:kept], y[:kept], self._batches, settings.schema, held_out if settings.held_out else None)
         insecure = SecretRoot(begin.insecure) if begin.insecure else None
         self._client = Client(
             settings.recipe,

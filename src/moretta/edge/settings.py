@@ -22,6 +22,8 @@ class Settings:
     path beside the identity's, both absolute ("": none). schema: of the model. batch_size, seed: of its batches.
     privacy, sharers: of the noise on its scalars, if any. precision: of the graph it runs. memory_limit_mib: the most
     memory it may take. micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
+    held_out: how many of its last rows it holds back, to score models on: see `moretta.protocols.scoring.HeldOut`,
+    whose `after` are the rounds.
     """
 
     name: str
@@ -40,6 +42,9 @@ class Settings:
     sharers: int = 1
     roster: str = ""
     identity: str = ""
+    held_out: int = 0
+    figures: tuple[str, ...] = ()
+    rounds: int = 0
 
     def dump(self) -> str:
         """Return the settings as JSON."""
@@ -59,7 +64,7 @@ class Settings:
             "rules": Rules(**values["rules"] | {"roster": roster}),
             "privacy": None if values["privacy"] is None else Privacy(**values["privacy"]),
         }
-        return cls(**values | built)
+        return cls(**_frozen(values) | built)
 
     def credentials(self) -> Credentials | None:
         """Return how the silo proves who it is, where it has an identity."""

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.errors import ParameterError
-from moretta.protocol import Aborted, Ask, Exchange, Message, Stamp, State
-from moretta.protocols import modules
+from moretta.errors import MisuseError, ParameterError
+from moretta.protocol import Aborted, Ask, Exchange, Message, Outcome, Stamp, State, Tensors
+from moretta.protocols import modules, scoring
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
+from moretta.protocols.scoring import HeldOut, Score
 from moretta.protocols.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, standardise
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, moments
 from moretta.secure_aggregation.statistics import FLAT
@@ -56,6 +58,7 @@ class SiloRows:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
     augment: whether inputs are images that are varied each time they are used (`crop_and_flip`).
+    held_out: the rows that it does not train on, where models are to be scored on them.
     """
 
     def __init__(
@@ -67,20 +70,22 @@ class SiloRows:
         device: str = "cpu",
         *,
         augment: bool = False,
+        held_out: HeldOut | None = None,
     ) -> None:
         self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
+        self._held_out, self._scales = held_out, (np.zeros(1), np.ones(1))
         self.y = y.to(device)
         self.batches = batches
-        self.x = self._standardised(np.zeros(1), np.ones(1))
+        self.x = self._standardised(self._raw)
 
-    def _standardised(self, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> Tensor:
-        return standardised(self._raw, mean, deviation, self._dtype).to(self._device)
+    def _standardised(self, x: NDArray[np.generic]) -> Tensor:
+        return standardised(x, *self._scales, self._dtype).to(self._device)
 
     def standardise_alone(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Standardise by one's own columns, which nobody else has; return their mean and deviation."""
-        mean, deviation = scales_of(self._raw)
-        self.x = self._standardised(mean, deviation)
-        return mean, deviation
+        self._scales = scales_of(self._raw)
+        self.x = self._standardised(self._raw)
+        return self._scales
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1."""
@@ -92,14 +97,29 @@ class SiloRows:
         return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
 
     def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:
-        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
+        """Answer a message of the set-up, or one that asks for a score: of `model`, whose weights that overwrites.
+
+        Raises `moretta.errors.MisuseError` for any other.
+        """
         if (summing := contributor.answer(message)) is not None:
             return summing
+        if isinstance(message, Score):
+            if message.parameters:
+                modules.load(model, message.parameters)
+            return self.score(message, contributor, model)
         rows = Rows(self._raw, self.y.cpu().numpy(), self.batches, modules.schema(model))
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
-            self.x = self._standardised(rows.mean, rows.deviation)
+            self._scales = rows.mean, rows.deviation
+            self.x = self._standardised(self._raw)
         return reply
+
+    def score(self, ask: Score, contributor: Contributor, model: nn.Module, blind: bytes | None = None) -> Message:
+        """Upload what a model scores on the rows held back. blind: as the contributor's."""
+        if self._held_out is None:
+            raise MisuseError("this silo holds no rows back that a model could be scored on")
+        outputs = modules.outputs_of(model, self._standardised(self._held_out.x))
+        return self._held_out.upload(ask, contributor, outputs.cpu().numpy(), blind)
 
     @contextmanager
     def randomness(self, number: int) -> Iterator[None]:
@@ -126,11 +146,20 @@ class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
     columns: how many input columns are standardised, 0 for none. batch_size: 0 for all of a silo's rows.
-    ask_scales: whether mean and deviation of all inputs and of the targets are wanted too.
+    ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
+    is asked for at the end (`moretta.protocols.scoring.figures_of`), none for no score.
     """
 
-    def __init__(self, aggregation: Aggregator, schema: str, columns: int, batch_size: int, ask_scales: bool) -> None:
-        self.aggregation = aggregation
+    def __init__(
+        self,
+        aggregation: Aggregator,
+        schema: str,
+        columns: int,
+        batch_size: int,
+        ask_scales: bool,
+        figures: Sequence[str] = (),
+    ) -> None:
+        self.aggregation, self.figures = aggregation, figures
         self._schema, self._columns, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
         self._has_statistics = False
         self._rows = 0
@@ -157,6 +186,16 @@ class Enrolment:
     def most_weight(self) -> int:
         """Return an upper bound of the rows that a round of the cohort uses."""
         return len(self.cohort) * self._batch_size or self._rows
+
+    def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
+        """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.
+
+        parameters: the released ones, or none where each silo scores its own model. The end of a server's `finish`.
+        """
+        if not self.figures:
+            return outcome
+        scores = yield from scoring.score(self.aggregation, now, parameters, self.figures)
+        return scores if isinstance(scores, Aborted) else replace(outcome, scores=scores)
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
         """Count the cohort's rows anew: a silo that was not there before brings its own."""

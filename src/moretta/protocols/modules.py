@@ -16,6 +16,8 @@ from moretta.errors import ParameterError
 from moretta.protocol import Array, State, Tensors
 from moretta.protocols.training import Training
 
+CHUNK = 2048  # rows in one forward that nothing is learnt from
+
 
 def arrays(module: nn.Module) -> dict[str, Array]:
     """Return copies of all parameters and buffers by PyTorch's names."""
@@ -99,6 +101,16 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
                 buffer.copy_(torch.tensor(means[name]))
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
                 buffer.add_(1)
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
+    was_training = model.training
+    model.eval()
+    outputs = torch.cat([model(chunk) for chunk in torch.split(inputs, CHUNK)])
+    model.train(was_training)
+    return outputs
 
 
 class Optimizer:

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.errors import ParameterError, PeerError
 from moretta.protocol import Array, Message, message, unexpected
 from moretta.protocols.batches import Batches, UnionBatches
+from moretta.protocols.scoring import HeldOut
 from moretta.secure_aggregation import Contributor, answer_moments
 from moretta.secure_aggregation.statistics import AskMoments
 
@@ -61,11 +62,18 @@ class Rows:
     """A silo's rows, its batches and its half of the enrolment.
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.enrolment.targets`),
-    [rows, outputs] or int64[rows]. schema: the digest of the silo's model.
+    [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
     """
 
-    def __init__(self, x: NDArray[np.generic], y: Array, batches: Batches | UnionBatches, schema: str) -> None:
-        self.x, self.y, self.batches, self._schema = x, y, batches, schema
+    def __init__(
+        self,
+        x: NDArray[np.generic],
+        y: Array,
+        batches: Batches | UnionBatches,
+        schema: str,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
         self.mean, self.deviation = np.zeros(1), np.ones(1)
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:

@@ -46,6 +46,8 @@ class TestScores(_Part):
 
     per_silo: a shared model on each silo's own rows; where each silo has a model of its own, that one on the test rows.
     mean, displacement: of confined models (CGD), whose worst the other scores are then: their mean, and D alone.
+    by: "silos" where these are no test rows of the server's, but those that silos hold back; silos: the scores on such
+    rows where there are both.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class
@@ -58,6 +60,8 @@ class TestScores(_Part):
     per_silo: Mapping[str, SiloScore] = {}
     mean: PlainScores | None = None
     displacement: PlainScores | None = None
+    by: Literal["silos"] | None = None
+    silos: PlainScores | None = None
 
     @model_validator(mode="after")
     def _has_a_score(self) -> TestScores:
@@ -67,7 +71,7 @@ class TestScores(_Part):
 
     @property
     def given(self) -> bool:
-        """Whether the run had test rows."""
+        """Whether the run had test rows, the server's or those that silos hold back."""
         return self.loss is not None
 
 

@@ -195,7 +195,8 @@ def _number_word(number: int) -> str:
 def _reached(record: RunRecord) -> str:
     if not record.test.given:
         return "There were no test rows, so nothing says how good the model is."
-    return f"On the test rows the model reaches {_score(record)}."
+    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
+    return f"On the {rows} the model reaches {_score(record)}."
 
 
 def _score(record: RunRecord) -> str:

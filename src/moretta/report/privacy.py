@@ -67,7 +67,7 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
         case other:
             server = silo = [f"This version of the report has no sentence about the protocol {other}."]
     return (
-        *(Statement("Server", text) for text in server),
+        *(Statement("Server", text) for text in (*server, *_server_scores(record))),
         *(Statement("A silo", text) for text in silo),
         Statement("An eavesdropper", _eavesdropper(record)),
     )
@@ -192,7 +192,8 @@ def _pbpfl_silo(record: RunRecord) -> list[str]:
             "public direction they give the whole offset where m is below the number of outputs."
         )
     said.append("The released model is the true function.")
-    if record.setting("run", "seed") is not None and record.setting("protocol", "warm-start") is None:
+    follow = record.setting("run", "seed") is not None and record.setting("protocol", "warm-start") is None
+    if follow and record.setting("engine", "name") != "flare":  # there they are drawn from the operating system
         said.append(
             "The initial weights follow from the training seed in the run file, so whoever has the file knows the true "
             "model of round 1."
@@ -259,6 +260,16 @@ def _server_statistics(record: RunRecord) -> list[str]:
     if _is_summed(record) and (record.dropped or _participation(record) < 1):
         said.append("As not every silo was there in every round, differences of totals can give one silo’s rows.")
     return said
+
+
+def _server_scores(record: RunRecord) -> list[str]:
+    """What the server learns of rows that silos hold back."""
+    if not record.setting("data", "score-at-silos"):
+        return []
+    if record.protocol == "cgd" and _is_summed(record) and record.setting("protocol", "blind") is not False:
+        return ["Relays what the participants’ models score on rows that they hold back, and cannot read it; they can."]
+    whose = "all silos together" if _is_summed(record) else "each silo by itself"
+    return [f"Learns, at the end, how many rows are held back to score models on, and the scores on them, of {whose}."]
 
 
 def _silo_statistics(record: RunRecord) -> list[str]:
@@ -386,4 +397,9 @@ def _sum(record: RunRecord, upload: str) -> list[str]:
 def _eavesdropper(record: RunRecord) -> str:
     if record.setting("engine", "name") == "in-process":
         return "Nothing travelled over a network in this run; the report says nothing about one."
+    if record.setting("engine", "name") == "flare":
+        return (
+            "The messages of this run travelled by NVIDIA FLARE over TLS with a certificate on either side; the report "
+            "says nothing about what someone who listens to the network learns from their lengths and times."
+        )
     return "The report says nothing about what someone who listens to the network learns."

@@ -141,15 +141,21 @@ def _words(key: str) -> str:
 
 
 def _scores(records: Sequence[RunRecord]) -> list[Row]:
-    def row(measure: str, values: Sequence[float | None]) -> Row:
-        return Row("On the test rows", measure, "", tuple(plain(value) for value in values))
-
     tests = [record.test for record in records]
+    where = "On rows that silos hold back" if all(test.by == "silos" for test in tests) else "On the test rows"
+
+    def row(measure: str, values: Sequence[float | None]) -> Row:
+        return Row(where, measure, "", tuple(plain(value) for value in values))
+
     metrics = {"auc": "AUC", "balanced_accuracy": "Balanced accuracy"}
     metrics |= {key: _words(key) for test in tests for key in test.metrics if key not in metrics}
     confined = [test.mean is not None for test in tests]
     worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""
-    beside = {"mean of confined models": [test.mean for test in tests], "D alone": [t.displacement for t in tests]}
+    beside = {
+        "mean of confined models": [test.mean for test in tests],
+        "D alone": [test.displacement for test in tests],
+        "on rows that silos hold back": [test.silos for test in tests],
+    }
     return [
         row(f"Accuracy{worst}", [test.accuracy for test in tests]),
         *(

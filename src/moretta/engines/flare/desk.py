@@ -6,6 +6,7 @@ for hours still answers at once that it does, and one that was killed is told fr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -152,6 +153,8 @@ class Desk:
         return pack(reply, body)
 
     def _work(self) -> None:
+        with contextlib.suppress(Exception, SystemExit):  # the first hello tries again, and tells why not
+            self._silo = self._make()  # now, so that a process that was started again is soon ready
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._closed)

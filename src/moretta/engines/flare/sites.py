@@ -42,7 +42,7 @@ WAIT = 1.0  # seconds that a poll waits at the site
 MISSES = 2  # polls without an answer, one after the other, until a site counts as gone
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
 AGAIN = 1.0  # seconds from one attempt to reach a site that is gone to the next
-LATER = 10.0  # the same for one that refused: it may have been mended and restarted
+LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
 BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
@@ -59,6 +59,7 @@ class _Site:
 
     boot: of its process, None until it has said that it is there. fresh: whether that process is new in the run, and
     has done nothing yet. refusal: why it takes no part. gone: why it is not there. tried: when it was last greeted.
+    pause: seconds until it is greeted again.
     """
 
     boot: str | None = None
@@ -66,6 +67,7 @@ class _Site:
     refusal: str | None = None
     gone: Missing = NOT_YET
     tried: float = float("-inf")
+    pause: float = 0.0
 
 
 @dataclass
@@ -219,25 +221,23 @@ class Sites:
     def _greet(self, names: Iterable[str]) -> None:
         """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
         now = time.monotonic()
-        wanted = [
-            name
-            for name in names
-            if (site := self._sites[name]).boot is None
-            and now - site.tried >= (AGAIN if site.refusal is None else LATER)
-        ]
+        wanted = [name for name in names if (site := self._sites[name]).boot is None and now - site.tried >= site.pause]
         for name, reply in self._requests(dict.fromkeys(wanted, self._hello), {}, PATIENCE).items():
             site = self._sites[name]
             match reply:
+                case Missing(Reason.LATE):  # a round waits for each greeting of a machine that is frozen or unplugged
+                    site.gone, site.pause = reply, min(LATER, max(AGAIN, 2 * site.pause))
                 case Missing():
-                    site.gone, site.tried = reply, time.monotonic()
+                    site.gone, site.pause = reply, AGAIN
                 case (Here() as here, _):
                     self._welcome(name, here)
                 case (Refused() as refused, _):
-                    site.refusal, site.tried = refused.sentence, time.monotonic()
+                    site.refusal, site.pause = refused.sentence, LATER
                 case (Busy(), _):
-                    site.gone = Missing(Reason.DISCONNECTED, "is still loading its data and model")
+                    site.gone, site.pause = Missing(Reason.DISCONNECTED, "is still loading its data and model"), 0.0
                 case _:
-                    site.gone, site.tried = _nonsense(), time.monotonic()
+                    site.gone, site.pause = _nonsense(), AGAIN
+            site.tried = time.monotonic()
 
     def _welcome(self, name: str, here: Here) -> None:
         site, expected = self._sites[name], self._fingerprints.get(name, here.key)
@@ -257,7 +257,7 @@ class Sites:
     def _lost(self, name: str, why: Missing) -> Missing:
         """Take a site for gone, until it says hello again."""
         site = self._sites[name]
-        site.boot, site.gone, site.tried = None, why, time.monotonic()
+        site.boot, site.gone, site.tried, site.pause = None, why, time.monotonic(), AGAIN
         return why
 
     # Exchanges
@@ -321,7 +321,7 @@ class Sites:
             case (Stranger(), _):
                 # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
                 one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "was restarted"))
-                self._sites[name].tried = float("-inf")
+                self._sites[name].pause = 0.0
             case _:
                 one.outcome = _nonsense()
         one.misses = 0

@@ -25,7 +25,8 @@ from moretta.protocols.baffle.messages import (
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.seeds import Seed, parameter_hash
-from moretta.protocols.silo_rows import Rows
+from moretta.protocols.scoring import Score
+from moretta.protocols.silo_rows import Rows, standardise
 from moretta.secure_aggregation import Contributor
 
 
@@ -74,6 +75,8 @@ class Client:
                 digest = self._seed.agree(message.contributions)
                 self._check_layout(message)
                 return Agreed(stamp=message.stamp, digest=digest)
+            case Score():
+                return self._score(message)
         return self._rows.answer(message, self._contributor)
 
     def _check_layout(self, message: Agree) -> None:
@@ -180,6 +183,21 @@ class Client:
         upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding)
+
+    def _score(self, ask: Score) -> Message:
+        """Upload what the trained parameters score on the rows held back, as many at a time as a round's batch."""
+        forward, rows, held_out = self._forward, self._rows, self._rows.held_out
+        if forward is None or held_out is None:
+            raise MisuseError("expected a set-up before, and rows that this silo holds back")
+        layout = forward.layout
+        if {name: array.shape for name, array in ask.parameters.items()} != layout.shapes:
+            raise PeerError(f"expected the {len(layout.shapes)} tensors that are trained, got {len(ask.parameters)}")
+        at, step = layout.flat(ask.parameters)[None], len(rows.batches.of_round(1))
+        found = []
+        for start in range(0, len(held_out.x), step):
+            chunk = standardise(held_out.x[start : start + step], rows.mean, rows.deviation, layout.dtype)
+            found.append(forward.outputs(at, chunk)[0])
+        return held_out.upload(ask, self._contributor, np.concatenate(found))
 
     def state(self) -> State:
         """Return what contributions, lots and noise follow from, and for whom contributions were revealed."""

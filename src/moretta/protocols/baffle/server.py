@@ -146,14 +146,15 @@ class Server:
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: silos have seen what it is the average of."""
-        yield from ()
         facts: dict[str, float | str] = {"sigma": self._recipe.sigma}
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
         if self._accountant is not None:
             facts |= self._accountant.facts(self._asked)
         parameters = self._averaged()
-        return Outcome(parameters=parameters, released=parameters, facts=facts)
+        outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
+        trained = {name: parameters[name] for name in self._layout.shapes}  # silos have what is fixed
+        return (yield from self._enrolment.scored(now, outcome, trained))
 
     def state(self) -> State:
         """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""

@@ -29,6 +29,7 @@ nothing that a member could not be asked for, so a participant can play it, and 
 of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i, and with D
 of all columns the row's raw features; P_ij learns Delta_i, whose rows cluster by label. Of two participants that
 share a layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
+Where scores on rows held back are asked for, the sum of everybody's is read by the participants, or by A without blind.
 ``docs/cgd.md`` has figures.
 
 Differs from the paper:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message, Phase, Stamp, State, Tensors, no_phase
-from moretta.protocols import modules
+from moretta.protocols import modules, scoring
 from moretta.protocols.cgd.grid import Group
 from moretta.protocols.cgd.keyring import Keyring, group_of
 from moretta.protocols.cgd.layers import Layers, summed
@@ -43,6 +43,7 @@ from moretta.protocols.cgd.messages import (
     KeyTaken,
     Partial,
     RowsDescribed,
+    Scored,
     ShowDisplacement,
     StepAlone,
     TakeKey,
@@ -51,8 +52,9 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Begin, Ready
-from moretta.secure_aggregation import Contributor, Relayed
+from moretta.secure_aggregation import Contributor, Relayed, Sum
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 
@@ -80,6 +82,7 @@ class Client:
 
     model: the whole architecture, as everybody has it. root: of its start. contributors: by group. rounds: of the run.
     blind: whether sums are hidden from whoever relays them. ids: whose its rows are, in order.
+    figures: of the score that is asked for at the end, none for no score.
     """
 
     def __init__(
@@ -95,11 +98,13 @@ class Client:
         *,
         blind: bool,
         ids: NDArray[np.str_] | None = None,
+        figures: Sequence[str] = (),
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._place, self._rows, self._root = params, place, rows, root
         self._contributors, self._keyring, self._rounds, self._blind = contributors, keyring, rounds, blind
-        self._ids = None if ids is None else [str(one) for one in ids]
+        self._ids, self._figures = None if ids is None else [str(one) for one in ids], figures
+        self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if place.columns else None
         self._ties = modules.ties(model) if self._layers is None else {}
@@ -139,6 +144,10 @@ class Client:
             case StepAlone():
                 self._step(group, message.stamp, self._gradient(message.stamp).gradients)
                 return Done(stamp=message.stamp)
+            case Score():
+                return self._score(message, group)
+            case Scored():
+                return self._take_scores(message, group)
             case ShowDisplacement():
                 return self._show(message, group)
             case CatchUp():
@@ -226,17 +235,24 @@ class Client:
         shapes = {name: array.shape for name, array in ask.tensors.items()}
         if shapes != {name: tuple(shape) for name, shape in self._group(group).summed.items()}:
             raise PeerError(f"expected a sum of the layers of group `{group}`")
-        if not set(ask.silos) <= set(self._group(group).members) or not ask.silos:
-            raise PeerError(f"expected a sum over members of group `{group}`")
+        self._check_members(ask.silos, group)
         means = ask.tensors
         if self._blind:
-            relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._keyring.key(group)
             with self.phase("aggregation"):
-                means = self._contributor(group).read(ask.stamp, relayed, ask.encoding, key).means
+                means = self._read(ask, group).means
         elif any(mean.dtype != np.float64 for mean in means.values()):
             raise PeerError(f"expected means of the layers of group `{group}` in float64")
         self._step(group, ask.stamp, means)
         return Done(stamp=ask.stamp)
+
+    def _check_members(self, silos: Sequence[str], group: str) -> None:
+        if not set(silos) <= set(self._group(group).members) or not silos:
+            raise PeerError(f"expected a sum over members of group `{group}`")
+
+    def _read(self, ask: Descend | Scored, group: str) -> Sum:
+        """Return what a blind sum came to."""
+        relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._keyring.key(group)
+        return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key)
 
     def _step(self, group: str, stamp: Stamp, means: Tensors) -> None:
         """Take line 10 of Algorithm 1 on one group's layers: D <- D - alpha_k sum n_l g_l / sum n_l."""
@@ -326,6 +342,21 @@ class Client:
 
     def _others(self) -> list[str]:
         return [name for name in self._place.row if name != self._place.me]
+
+    # The end
+
+    def _score(self, ask: Score, group: str) -> Message:
+        """Upload what one's own model scores on the rows held back."""
+        if self._module is None:
+            raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
+        modules.load(self._module, self.model())
+        key = self._keyring.key(group) if self._blind else None
+        return self._rows.score(ask, self._contributor(group), self._module, key)
+
+    def _take_scores(self, ask: Scored, group: str) -> Done:
+        self._check_members(ask.silos, group)
+        self.scores = scoring.read(self._read(ask, group), self._figures)
+        return Done(stamp=ask.stamp)
 
     # What was missed
 

@@ -152,6 +152,16 @@ class Descend(Message):
     encoding: Mapping[str, int]
 
 
+@message("cgd/scored")
+class Scored(Message):
+    """What the group's models score on the rows that its members hold back. Fields as of `Descend`."""
+
+    tensors: Tensors
+    weight: Array
+    silos: tuple[str, ...]
+    encoding: Mapping[str, int]
+
+
 @message("cgd/step-alone")
 class StepAlone(Message):
     """Step by your own gradient of this group's layers: nobody shares them."""
@@ -202,6 +212,7 @@ MESSAGES = (
     Done,
     Contribute,
     Descend,
+    Scored,
     StepAlone,
 )
 

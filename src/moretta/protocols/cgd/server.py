@@ -22,6 +22,7 @@ from moretta.protocol import (
     State,
     no_phase,
 )
+from moretta.protocols import scoring
 from moretta.protocols.cgd.grid import Grid, Group
 from moretta.protocols.cgd.keyring import NAME as EVERYBODY
 from moretta.protocols.cgd.keyring import at, row_group
@@ -42,6 +43,7 @@ from moretta.protocols.cgd.messages import (
     KeyTaken,
     Partial,
     RowsDescribed,
+    Scored,
     ShowDisplacement,
     StepAlone,
     TakeKey,
@@ -348,7 +350,30 @@ class Server:
         aborted = yield from self._locate(now, self._cohort)
         if aborted is not None:
             return aborted
-        return Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
+        outcome = Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
+        everybody = next((name for name, group in self._groups.items() if group.tells_loss), "")
+        enrolment = self._enrolments.get(everybody)
+        if enrolment is None or not enrolment.figures:
+            return outcome
+        if self._blind:
+            return (yield from self._score_blindly(at(now, everybody), outcome, enrolment))
+        return (yield from enrolment.scored(at(now, everybody), outcome, {}))
+
+    def _score_blindly(self, now: Stamp, outcome: Outcome, enrolment: Enrolment) -> Exchange[Outcome | Aborted]:
+        """Relay the participants' scores, which they alone read. Whoever does not take their sum goes without."""
+        ask, wanted = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
+        relayed = yield from enrolment.aggregation.relay(ask, wanted)
+        if isinstance(relayed, Aborted):
+            return relayed
+        taken = Scored(
+            stamp=now,
+            tensors=relayed.tensors,
+            weight=relayed.weight,
+            silos=tuple(relayed.silos),
+            encoding=wanted.fraction_bits,
+        )
+        yield Ask.all(enrolment.cohort, taken, Done)
+        return outcome
 
     def state(self) -> State:
         """Return what groups agreed on once, the standardisation of their columns, and when each was last summed."""

@@ -73,10 +73,10 @@ class Server:
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
-        yield from ()
         parameters = modules.arrays(self._model)
         facts = {} if self._accountant is None else self._accountant.facts(self._rounds_done)
-        return Outcome(parameters=parameters, released=parameters, facts=facts)
+        outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
+        return (yield from self._enrolment.scored(now, outcome, parameters))
 
     def state(self) -> State:
         """Return model, optimizer, what was agreed once, and under an accountant how many rounds were played."""
@@ -124,7 +124,7 @@ class LoneServer:
         if replies.missing:
             return Aborted(replies.missing)
         models = {silo: reply.parameters for silo, reply in replies.answers.items()}
-        return Outcome(parameters={}, models=models)
+        return (yield from self._enrolment.scored(now, Outcome(parameters={}, models=models), {}))
 
     def state(self) -> State:
         """Return what was agreed once."""

@@ -229,16 +229,17 @@ class Server:
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release R o W without offset: exact predictions for every silo (`practical.md`, section III-D)."""
-        yield from ()
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
-        return Outcome(
+        released = self._perturbation.perturb(self._tensors, key)
+        outcome = Outcome(
             parameters=modules.arrays(self._model),
-            released=self._perturbation.perturb(self._tensors, key),
+            released=released,
             facts=facts,
             unperturbed={forced.tensor: forced.because for forced in plan.forced},
         )
+        return (yield from self._enrolment.scored(now, outcome, released))
 
     def state(self) -> State:
         """Return model, optimizer, the secret root, and what the next key depends on."""
