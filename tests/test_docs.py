@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
+from moretta import config
 from moretta.config import Faults, SecureAggregation
+from moretta.deployment import silo_file, told
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 
@@ -72,3 +77,29 @@ def test_the_plan_of_the_house_names_every_module_of_the_room(docs: Path) -> Non
         assert re.search(rf"\b{path.stem}\b", plan), path.name
     for path in (docs.parent / "src" / "moretta").glob("[a-z]*.py"):
         assert re.search(rf"\b{path.name}\b", plan), path.name
+
+
+def whole_examples(text: str) -> list[dict[str, object]]:
+    """The same where a block goes on over empty lines."""
+    return examples(re.sub(r"\n\n(?=    \[)", "\n", text))
+
+
+def test_the_examples_of_deploying_load(docs: Path, tmp_path: Path) -> None:
+    run, *silos = whole_examples((docs / "deploy.md").read_text())
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
+    run_file = config.load(tmp_path / "run.toml")
+    assert run_file.engine.sites == ("north", "south", "west")
+    assert [silo["silo"]["name"] for silo in silos] == ["north", "north"]  # type: ignore[index]
+    (tmp_path / "silo.toml").write_text(tomli_w.dumps({"data": {"source": "rows.npz"}, **silos[0], **silos[1]}))
+    assert silo_file.load(tmp_path / "silo.toml").silo.roster == Path("roster.toml")
+
+
+def test_what_the_script_deals_out_is_what_the_page_shows(docs: Path, tmp_path: Path) -> None:
+    script = docs.parent / "examples" / "many_machines" / "deal.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
+    shown, *_ = whole_examples((docs / "deploy.md").read_text())
+    assert tomllib.loads((tmp_path / "server" / "run.toml").read_text()) == shown
+    run_file = config.load(tmp_path / "server" / "run.toml")
+    federation = told.site_side(run_file, silo_file.load(tmp_path / "north" / "silo.toml"))
+    assert [len(silo.x) > 0 for silo in federation.silos] == [True, False, False]
+    assert told.server_side(run_file, tmp_path / "out").test is not None

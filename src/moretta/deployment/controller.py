@@ -22,7 +22,7 @@ from moretta.deployment import told
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.files import write_atomically
-from moretta.engines.flare.envelope import Hello
+from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
 from moretta.engines.flare.sites import Send, Sites
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed
@@ -34,9 +34,7 @@ from moretta.secure_aggregation.identity import Roster, fingerprint
 
 log = logging.getLogger("moretta")
 
-TOPIC = "moretta"
 ABSENT = Missing(Reason.DISCONNECTED, "was not connected when the job began; it takes part in the next one")
-ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 
 
 class Controller(FlareController):
@@ -91,7 +89,7 @@ class Controller(FlareController):
 
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
         run_file = config.loads(self._run, self._base / "run.toml")
-        if told.digest(told.told(run_file)) != self._digest:
+        if digest_of(told.told(run_file)) != self._digest:
             raise ParameterError(
                 "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
                 "by moretta job or serve"

@@ -16,10 +16,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from moretta.deployment import silo_file, told
-from moretta.deployment.controller import ENVELOPE, TOPIC
+from moretta.deployment import silo_file
 from moretta.deployment.site import Site
 from moretta.engines.flare.desk import Desk
+from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
 from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
@@ -62,7 +62,7 @@ class Executor(FlareExecutor):
         return reply
 
     def _site(self, folder: Path, name: str) -> Site:
-        if told.digest(self._told) != self._digest:
+        if digest_of(self._told) != self._digest:
             raise ParameterError(
                 "was told another run than the job was made of: the job was edited by hand; make it anew by moretta "
                 "job or serve"

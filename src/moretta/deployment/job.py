@@ -12,6 +12,7 @@ from typing import Any
 from moretta import config
 from moretta.config import RunFile
 from moretta.deployment import told
+from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Roster
 
@@ -54,10 +55,10 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
     server = {
         "run": config.dumps(run_file),
         "base": str(run_file.base.absolute()),
-        "digest": told.digest(text),
+        "digest": digest_of(text),
         **controller,
     }
-    site = {"told": text, "digest": told.digest(text), "made": time.time()}
+    site = {"told": text, "digest": digest_of(text), "made": time.time()}
     _write(
         folder / "meta.json",
         {

@@ -15,32 +15,45 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta import config, result
+from moretta import __version__, config
 from moretta.codec import Codec
-from moretta.deployment import told
+from moretta.config import RunFile
 from moretta.deployment.silo_file import SiloFile
 from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
 from moretta.engines.files import write_atomically
-from moretta.engines.flare.envelope import Hello
+from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError
 from moretta.protocol import Client, Message, Tensors
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.cgd.client import Client as Participant
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 log = logging.getLogger("moretta")
 
 LEAVE = 5.0  # seconds that an earlier job of this site has to end when it is asked to
+
+
+class Role(Protocol):
+    """What a site plays: by PyTorch (`torch_role`)."""
+
+    def check(self, hello: Hello) -> None:
+        """Raise `moretta.errors.ParameterError` where the server has another model, or what runs it."""
+
+    def client(self, hello: Hello) -> tuple[Client, Sequence[type[Message]]]:
+        """Cast the protocol's client; return it with the messages of the run."""
+
+    def leave(self, client: Client, folder: RunFolder) -> None:
+        """Write what the run leaves at the site alone."""
 
 
 class Site:
@@ -62,10 +75,9 @@ class Site:
             )
         take_turn(file.out, made)
         _log_to(file.out / "log.txt")
-        self._file, self._job = file, told.digest(text)
+        self._file, self._job = file, digest_of(text)
         self._run_file = config.loads(text, file.base / "told.toml")
-        self._federation = told.site_side(self._run_file, file)
-        self._model = told.model_digest(self._federation)
+        self._role = _role(self._run_file, file)
         self.fingerprint = "" if file.silo.identity is None else _fingerprint(file.base / file.silo.identity)
         self._folder: RunFolder | None = None
         self._recorder: Recorder | None = None
@@ -78,8 +90,7 @@ class Site:
         Raises `moretta.errors.ParameterError` where versions, what was told or the model differ from the server's.
         """
         self._check(hello)
-        run = self._run_file.run
-        client, messages = self._federation.client(self.name, run.rounds, run.seed, hello.session)
+        client, messages = self._role.client(hello)
         path = self._file.out / hello.run
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = RunFolder(path)
@@ -101,7 +112,7 @@ class Site:
             if answer is not None:
                 self._recorder.saw(self.name, "sent", "server", codec.encode(answer))
         # Of baffle the state says to whom a contribution was revealed: forgotten, it would be revealed to others too.
-        if isinstance(self._federation.protocol, BAFFLE):
+        if isinstance(self._run_file.protocol, BAFFLE):
             self.keep(client, self._place.round)
 
     def keep(self, client: Client, round: int) -> None:
@@ -123,35 +134,19 @@ class Site:
             inputs, tensors = unpack_released(released)
             self._folder.write_json("inputs.json", inputs)
             self._folder.write_model("released.safetensors", tensors)
-        if isinstance(client, Participant):
-            self._folder.write_model("confined.safetensors", client.model())
-            if client.scores:
-                self._folder.write_json("scores.json", client.scores)
+        self._role.leave(client, self._folder)
         log.info("the run has ended; what is this site's is in %s", self._folder.path)
 
     def _check(self, hello: Hello) -> None:
-        ours, theirs = result.versions(), hello.versions
-        if theirs.get("moretta") != ours["moretta"]:
-            raise ParameterError(
-                f"runs Moretta {ours['moretta']}, and the server {theirs.get('moretta', 'another')}; install the same"
-            )
-        allowed = [theirs.get("torch", ""), *hello.torch]
-        if _minor(ours["torch"]) not in [_minor(one) for one in allowed]:
-            listed = ", ".join(sorted({_minor(one) for one in allowed}))
-            raise ParameterError(
-                f"runs PyTorch {ours['torch']}, and allowed are {listed}; install one of them, or have the server name "
-                "this one in [engine] torch-versions"
-            )
+        theirs = hello.versions.get("moretta", "another")
+        if theirs != __version__:
+            raise ParameterError(f"runs Moretta {__version__}, and the server {theirs}; install the same")
         if hello.job != self._job:
             raise ParameterError(
                 f"was told another run than the server plays (digests {self._job[:12]} and {hello.job[:12]}): the job "
                 "was edited by hand; make it anew by moretta job or serve"
             )
-        if hello.model != self._model:
-            raise ParameterError(
-                f"builds another model than the server from [model] source = {self._run_file.model.source!r} (digests "
-                f"{self._model[:12]} and {hello.model[:12]}); bring the same code to both"
-            )
+        self._role.check(hello)
 
     def _restore(self, client: Client, hello: Hello) -> None:
         if self._folder is None:
@@ -167,6 +162,12 @@ class Site:
             self.keep(client, 0)
 
 
+def _role(run_file: RunFile, file: SiloFile) -> Role:
+    from moretta.deployment.torch_role import TorchRole  # torch may be absent where nobody asks
+
+    return TorchRole(run_file, file)
+
+
 def _log_to(path: Path) -> None:
     """Send what Moretta has to say in this process to a file, a line each."""
     handler = logging.FileHandler(path)
@@ -174,10 +175,6 @@ def _log_to(path: Path) -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def _fingerprint(path: Path) -> str:

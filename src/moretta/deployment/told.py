@@ -46,11 +46,6 @@ def told(run_file: RunFile) -> str:
     return config.dumps(run_file.model_copy(update=update))
 
 
-def digest(text: str) -> str:
-    """Return the SHA-256, in hex, of what sites are told; server and sites compare it."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def server_side(run_file: RunFile, out: Path) -> Federation:
     """Return the federation as the server has it: every silo elsewhere.
 

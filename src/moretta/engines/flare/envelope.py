@@ -11,6 +11,7 @@ pydantic on either side; a peer's bytes give a header of it or `moretta.errors.C
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Annotated, Literal
 
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from moretta.errors import CodecError
 
+TOPIC = "moretta"  # of FLARE's aux messages
+ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 1
 HEADER_LIMIT = 1 << 16  # bytes
 
@@ -121,6 +124,11 @@ Request = Hello | Submit | Poll
 Reply = Here | Busy | Done | Failed | Stranger | Refused
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+
+
+def digest_of(told: str) -> str:
+    """Return the SHA-256, in hex, of what sites are told of a run: `Hello.job`."""
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def pack(header: Request | Reply, body: bytes = b"") -> bytes:

@@ -1,0 +1,63 @@
+"""What a site plays with PyTorch: any protocol's client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from moretta import result
+from moretta.config import RunFile
+from moretta.deployment import told
+from moretta.deployment.silo_file import SiloFile
+from moretta.engines.flare.envelope import Hello
+from moretta.errors import ParameterError
+from moretta.protocol import Client, Message
+from moretta.protocols.cgd.client import Client as Participant
+from moretta.run_folder import RunFolder
+from moretta.session import SMALL
+
+
+class TorchRole:
+    """A role as `moretta.deployment.site.Site` wants it. Raises `moretta.errors.ParameterError` as `site_side` does."""
+
+    def __init__(self, run_file: RunFile, file: SiloFile) -> None:
+        self._run_file, self._name = run_file, file.silo.name
+        self._federation = told.site_side(run_file, file)
+        self._model = told.model_digest(self._federation)
+        threads = file.limits.threads
+        if threads is None and sum(parameter.numel() for parameter in self._federation.model.parameters()) < SMALL:
+            threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def check(self, hello: Hello) -> None:
+        """Raise `moretta.errors.ParameterError` where PyTorch's version or the model differ from the server's."""
+        ours, allowed = result.versions()["torch"], [hello.versions.get("torch", ""), *hello.torch]
+        if _minor(ours) not in [_minor(one) for one in allowed]:
+            listed = ", ".join(sorted({_minor(one) for one in allowed}))
+            raise ParameterError(
+                f"runs PyTorch {ours}, and allowed are {listed}; install one of them, or have the server name this one "
+                "in [engine] torch-versions"
+            )
+        if hello.model != self._model:
+            raise ParameterError(
+                f"builds another model than the server from [model] source = {self._run_file.model.source!r} (digests "
+                f"{self._model[:12]} and {hello.model[:12]}); bring the same code to both"
+            )
+
+    def client(self, hello: Hello) -> tuple[Client, Sequence[type[Message]]]:
+        """Cast the role."""
+        run = self._run_file.run
+        return self._federation.client(self._name, run.rounds, run.seed, hello.session)
+
+    def leave(self, client: Client, folder: RunFolder) -> None:
+        """Write what the run leaves at the site alone: of cgd the participant's own model, and what it has read."""
+        if isinstance(client, Participant):
+            folder.write_model("confined.safetensors", client.model())
+            if client.scores:
+                folder.write_json("scores.json", client.scores)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
