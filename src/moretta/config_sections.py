@@ -18,7 +18,9 @@ from moretta.data.domains import check_domains
 from moretta.data.grid import check_grid
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive, kebab
+from moretta.secure_aggregation import Credentials, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
+from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -315,6 +317,33 @@ class SecureAggregation(Section):
     def least(self) -> int:
         """The fewest silos that a round may end with, with its default filled in."""
         return self.min_survivors or (1 if self.scheme == "none" else 2)
+
+    def rules(self, roster: Roster | None) -> Rules:
+        """Return what all roles of a sum have set alike. roster: the file's content, if there is one."""
+        return Rules(
+            degree=self.degree,
+            threshold=self.threshold,
+            corrupt_rate=self.corrupt_rate,
+            dropout_rate=self.dropout_rate,
+            min_survivors=self.least,
+            public_weights=self.weights == "public",
+            roster=roster,
+        )
+
+    def credentials(self, name: str, roster: Roster | None) -> Credentials | None:
+        """Return how a silo proves who it is, where there is a roster and it has an identity.
+
+        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or is another than the roster's.
+        """
+        if roster is None or self.identity is None:
+            return None
+        identity = Identity.load(self.identity.replace("{silo}", name))
+        if identity.public_key != roster.keys[name]:
+            raise ParameterError(
+                f"the identity of silo `{name}` is not the one that the roster lists for it; expected "
+                f"{fingerprint(roster.keys[name])}, got {fingerprint(identity.public_key)} (moretta keys show)"
+            )
+        return Credentials(identity, roster)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from moretta.config_sections import Engine, SecureAggregation
 from moretta.keystream import SecretRoot
@@ -18,6 +16,10 @@ from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols.cgd.grid import Grid, Part
 from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.identity import Roster
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Setting:
 
     def blank_model(self) -> nn.Module:
         """Return the same with all weights 0: a silo that is sent a perturbed model is not to hold the true one."""
+        import torch  # absent where a silo's own site has no PyTorch, which knows silos too
+
         model = self.silo_model()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -101,16 +105,7 @@ class Setting:
 
     def rules(self, scheme: str) -> Rules:
         """Return what all roles of a sum have set alike. scheme: "none" for a pool of all rows, whatever is set."""
-        secure = self.secure_aggregation
-        return Rules(
-            degree=secure.degree,
-            threshold=secure.threshold,
-            corrupt_rate=secure.corrupt_rate,
-            dropout_rate=secure.dropout_rate,
-            min_survivors=self.least(scheme),
-            public_weights=secure.weights == "public",
-            roster=self.roster,
-        )
+        return replace(self.secure_aggregation.rules(self.roster), min_survivors=self.least(scheme))
 
     def least(self, scheme: str) -> int:
         """Return the fewest silos that a round under this scheme may end with."""

@@ -129,6 +129,7 @@ class Session:
             self._engine.clock.phase,
             self._chosen if self._of.participation < 1 else None,
             self._engine.back,
+            self._engine.renewed,
         )
         try:
             for line in self._rounds_kept(driver):

@@ -14,7 +14,6 @@ from moretta.casting.parts import (
     credentials_of,
     enrolment_of,
     held_out_of,
-    schema_of,
     whole_rows,
 )
 from moretta.errors import ParameterError
@@ -30,6 +29,7 @@ from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole import Whole
 from moretta.protocols.enrolment import SiloRows, scales_of, standardised
+from moretta.protocols.silo_rows import schema_of
 from moretta.roles import Cast, Setting, Silo, grid_of
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete

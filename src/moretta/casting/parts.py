@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
 from moretta.protocol import Client, Message, Server, Tensors
-from moretta.protocols import enrolment, modules, scoring, silo_rows
+from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.enrolment import Enrolment, SiloRows
 from moretta.protocols.lots import Lots
 from moretta.protocols.scoring import HeldOut
+from moretta.protocols.silo_rows import schema_of
 from moretta.protocols.training import Training
 from moretta.roles import Cast, Setting, Silo, grid_of
-from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation import Contributor, Credentials, aggregator, contributor
-from moretta.secure_aggregation.identity import Identity, fingerprint
 
 POOL = "everybody"  # the one silo of centralised training
 
@@ -74,16 +73,7 @@ def contributor_of(setting: Setting, scheme: str, name: str) -> Contributor:
 
 def credentials_of(setting: Setting, name: str, scheme: str) -> Credentials | None:
     """Return how a silo proves who it is, where there is a roster and something to protect."""
-    secure = setting.secure_aggregation
-    if setting.roster is None or secure.identity is None or scheme == "none":
-        return None
-    identity = Identity.load(secure.identity.replace("{silo}", name))
-    if identity.public_key != setting.roster.keys[name]:
-        raise ParameterError(
-            f"the identity of silo `{name}` is not the one that the roster lists for it; expected "
-            f"{fingerprint(setting.roster.keys[name])}, got {fingerprint(identity.public_key)} (moretta keys show)"
-        )
-    return Credentials(identity, setting.roster)
+    return None if scheme == "none" else setting.secure_aggregation.credentials(name, setting.roster)
 
 
 def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
@@ -163,8 +153,3 @@ def without_noise(setting: Setting) -> str:
     found = ["means and deviations of the input columns, summed without noise"] if setting.columns else []
     found += ["the number of rows of all silos together"] if not setting.batch_size else []
     return " and ".join(found)
-
-
-def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
-    """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (*SUM_MESSAGES, *silo_rows.MESSAGES, *scoring.MESSAGES, *messages)

@@ -113,15 +113,18 @@ class Site:
                 self._recorder.saw(self.name, "sent", "server", codec.encode(answer))
         # Of baffle the state says to whom a contribution was revealed: forgotten, it would be revealed to others too.
         if isinstance(self._run_file.protocol, BAFFLE):
-            self.keep(client, self._place.round)
+            self._save(client)
 
     def keep(self, client: Client, round: int) -> None:
         """Keep the role's state as of the end of a round."""
         self._place = Place(self._place.run, round, self._place.session, self._place.digest)
-        if self._folder is not None:
-            save_checkpoint(self._folder.path / "checkpoint", self._place, {f"silo-{self.name}": client.state()})
+        self._save(client)
         if self._recorder is not None:
             self._recorder.flush()
+
+    def _save(self, client: Client) -> None:
+        if self._folder is not None:
+            save_checkpoint(self._folder.path / "checkpoint", self._place, {f"silo-{self.name}": client.state()})
 
     def end(self, client: Client, released: bytes) -> None:
         """Write what the run released, and of cgd the participant's own model."""

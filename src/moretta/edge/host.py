@@ -21,18 +21,16 @@ from moretta.engines.clock import Clock
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array, Message
-from moretta.protocols import scoring, silo_rows
 from moretta.protocols.baffle.client import Client
 from moretta.protocols.baffle.estimate import differences, directions_of
 from moretta.protocols.baffle.messages import MESSAGES
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.batches import Batches
 from moretta.protocols.scoring import HeldOut
-from moretta.protocols.silo_rows import Rows
-from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
+from moretta.protocols.silo_rows import Rows, schema_of
 from moretta.secure_aggregation import contributor
 
-SCHEMA = (*SUM_MESSAGES, *silo_rows.MESSAGES, *scoring.MESSAGES, *MESSAGES, *wire.MESSAGES)
+SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
 # direction; Gaussian ones come of a table by 64-bit numbers; where the silo takes steps of its own also their sums.
 BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14

@@ -31,6 +31,9 @@ class Delivery(Protocol):
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
         """Wait, if that makes sense, until so many of these silos can be reached again; return who can."""
 
+    def renewed(self) -> bool:
+        """Return whether, since this was last called, a silo has come as another process than it was."""
+
     def keep(self, place: Place) -> None:
         """Let silos that are elsewhere keep their states as of a round's end."""
 

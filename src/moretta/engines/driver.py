@@ -65,7 +65,8 @@ class Driver:
 
     run: the id that all stamps carry. least: the fewest silos a round may have. phase: the engine's clock.
     chosen: which silos take part in a round, by its number; all of them if None. back: waits until so many of some
-    silos that are gone can be reached again, as long as it sees fit, and returns who can.
+    silos that are gone can be reached again, as long as it sees fit, and returns who can. renewed: whether, since it
+    was last called, a silo has come as another process, which knows nothing of what was agreed on in a set-up.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Driver:
         phase: Phase = no_phase,
         chosen: Callable[[int], Sequence[str]] | None = None,
         back: Callable[[Sequence[str], int], Sequence[str]] = lambda silos, least: (),
+        renewed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
         self._deliver, self._least, self._phase, self._chosen, self._back = deliver, least, phase, chosen, back
+        self._renewed = renewed
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
@@ -152,7 +155,8 @@ class Driver:
         gone: dict[str, Missing],
     ) -> R | Aborted:
         try:
-            if present != self._cohort:
+            renewed = self._renewed()
+            if present != self._cohort or renewed:
                 self._cohort = None
                 aborted = self._play(self._server.setup(now, present), gone)
                 if aborted is not None:

@@ -47,6 +47,7 @@ class InProcess:
         for client in clients.values():
             client.phase = self.clock.phase
         self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
+        self._restarts = 0
         for child in self._children:
             child.charge = self.clock.charge
             if deadline is not None:
@@ -86,6 +87,12 @@ class InProcess:
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
         """Return nobody: a silo that does not answer in this process does not come back by waiting."""
         return ()
+
+    def renewed(self) -> bool:
+        """Return whether the process of a silo has been started again since this was last called."""
+        restarts, before = sum(child.restarts for child in self._children), self._restarts
+        self._restarts = restarts
+        return restarts > before
 
     def keep(self, place: Place) -> None:
         """Do nothing: the silos' states are kept with the server's."""

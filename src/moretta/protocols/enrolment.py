@@ -17,19 +17,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.errors import MisuseError, ParameterError
+from moretta.errors import MisuseError
 from moretta.protocol import Aborted, Ask, Exchange, Message, Outcome, Stamp, State, Tensors
 from moretta.protocols import modules, scoring
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.scoring import HeldOut, Score
 from moretta.protocols.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, standardise
+from moretta.protocols.targets import encode
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, moments
 from moretta.secure_aggregation.statistics import FLAT
 
@@ -38,7 +40,7 @@ def standardised(
     x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: torch.dtype
 ) -> Tensor:
     """Return (x - mean) / deviation as `moretta.protocols.silo_rows.standardise` has it, as a tensor of its own."""
-    return torch.tensor(standardise(x, mean, deviation, torch.empty(0, dtype=dtype).numpy().dtype))
+    return torch.tensor(standardise(x, mean, deviation, _numpy(dtype)))
 
 
 def scales_of(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -238,44 +240,9 @@ class Enrolment:
 
 
 def targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
-    """Return a silo's targets as the loss wants them.
-
-    y: whole numbers are classes: one-hot under "mse" when the model has more than one output, 0/1 for one output,
-    int64[rows] under "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows
-    under "cross-entropy". Raises `moretta.errors.ParameterError` where they do not fit the loss or the outputs.
-    """
-    fits = _class_targets if y.dtype.kind in "iub" else _float_targets
-    return fits(y, outputs, loss, silo, dtype)
+    """Return a silo's targets as the loss wants them, as `moretta.protocols.targets.encode` has it, as a tensor."""
+    return torch.from_numpy(encode(y, outputs, loss, silo, _numpy(dtype)))
 
 
-def _class_targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
-    classes = torch.tensor(y.astype(np.int64))
-    if classes.ndim != 1:
-        raise ParameterError(f"silo `{silo}`: expected one class a row, got targets of shape {list(y.shape)}")
-    low, high, most = int(classes.min()), int(classes.max()), max(outputs, 2)
-    if low < 0 or high >= most:
-        raise ParameterError(
-            f"silo `{silo}`: expected classes 0 to {most - 1} for a model with {outputs} outputs, got {low} to {high}"
-        )
-    if loss == "cross-entropy":
-        if outputs < 2:
-            raise ParameterError('loss = "cross-entropy" needs an output a class; the model has one: use loss = "mse"')
-        return classes
-    if outputs == 1:
-        return classes[:, None].to(dtype)
-    return nn.functional.one_hot(classes, outputs).to(dtype)
-
-
-def _float_targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
-    values = torch.tensor(y.astype(np.float64)).reshape(len(y), -1)
-    if not bool(torch.isfinite(values).all()):
-        raise ParameterError(f"silo `{silo}`: expected finite targets, got NaN or infinity")
-    if values.shape[1] != outputs:
-        raise ParameterError(
-            f"silo `{silo}`: expected {outputs} targets a row, the model's outputs, got {values.shape[1]}"
-        )
-    if loss == "cross-entropy" and not (bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < 1e-6).all())):
-        raise ParameterError(
-            f'silo `{silo}`: loss = "cross-entropy" needs classes or probability rows, got other numbers: use "mse"'
-        )
-    return values.to(dtype)
+def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -62,7 +62,7 @@ def figures_of(loss: str, task: str | None) -> tuple[str, ...]:
 class HeldOut:
     """The rows that a silo holds back, and what it tells of them.
 
-    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.enrolment.targets`).
+    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.targets.encode`).
     loss: its name; it is plain, without label smoothing and class weights. figures: as `figures_of` has them.
     after: the run's last round.
     """

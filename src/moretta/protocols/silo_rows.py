@@ -6,13 +6,17 @@ Begin(model digest, standardisation)   -->
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.errors import ParameterError, PeerError
 from moretta.protocol import Array, Message, message, unexpected
+from moretta.protocols import scoring
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.scoring import HeldOut
+from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation import Contributor, answer_moments
 from moretta.secure_aggregation.statistics import AskMoments
 
@@ -47,6 +51,11 @@ class Ready(Message):
 MESSAGES = (Begin, Ready)
 
 
+def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
+    """Return all messages of a run: a protocol's own, and those that every protocol has."""
+    return (*SUM_MESSAGES, *MESSAGES, *scoring.MESSAGES, *messages)
+
+
 def standardise(
     x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: DTypeLike
 ) -> Array:
@@ -61,7 +70,7 @@ def standardise(
 class Rows:
     """A silo's rows, its batches and its half of the enrolment.
 
-    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.enrolment.targets`),
+    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
     """
 

@@ -175,5 +175,5 @@ def _split(data: object) -> tuple[bytes, bytes]:
 
 def _wrong(what: str, error: ValidationError) -> CodecError:
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
+    place = ".".join(map(str, first["loc"])).encode("unicode_escape").decode()  # a peer's own key may be in it
     return CodecError(f"expected a {what} of this engine: {place[:80]}: {first['msg'][:200]}")

@@ -57,12 +57,13 @@ NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
 class _Site:
     """What is known of a site.
 
-    boot: of its process, None until it has said that it is there. fresh: whether that process is new in the run, and
-    has done nothing yet. refusal: why it takes no part. gone: why it is not there. tried: when it was last greeted.
-    pause: seconds until it is greeted again.
+    boot: of its process, None until it has said that it is there; last: the last one that was known. fresh: whether
+    that process has taken an earlier one's place in the run, and has done nothing yet. refusal: why it takes no part.
+    gone: why it is not there. tried: when it was last greeted. pause: seconds until it is greeted again.
     """
 
     boot: str | None = None
+    last: str = ""
     fresh: bool = False
     refusal: str | None = None
     gone: Missing = NOT_YET
@@ -108,6 +109,7 @@ class Sites:
         self._traffic = Traffic()
         self._number = 0
         self._peak: float | None = None
+        self._renewed = False
 
     def gather(self, least: int, wait: float) -> None:
         """Greet all sites until each has come or refused, for at most so many seconds.
@@ -174,6 +176,11 @@ class Sites:
                 break
             time.sleep(0.1)
         return list(self._boots(silos))
+
+    def renewed(self) -> bool:
+        """Return whether, since this was last called, a site's process is another than it was."""
+        renewed, self._renewed = self._renewed, False
+        return renewed
 
     def keep(self, place: Place) -> None:
         """Have all sites that are there keep their states; who cannot is named, as it would go on from less."""
@@ -249,7 +256,10 @@ class Sites:
                 "that the roster names (moretta keys show)"
             )
         else:
-            site.boot, site.refusal, site.fresh = here.boot, None, True
+            if here.boot != site.last:
+                site.fresh = bool(site.last)
+                site.last, self._renewed = here.boot, True
+            site.boot, site.refusal = here.boot, None
 
     def _why(self, site: _Site) -> Missing:
         return site.gone if site.refusal is None else Missing(Reason.REFUSED, site.refusal)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moretta.protocols.baffle.directions import Directions, keys_of
 from moretta.protocols.baffle.estimate import Form, directions_of
 from moretta.protocols.baffle.row_losses import RowLosses
+
+if TYPE_CHECKING:
+    from moretta.protocols.baffle.params import BAFFLE  # pydantic is absent from an edge client's process
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,23 @@ class Recipe:
     local_epochs: int = 0
     rates: tuple[float, ...] = ()
     clip_norm: float = 0.0
+
+    @classmethod
+    def of(cls, protocol: BAFFLE, rounds: int) -> Recipe:
+        """Return what the protocol's settings come to in a run of so many rounds."""
+        epochs = protocol.local_epochs or 0
+        return cls(
+            protocol.form,
+            protocol.sigma,
+            RowLosses(protocol.loss, protocol.label_smoothing, protocol.class_weights),
+            max(protocol.k, protocol.k_last or 0),
+            protocol.direction,
+            protocol.orthogonal,
+            protocol.seed_pool or 0,
+            epochs,
+            tuple(protocol.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
+            protocol.clip_norm or 0.0,
+        )
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
         """Return the directions of K = k for one purpose: the run, the round, the parameters' hash."""
