@@ -94,6 +94,10 @@ OF_ROWS_HERE = (
     "encoding", "missing", "image_size",
 )  # fmt: skip
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
+LEAST_ROWS_MISSING = (
+    "[data] least-rows is missing: silos on machines of their own do not tell how many rows they have, and what "
+    "dp-noise comes to depends on the fewest that any has; give it, for example least-rows = 500"
+)
 
 
 class Data(Section):

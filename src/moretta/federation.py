@@ -41,11 +41,10 @@ from moretta.protocols.fedsgd.params import Centralised
 from moretta.protocols.scoring import figures_of
 from moretta.protocols.training import Training
 from moretta.result import Result
-from moretta.roles import Cast, Setting, Silo, grid_of, row_shape
+from moretta.roles import Cast, Setting, Silo, check_least, check_scores, grid_of, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
-from moretta.secure_aggregation.statistics import MOST_SILOS
 from moretta.session import Progress, Session, Through
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
@@ -213,11 +212,7 @@ class Federation:
             unlabelled = bool(silo.columns) and not len(silo.y)
             if silo.elsewhere:
                 continue
-            if self.least_rows is not None and len(silo.x) < self.least_rows:
-                raise ParameterError(
-                    f"silo `{silo.name}`: expected {self.least_rows} rows or more ([data] least-rows), as the privacy "
-                    f"that the run states rests on it; got {len(silo.x)}"
-                )
+            check_least(silo, self.least_rows)
             if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
                 raise ParameterError(
                     f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
@@ -314,28 +309,10 @@ class Federation:
                 f"{key} sums what silos score, and here nobody sums: {name} under engine = "
                 f'"{self.engine.name}" has all rows in one place; remove it, and give test rows'
             )
-        if getattr(self.protocol, "dp_noise", None):
-            raise ParameterError(f"{key}: a score would be a release without noise; remove it or dp-noise")
-        if any(silo.columns for silo in self.silos):
-            raise ParameterError(
-                f"{key} needs silos that hold whole samples; where columns are split, no silo scores a model by itself"
-            )
-        if len(self.silos) > MOST_SILOS:
-            raise ParameterError(f"{key} sums the scores of {MOST_SILOS} silos at most; got {len(self.silos)}")
+        check_scores(self.protocol, self.silos)
         for silo in self.silos:
-            if silo.elsewhere:
-                continue
-            if silo.held_out is None:
-                raise ParameterError(
-                    f"silo `{silo.name}` holds no rows back, on which the run wants models scored ({key}); give "
-                    "test-fraction in [data] of its silo.toml, for example 0.2 (from Python: Silo held_out)"
-                )
-            self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
-            if silo.held_out[0].dtype != silo.x.dtype:
-                raise ParameterError(
-                    f"silo `{silo.name}`: held_out: expected inputs of {silo.x.dtype}, as those it trains on are; got "
-                    f"{silo.held_out[0].dtype}"
-                )
+            if not silo.elsewhere:
+                self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
 
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
         if given is None:

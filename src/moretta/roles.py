@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.config_sections import Engine, SecureAggregation
+from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols.cgd.grid import Grid, Part
+from moretta.protocols.training import Training
 from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.statistics import MOST_SILOS
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +51,41 @@ class Silo:
     def holds_labels(self) -> bool:
         """Whether it has the targets of its rows."""
         return self.labelled if self.elsewhere else bool(len(self.y))
+
+
+def check_least(silo: Silo, least: int | None) -> None:
+    """Raise `moretta.errors.ParameterError` where a silo has fewer rows than was agreed beforehand."""
+    if least is not None and len(silo.x) < least:
+        raise ParameterError(
+            f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "
+            f"states rests on it; got {len(silo.x)}"
+        )
+
+
+def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where a score would tell of rows, or a silo here has none to score on."""
+    key = "[data] score-at-silos"
+    if getattr(protocol, "dp_noise", None):
+        raise ParameterError(f"{key}: a score would be a release without noise; remove it or dp-noise")
+    if any(silo.columns for silo in silos):
+        raise ParameterError(
+            f"{key} needs silos that hold whole samples; where columns are split, no silo scores a model by itself"
+        )
+    if len(silos) > MOST_SILOS:
+        raise ParameterError(f"{key} sums the scores of {MOST_SILOS} silos at most; got {len(silos)}")
+    for silo in silos:
+        if silo.elsewhere:
+            continue
+        if silo.held_out is None:
+            raise ParameterError(
+                f"silo `{silo.name}` holds no rows back, on which the run wants models scored ({key}); give "
+                "test-fraction in [data] of its silo.toml, for example 0.2 (from Python: Silo held_out)"
+            )
+        if silo.held_out[0].dtype != silo.x.dtype:
+            raise ParameterError(
+                f"silo `{silo.name}`: held_out: expected inputs of {silo.x.dtype}, as those it trains on are; got "
+                f"{silo.held_out[0].dtype}"
+            )
 
 
 @dataclass(frozen=True)

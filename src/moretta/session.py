@@ -78,6 +78,8 @@ class Session:
         if folder is not None and federation.record_views:
             recorder = Recorder(folder.path / "views", federation.record_views, place.session)
         self._recorder = recorder
+        # Of a resumed run, without the rounds that will be played again.
+        self._history: list[dict[str, Any]] = [] if folder is None else folder.history(up_to=place.round)
         codec = Codec(players.messages)
         self._engine: Delivery = (
             through(codec, place, recorder)
@@ -93,7 +95,6 @@ class Session:
         )
         players.server.phase = self._engine.clock.phase
         self._scratch = copy.deepcopy(federation.model)
-        self._history: list[dict[str, Any]] = []
         self._best: tuple[int, dict[str, State]] | None = None  # the round of the lowest validation loss, its states
 
     @property
@@ -114,7 +115,6 @@ class Session:
 
     def _play(self) -> Result:
         if self._folder is not None:
-            self._history = self._folder.history(up_to=self._place.round)
             if self._place.session == 0:
                 self._save(self._place.round)
             else:
@@ -130,6 +130,7 @@ class Session:
             self._chosen if self._of.participation < 1 else None,
             self._engine.back,
             self._engine.renewed,
+            self._engine.away,
         )
         try:
             for line in self._rounds_kept(driver):

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from moretta.casting.edge import check, check_packages, exporter, in_a_process
+from moretta.casting.edge import check, exporter
 from moretta.casting.parts import cast_of, contributor_of, enrolment_of, held_out_of, highest_rate, without_noise
 from moretta.config_errors import nearest
+from moretta.edge.client import PACKAGES, check_packages, check_sigma, edge_client
 from moretta.errors import ParameterError
 from moretta.protocol import Client as Role
 from moretta.protocols import enrolment, modules
@@ -25,18 +26,11 @@ from moretta.protocols.baffle.messages import MESSAGES
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.baffle.recipe import Recipe
-from moretta.protocols.baffle.row_losses import RowLosses
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, layout_of
 from moretta.protocols.batches import Batches
 from moretta.protocols.silo_rows import Rows
 from moretta.roles import Cast, Setting
-
-# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
-LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
-# A lot's sum and the noise in it stay below so many times the clip norm but for a chance below 1e-9: what is refused
-# for its size would tell of it.
-SURE_LOT, SURE_NOISE = 12, 10
 
 
 def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
@@ -52,44 +46,46 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
         setting.columns,
         0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
     )
-    recipe, layout = _recipe(protocol, setting.rounds), layout_of(setting.model)
+    recipe, layout = Recipe.of(protocol, setting.rounds), layout_of(setting.model)
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
     schema = modules.schema(setting.model)
     _check_rows(setting, TorchForward(setting.model, layout, setting.device))
     _check_fits(protocol, setting, layout)
     edge = setting.engine.edge
-    check_packages(edge)
+    check_packages(PACKAGES if edge else ())
     graph_of = exporter(setting, layout)
     check(setting, layout, graph_of)
     clients = dict[str, Role]()
     for silo in setting.here:
-        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
-        batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name)
+        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
         held_out = held_out_of(protocol, setting, silo)
-        client = Client(
+        if silo.name in edge:
+            clients[silo.name] = edge_client(
+                protocol,
+                silo.name,
+                (silo.x, y),
+                held_out,
+                secure=secure,
+                roster=setting.roster,
+                engine=setting.engine,
+                schema=schema,
+                batch_size=setting.batch_size,
+                seed=setting.seed,
+                rounds=setting.rounds,
+                session=setting.session,
+                insecure=setting.insecure,
+            )
+            continue
+        clients[silo.name] = Client(
             recipe,
             silo.name,
-            None if silo.name in edge else TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y.numpy(), batches, schema, held_out),
+            TorchForward(setting.model, layout, setting.device),
+            Rows(silo.x, y, Batches(len(silo.x), setting.batch_size, setting.seed, silo.name), schema, held_out),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),
         )
-        if silo.name in edge:  # then this client only lends its secrets
-            clients[silo.name] = in_a_process(
-                client.state(),
-                (silo.x, y.numpy()),
-                silo.name,
-                recipe,
-                protocol.privacy,
-                schema,
-                sharers,
-                setting,
-                held_out,
-            )
-        else:
-            clients[silo.name] = client
     server = Server(
         protocol,
         recipe,
@@ -105,39 +101,19 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
 
 
-def _recipe(protocol: BAFFLE, rounds: int) -> Recipe:
-    epochs = protocol.local_epochs or 0
-    return Recipe(
-        protocol.form,
-        protocol.sigma,
-        RowLosses(protocol.loss, protocol.label_smoothing, protocol.class_weights),
-        max(protocol.k, protocol.k_last or 0),
-        protocol.direction,
-        protocol.orthogonal,
-        protocol.seed_pool or 0,
-        epochs,
-        tuple(protocol.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
-        protocol.clip_norm or 0.0,
-    )
-
-
 def _private(
     protocol: BAFFLE, setting: Setting, sharers: int
 ) -> tuple[Mapping[str, PrivateScalars], Accountant | None]:
-    """Return what adds each silo's noise, and what states its privacy; nothing where none is wanted."""
+    """Return what adds the noise of silos that run PyTorch, and what states privacy; nothing where none is wanted."""
     if protocol.privacy is None:
         return {}, None
     privates = {
         silo.name: PrivateScalars(protocol.privacy, len(silo.x), setting.batch_size, setting.root(silo.name), sharers)
         for silo in setting.here
+        if silo.name not in setting.engine.edge
     }
-    most = protocol.privacy.clip * (SURE_LOT + SURE_NOISE * protocol.privacy.noise)
-    secure = setting.secure_aggregation
-    if secure.scheme != "none" and most > secure.largest:
-        raise ParameterError(
-            f"dp-clip = {protocol.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] "
-            f"limit is {secure.largest:g}; lower dp-clip or raise the limit"
-        )
+    if setting.secure_aggregation.scheme != "none":
+        protocol.check_limit(setting.secure_aggregation.largest)
     rate = highest_rate(setting, setting.batch_size)
     return privates, Accountant(protocol.privacy, rate, sharers, without_noise(setting))
 
@@ -150,12 +126,8 @@ def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
             f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "
             "lower k or remove orthogonal"
         )
-    least = LEAST_SIGMA[setting.engine.edge_precision]
-    if setting.engine.edge and protocol.sigma < least:
-        raise ParameterError(
-            f'sigma = {protocol.sigma:g} is lost in what edge-precision = "{setting.engine.edge_precision}" rounds to, '
-            f"where sigma = {least:g} works; raise it"
-        )
+    if setting.engine.edge:
+        check_sigma(protocol.sigma, setting.engine.edge_precision)
 
 
 def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.config_sections import LEAST_ROWS_MISSING
 from moretta.errors import ParameterError
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols import enrolment, modules
@@ -140,10 +141,7 @@ def highest_rate(setting: Setting, batch_size: int) -> float:
     rows = [len(silo.x) for silo in setting.here]
     if len(rows) < len(setting.silos):
         if setting.least_rows is None:
-            raise ParameterError(
-                "[data] least-rows is missing: silos on machines of their own do not tell how many rows they have, and "
-                "what dp-noise comes to depends on the fewest that any has; give it, for example least-rows = 500"
-            )
+            raise ParameterError(LEAST_ROWS_MISSING)
         rows.append(setting.least_rows)
     return max(Lots(count, batch_size).rate for count in rows)
 

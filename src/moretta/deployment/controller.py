@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from moretta.secure_aggregation.identity import Roster, fingerprint
 
 log = logging.getLogger("moretta")
 
-ABSENT = Missing(Reason.DISCONNECTED, "was not connected when the job began; it takes part in the next one")
+SPEAK = 10.0  # seconds
 
 
 class Controller(FlareController):
@@ -101,8 +102,10 @@ class Controller(FlareController):
         roster = None if secure.roster is None else Roster.load(run_file.resolve(secure.roster))
         if roster is not None:
             names = [roster.engine_name(name) for name in names]
-        send = _send(fl_ctx, dict(zip(run_file.engine.sites, names, strict=True)))
-        made: list[Sites] = []
+        called = dict(zip(run_file.engine.sites, names, strict=True))
+        there = {client.name for client in fl_ctx.get_engine().get_clients()}  # when the job began; others never come
+        send = _send(fl_ctx, called)
+        made, ended = list[Sites](), threading.Event()
 
         def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
             sites = Sites(
@@ -113,23 +116,29 @@ class Controller(FlareController):
                 fingerprints={} if roster is None else {name: fingerprint(key) for name, key in roster.keys.items()},
                 recorder=recorder,
                 deadline=run_file.engine.deadline,
+                absent=[silo for silo, name in called.items() if name not in there],
                 aborted=aborted,
                 waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),
             )
+            threading.Thread(target=_keep_in_touch, args=(sites, ended), daemon=True).start()
             sites.gather(secure.least, self._wait)
+            self._tell({"state": "playing", "after": place.round})
             made.append(sites)
             return sites
 
         def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
             aborted()
 
-        outcome = federation.train(
-            run_file.run.rounds, run_file.run.seed, resume=self._resume, progress=progress, through=through
-        )
-        released = b""
-        if outcome.released is not None:
-            released = pack_released(_inputs(out), modules.arrays(outcome.released))
-        made[0].end(released)
+        try:
+            outcome = federation.train(
+                run_file.run.rounds, run_file.run.seed, resume=self._resume, progress=progress, through=through
+            )
+            released = b""
+            if outcome.released is not None:
+                released = pack_released(_inputs(out), modules.arrays(outcome.released))
+            made[0].end(released)
+        finally:
+            ended.set()
         self._tell({"state": "done", "out": str(out)})
 
     def _fail(self, sentence: str, code: int, fl_ctx: FLContext) -> None:
@@ -141,6 +150,12 @@ class Controller(FlareController):
             write_atomically(self._status, json.dumps({"at": time.time(), **state}).encode())
 
 
+def _keep_in_touch(sites: Sites, ended: threading.Event) -> None:
+    """Speak to all sites now and then: one that is asked nothing for long is not to take its server for gone."""
+    while not ended.wait(SPEAK):
+        sites.speak()
+
+
 def _hello(federation: Federation, digest: str, place: Place, torch_versions: tuple[str, ...]) -> Hello:
     return Hello(
         run=place.run,
@@ -150,6 +165,8 @@ def _hello(federation: Federation, digest: str, place: Place, torch_versions: tu
         model=told.model_digest(federation),
         versions=result.versions(),
         torch=torch_versions,
+        tensors=modules.schema(federation.model),
+        outputs=federation.outputs,
     )
 
 
@@ -161,7 +178,6 @@ def _inputs(out: Path) -> dict[str, Any]:
 def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
     """Return what sends envelopes to silos by FLARE. names: of the sites in FLARE, by silo."""
     engine = fl_ctx.get_engine()
-    there = {client.name for client in engine.get_clients()}  # when the job began; FLARE refuses to send to others
     pool = ThreadPoolExecutor(max(2, len(names)), thread_name_prefix="moretta send")
 
     def ask(targets: list[str], data: bytes, timeout: float) -> Mapping[str, Shareable]:
@@ -175,8 +191,7 @@ def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
     def send(packed: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Missing]:
         same: dict[int, tuple[bytes, list[str]]] = {}
         for silo, data in packed.items():
-            if names[silo] in there:
-                same.setdefault(id(data), (data, []))[1].append(names[silo])
+            same.setdefault(id(data), (data, []))[1].append(names[silo])
         replies: dict[str, Shareable] = {}
         if len(same) == 1:
             ((data, targets),) = same.values()
@@ -184,7 +199,7 @@ def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
         else:  # not by FLARE's multicast of several messages, which in 2.9 returns nothing
             for found in pool.map(lambda one: ask(one[1], one[0], timeout), same.values()):
                 replies |= found
-        return {silo: _received(replies.get(names[silo])) if names[silo] in there else ABSENT for silo in packed}
+        return {silo: _received(replies.get(names[silo])) for silo in packed}
 
     return send
 

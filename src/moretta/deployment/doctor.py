@@ -87,17 +87,19 @@ def examine(
 def _findings(
     kit: Path | None, silo: Path | None, run: Path | None, port: int | None, now: datetime
 ) -> Iterator[Finding]:
-    yield _look("python", _python)
-    yield _look("moretta", lambda: f"version {__version__}; server and sites run the same")
-    yield _look("torch", _torch)
-    yield _look("nvflare", _flare)
-    run_file, file, server = None, None, False
+    run_file, file, server, of_files = None, None, False, list[Finding]()
     if run is not None:
         run_file, finding = _loaded("run file", run, lambda: config.load(run))
-        yield finding
+        of_files.append(finding)
     if silo is not None:
         file, finding = _loaded("silo.toml", silo, lambda: silo_file.load(silo))
-        yield finding
+        of_files.append(finding)
+    edge = file is not None and file.silo.edge
+    yield _look("python", _python)
+    yield _look("moretta", lambda: f"version {__version__}; server and sites run the same")
+    yield _look("torch", lambda: _torch(edge))
+    yield _look("nvflare", lambda: _flare("edge-flare" if edge else "flare"))
+    yield from of_files
     if kit is None and silo is None:
         server = True
         if run_file is not None:
@@ -157,19 +159,23 @@ def _python() -> str:
     return f"version {here[0]}.{here[1]}"
 
 
-def _torch() -> str:
+def _torch(edge: bool) -> str:
+    if edge:
+        return "an edge site runs none, whether it is there or not"
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("is not installed; install it by: pip install 'moretta[torch]'")
     return f"version {metadata.version('torch')}; sites run the server's, or one of [engine] torch-versions"
 
 
-def _flare() -> str:
+def _flare(extra: str) -> str:
     if importlib.util.find_spec("nvflare") is None:
-        raise MissingExtra("is not installed; install it by: pip install 'moretta[flare]'")
+        raise MissingExtra(f"is not installed; install it by: pip install 'moretta[{extra}]'")
     version = metadata.version("nvflare")
     found = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
     if found < FLARE:
-        raise ParameterError(f"is version {version}, and 2.9 at least is needed; run: pip install -U 'moretta[flare]'")
+        raise ParameterError(
+            f"is version {version}, and 2.9 at least is needed; run: pip install -U 'moretta[{extra}]'"
+        )
     return f"version {version}"
 
 
@@ -338,7 +344,7 @@ def _of_silo(file: SiloFile, silo: Path | None, kit: Path | None) -> Iterator[Fi
     if kit is not None and silo is not None:
         yield _look("name", lambda: belongs(kit, silo, file))
     yield _look("identity", lambda: identified(file))
-    if file.limits.device != "cpu":
+    if file.limits.device != "cpu" and not file.silo.edge:
         yield _look("device", lambda: _device(file.limits.device))
     if file.silo.edge:
         yield _look("edge", _edge)
@@ -399,6 +405,8 @@ def _model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[F
     from moretta.deployment import told
 
     source = run_file.model.source
+    if not server and file is not None and file.silo.edge:
+        return f"{source}: an edge site runs no code of it, and the server sends the graph"
     if not server and source not in models.BUILT_IN and (file is None or source not in file.silo.models):
         raise ParameterError(
             f"[model] source = {source!r} is code that this site has not agreed to run; read it, put it beside "
@@ -425,9 +433,11 @@ def _roster(run_file: RunFile) -> str:
 
 def _rows(run_file: RunFile, file: SiloFile) -> str:
     from moretta.deployment import told
+    from moretta.deployment.edge_role import EdgeRole
 
-    federation = told.site_side(config.loads(told.told(run_file), file.base / "told.toml"), file)
-    mine = next(silo for silo in federation.silos if not silo.elsewhere)
+    known = config.loads(told.told(run_file), file.base / "told.toml")
+    silos = EdgeRole(known, file).silos if file.silo.edge else told.site_side(known, file).silos
+    mine = next(silo for silo in silos if not silo.elsewhere)
     return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"
 
 

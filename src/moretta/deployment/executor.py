@@ -17,7 +17,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from moretta.deployment import silo_file
-from moretta.deployment.site import Site
+from moretta.deployment.silo_file import SiloFile
+from moretta.deployment.site import Site, log_to, take_turn
 from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
 from moretta.errors import ParameterError
@@ -26,7 +27,7 @@ log = logging.getLogger("moretta")
 
 SITE_FILE = "moretta.json"  # in the kit's local/: where silo.toml is (`moretta kit patch`)
 SILENCE = 600.0  # seconds without a word from the server after which a job that it left behind ends
-LOOK = 5.0
+LOOK, HEARD = 5.0, 15.0  # seconds; its server speaks to a site at least every ten
 
 
 class Executor(FlareExecutor):
@@ -39,6 +40,7 @@ class Executor(FlareExecutor):
         super().__init__()
         self._told, self._digest, self._made = told, digest, made
         self._desk: Desk | None = None
+        self._holder: Path | None = None  # in the site's folder, which this process holds
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Open the desk when the job starts, and close it when it ends."""
@@ -47,13 +49,24 @@ class Executor(FlareExecutor):
             folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             self._desk = Desk(name, lambda: self._site(folder, name))
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
-            threading.Thread(target=_end_in_silence, args=(self._desk,), daemon=True).start()
+            threading.Thread(target=self._look_after, args=(self._desk,), daemon=True).start()
         elif event_type == EventType.END_RUN and self._desk is not None:
             self._desk.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Refuse: there are no tasks."""
         return make_reply(ReturnCode.TASK_UNKNOWN)
+
+    def _look_after(self, desk: Desk) -> None:
+        """Say while the server speaks that it does; end this process where it has said nothing for long."""
+        while not desk.ended.is_set():
+            time.sleep(LOOK)
+            silent = time.monotonic() - desk.last_heard
+            if self._holder is not None and silent < HEARD:
+                self._holder.touch()
+            if silent > SILENCE:
+                log.warning("the server has said nothing for %g s; this job ends", SILENCE)
+                os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         reply = make_reply(ReturnCode.OK)
@@ -67,11 +80,18 @@ class Executor(FlareExecutor):
                 "was told another run than the job was made of: the job was edited by hand; make it anew by moretta "
                 "job or serve"
             )
-        return site_of(folder, self._told, self._made, name)
+        file = file_of(folder)
+        if self._holder is None:
+            self._holder = take_turn(file.out, self._digest, self._made)
+            log_to(file.out / "log.txt")
+        return Site(file, self._told, name)
 
 
-def site_of(folder: Path, text: str, made: float, name: str) -> Site:
-    """Return the site that a kit's local folder names. Raises `moretta.errors.ParameterError` where it names none."""
+def file_of(folder: Path) -> SiloFile:
+    """Return the silo.toml that a kit's local folder names, as `moretta join` was asked to change it.
+
+    Raises `moretta.errors.ParameterError` where it names none.
+    """
     try:
         content = json.loads((folder / SITE_FILE).read_text())
         path = Path(content["silo"])
@@ -83,23 +103,10 @@ def site_of(folder: Path, text: str, made: float, name: str) -> Site:
     file = silo_file.load(path)
     changed = {"edge": True} if content.get("edge") else {}
     limit = content.get("memory-limit-mib")
-    return Site(
-        file.model_copy(
-            update={
-                "silo": file.silo.model_copy(update=changed),
-                "limits": file.limits.model_copy(update={} if limit is None else {"memory_limit_mib": float(limit)}),
-            }
-        ),
-        text,
-        made,
-        name,
+    limits = {} if limit is None else {"memory_limit_mib": float(limit)}
+    return file.model_copy(
+        update={
+            "silo": file.silo.model_copy(update=changed),
+            "limits": file.limits.model_copy(update=limits),
+        }
     )
-
-
-def _end_in_silence(desk: Desk) -> None:
-    """End this process where the server has said nothing for long: it is gone, and left the job behind."""
-    while not desk.ended.is_set():
-        time.sleep(LOOK)
-        if time.monotonic() - desk.last_heard > SILENCE:
-            log.warning("the server has said nothing for %g s; this job ends", SILENCE)
-            os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole

@@ -13,11 +13,10 @@ from moretta import config
 from moretta.config import RunFile
 from moretta.deployment import told
 from moretta.engines.flare.envelope import digest_of
+from moretta.engines.flare.kits import CONTROLLER, EXECUTOR
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Roster
 
-CONTROLLER = "moretta.deployment.controller.Controller"
-EXECUTOR = "moretta.deployment.executor.Executor"
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
     "task_data_filters": [],

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from moretta.deployment import doctor, silo_file
+from moretta.edge.client import RUNS, check_packages
 from moretta.engines.files import write_atomically
 from moretta.engines.flare import kits, processes
 from moretta.errors import ParameterError, RunFailed
@@ -34,8 +35,10 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     silo.toml, keys or rows that are wrong or do not fit, a clock outside of the certificate's dates, a server of
     another federation; and `moretta.errors.RunFailed` where FLARE's client ends by itself.
     """
-    processes.require()
     file = silo_file.load(silo)
+    edge = edge or file.silo.edge
+    processes.require("edge-flare" if edge else "flare")
+    check_packages(RUNS if edge else ())
     doctor.belongs(kit, silo, file)
     kits.check(kit)
     doctor.identified(file)

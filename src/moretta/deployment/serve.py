@@ -109,10 +109,7 @@ def _play(
 ) -> None:
     """Submit the job and follow it; where its process dies, begin it again from its checkpoint."""
     status = places.work / "status.json"
-    stood = last_checkpoint(places.out / "checkpoint") if resume else None
-    report = _reporter(
-        places.out / "history.jsonl", 0 if stood is None else stood[0].round, run_file.run.rounds, progress
-    )
+    history = _History(places.out / "history.jsonl", run_file.run.rounds, progress)
     for attempt in range(TRIES + 1):
         status.unlink(missing_ok=True)
         folder = places.work / "job"
@@ -125,7 +122,7 @@ def _play(
         job.write_job(run_file, folder, **arguments)
         number = processes.submit(kit.admin, folder)
         try:
-            ended = _follow(places, status, server, report, say)
+            ended = _follow(places, status, server, history, say)
         except BaseException:
             with suppress(MorettaError):
                 processes.abort(kit.admin, number)
@@ -145,19 +142,21 @@ def _play(
 
 
 def _follow(
-    places: Places, status: Path, server: processes.Parent, report: Callable[[], None], say: Say
+    places: Places, status: Path, server: processes.Parent, history: _History, say: Say
 ) -> Mapping[str, Any] | None:
     """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
-    seen = began = time.monotonic()
+    seen = began = looked = time.monotonic()
     said: Mapping[str, Any] | None = None
     while True:
         ended = _read(status)  # before the rounds, so that none is missed
-        report()
-        if ended is not None and ended["state"] == "waiting":
-            if ended != said:
-                say(str(ended["sentence"]))
-                said = ended
-        elif ended is not None:
+        if ended is not None and ended != said and ended["state"] == "playing":
+            history.begin(int(ended["after"]))
+        if ended is not None and ended != said and ended["state"] == "waiting":
+            say(str(ended["sentence"]))
+        history.report()
+        if ended is not None and ended["state"] in ("playing", "waiting"):
+            said, ended = ended, None
+        if ended is not None:
             return ended
         if server.poll() is not None:
             raise RunFailed(
@@ -165,9 +164,9 @@ def _follow(
                 "--resume goes on from the last checkpoint"
             )
         now = time.monotonic()
-        if processes.family_of(server):
-            seen = now
-        elif now - seen > (SILENT if seen > began else START):
+        if now > looked + 1 and processes.family_of(server):
+            seen = looked = now
+        elif now > looked + 1 and now - seen > (SILENT if seen > began else START):
             return None
         time.sleep(LOOK)
 
@@ -179,21 +178,32 @@ def _read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _reporter(history: Path, after: int, rounds: int, progress: Progress) -> Callable[[], None]:
-    """Return what reports the rounds after a number that the history has by now, each once."""
-    last = after
+class _History:
+    """Reports rounds as the history gets them, once the job has said from which on it plays."""
 
-    def report() -> None:
-        nonlocal last
-        with suppress(OSError):
-            for text in history.read_text().splitlines():
-                with suppress(ValueError):
-                    line = json.loads(text)
-                    if line["round"] > last:
-                        last = line["round"]
-                        progress(last, rounds, line)
+    def __init__(self, path: Path, rounds: int, progress: Progress) -> None:
+        self._path, self._rounds, self._progress = path, rounds, progress
+        self._after, self._position = -1, 0
 
-    return report
+    def begin(self, after: int) -> None:
+        """Report rounds after this one: by now the history has forgotten what will be played again."""
+        self._after, self._position = after, 0
+
+    def report(self) -> None:
+        """Report what is new."""
+        if self._after < 0 or not self._path.exists():
+            return
+        with self._path.open("rb") as stream:
+            stream.seek(self._position)
+            data = stream.read()
+        whole = data.rfind(b"\n") + 1
+        self._position += whole
+        for text in data[:whole].splitlines():
+            with suppress(ValueError):
+                line = json.loads(text)
+                if line["round"] > self._after:
+                    self._after = line["round"]
+                    self._progress(line["round"], self._rounds, line)
 
 
 def _wait_for_sites(
@@ -207,7 +217,8 @@ def _wait_for_sites(
     while True:
         if server.poll() is not None:
             raise RunFailed(f"FLARE's server ended with exit code {server.returncode}, before any site had come")
-        missing = [name for name in names if name not in processes.connected(admin)]
+        there = processes.connected(admin)
+        missing = [name for name in names if name not in there]
         if not missing:
             say(f"all {len(names)} sites are connected")
             return

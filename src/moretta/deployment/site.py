@@ -1,6 +1,7 @@
 """A site's place in a run: the role that it plays, its state on disk, and what the run releases to it.
 
 <out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml wants them
+               lasting.json          what of its state never goes back; secret
                released.safetensors, inputs.json      what the run released, and what inputs mean
                confined.safetensors                   of cgd: this participant's own model, which nobody else has
                scores.json                            and what all of them score on rows held back, where sums are blind
@@ -27,6 +28,7 @@ from safetensors.numpy import load, save
 from moretta import __version__, config
 from moretta.codec import Codec
 from moretta.config import RunFile
+from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.silo_file import SiloFile
 from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
 from moretta.engines.files import write_atomically
@@ -34,17 +36,19 @@ from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError
 from moretta.protocol import Client, Message, Tensors
-from moretta.protocols.baffle.params import BAFFLE
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 log = logging.getLogger("moretta")
 
+LASTING = "lasting.json"
+HOLDER = "job.json"  # who holds the folder
 LEAVE = 5.0  # seconds that an earlier job of this site has to end when it is asked to
+SILENT = 30.0  # seconds without a word from a job's server after which another may take its place
 
 
 class Role(Protocol):
-    """What a site plays: by PyTorch (`torch_role`)."""
+    """What a site plays: by PyTorch (`torch_role`), or in a process without it (`edge_role`)."""
 
     def check(self, hello: Hello) -> None:
         """Raise `moretta.errors.ParameterError` where the server has another model, or what runs it."""
@@ -59,12 +63,11 @@ class Role(Protocol):
 class Site:
     """One site, as `moretta.engines.flare.desk.Desk` wants it.
 
-    file: its silo.toml. text: what it was told of the run, and made: by what job, by its moment (`take_turn`).
-    certificate: the name in its startup kit's certificate.
+    file: its silo.toml. text: what it was told of the run. certificate: the name in its startup kit's certificate.
     Raises `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
     """
 
-    def __init__(self, file: SiloFile, text: str, made: float, certificate: str) -> None:
+    def __init__(self, file: SiloFile, text: str, certificate: str) -> None:
         self.name = file.silo.name
         roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
         expected = self.name if roster is None else roster.engine_name(self.name)
@@ -73,8 +76,6 @@ class Site:
                 f"silo.toml says name = {self.name!r}, and this site's certificate is of `{certificate}`; use the "
                 f"startup kit of `{expected}`, or correct silo.toml"
             )
-        take_turn(file.out, made)
-        _log_to(file.out / "log.txt")
         self._file, self._job = file, digest_of(text)
         self._run_file = config.loads(text, file.base / "told.toml")
         self._role = _role(self._run_file, file)
@@ -83,6 +84,7 @@ class Site:
         self._recorder: Recorder | None = None
         self._place = Place("", 0, 0, "")
         self._round = 0
+        self._lasting = dict[str, bytes]()
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands: cast the role, and restore the state that was kept of it.
@@ -111,20 +113,28 @@ class Site:
             self._recorder.saw(self.name, "received", "server", codec.encode(asked))
             if answer is not None:
                 self._recorder.saw(self.name, "sent", "server", codec.encode(answer))
-        # Of baffle the state says to whom a contribution was revealed: forgotten, it would be revealed to others too.
-        if isinstance(self._run_file.protocol, BAFFLE):
-            self._save(client)
+        self._remember(client)
 
     def keep(self, client: Client, round: int) -> None:
         """Keep the role's state as of the end of a round."""
         self._place = Place(self._place.run, round, self._place.session, self._place.digest)
-        self._save(client)
+        if self._folder is not None:
+            save_checkpoint(self._folder.path / "checkpoint", self._place, {f"silo-{self.name}": client.state()})
+        self._remember(client)
         if self._recorder is not None:
             self._recorder.flush()
 
-    def _save(self, client: Client) -> None:
-        if self._folder is not None:
-            save_checkpoint(self._folder.path / "checkpoint", self._place, {f"silo-{self.name}": client.state()})
+    def _remember(self, client: Client) -> None:
+        """Keep what never goes back, whatever round the role is restored to: the bytes of its state.
+
+        They are its secret root, and of baffle to whom a contribution was revealed. Were they of a checkpoint alone, a
+        server that names an older round would have other noise for the same gradient, or a contribution twice.
+        """
+        lasting = {key: value for key, value in client.state().items() if isinstance(value, bytes)}
+        if self._folder is not None and not lasting.items() <= self._lasting.items():
+            self._lasting |= lasting
+            text = json.dumps({key: value.hex() for key, value in self._lasting.items()}, sort_keys=True)
+            write_atomically(self._folder.path / LASTING, text.encode(), mode=0o600)
 
     def end(self, client: Client, released: bytes) -> None:
         """Write what the run released, and of cgd the participant's own model."""
@@ -154,24 +164,35 @@ class Site:
     def _restore(self, client: Client, hello: Hello) -> None:
         if self._folder is None:
             return
-        found = last_checkpoint(self._folder.path / "checkpoint", up_to=hello.round)
+        folder = self._folder.path / "checkpoint"
+        found, lasting = last_checkpoint(folder, up_to=hello.round), self._folder.path / LASTING
+        self._lasting = {}
+        if lasting.exists():
+            self._lasting = {key: bytes.fromhex(value) for key, value in json.loads(lasting.read_text()).items()}
         if found is not None and found[0].run == hello.run:
-            client.restore(found[1][f"silo-{self.name}"])
-        elif hello.round:
-            log.warning(
-                "has no state of round %d or before; it begins anew, as a silo that was never here", hello.round
+            client.restore({**found[1][f"silo-{self.name}"], **self._lasting})
+        elif lasting.exists():
+            raise ParameterError(
+                f"has states of this run, and none of round {hello.round} or before, so it cannot go on from there; "
+                "resume with a younger checkpoint of the server, or begin another run"
             )
         else:
-            self.keep(client, 0)
+            if hello.round:
+                log.warning(
+                    "has no state of round %d or before; it begins anew, as a silo that was never here", hello.round
+                )
+            self.keep(client, hello.round)
 
 
 def _role(run_file: RunFile, file: SiloFile) -> Role:
+    if file.silo.edge:
+        return EdgeRole(run_file, file)
     from moretta.deployment.torch_role import TorchRole  # torch may be absent where nobody asks
 
     return TorchRole(run_file, file)
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     """Send what Moretta has to say in this process to a file, a line each."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -203,40 +224,55 @@ def unpack_released(data: bytes) -> tuple[Mapping[str, object], Tensors]:
     return inputs, tensors
 
 
-def take_turn(folder: Path, made: float) -> None:
-    """Hold a site's folder for as long as this process lives. made: the moment at which its job was made.
+def take_turn(folder: Path, job: str, made: float) -> Path:
+    """Hold a site's folder for as long as this process lives; return the file to `touch` while its server speaks.
 
-    An older job of the same site that still runs, left by a server that died, is ended: only one may play the role.
-    Raises `moretta.errors.ParameterError` where a younger one does.
+    job: the digest of what the site was told; made: the moment at which the job was made. What still holds the folder
+    is ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
+    Raises `moretta.errors.ParameterError` where another run is played in it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / "job.lock", os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
-    for asked in (None, signal.SIGTERM, signal.SIGKILL):
-        if asked is not None:
-            _end_holder(descriptor, folder, made, asked)
-        until = time.monotonic() + (LEAVE if asked is not None else 0.0)
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "made": made}).encode(), 0)
-                return
-            if time.monotonic() > until:
-                break
-            time.sleep(0.05)
-    raise ParameterError(f"{folder} is held by another job of this site that does not end; end that process")
-
-
-def _end_holder(descriptor: int, folder: Path, made: float, how: signal.Signals) -> None:
+    lock = folder / "job.lock"
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
     try:
-        holder = json.loads(os.pread(descriptor, 100, 0))
-        pid, theirs = int(holder["pid"]), float(holder["made"])
-    except (ValueError, KeyError, TypeError):
+        for how in (None, signal.SIGTERM, signal.SIGKILL):
+            if how is not None:
+                _end_holder(lock, job, made, how)
+            until = time.monotonic() + (LEAVE if how is not None else 0.0)
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    me = {"pid": os.getpid(), "started": _started(os.getpid()), "job": job, "made": made}
+                    write_atomically(folder / HOLDER, json.dumps(me).encode(), mode=0o600)
+                    return folder / HOLDER
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.05)
+        raise ParameterError(f"{folder} is held by another job of this site that does not end; end that process")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _end_holder(lock: Path, job: str, made: float, how: signal.Signals) -> None:
+    path = lock.with_name(HOLDER)
+    try:
+        holder, silent = json.loads(path.read_text()), time.time() - path.stat().st_mtime
+        pid, started, theirs = int(holder["pid"]), str(holder["started"]), float(holder["made"])
+    except (OSError, ValueError, KeyError, TypeError):
         return  # it has the lock, and has not said yet who it is
-    if theirs >= made:
+    if silent < SILENT and (holder["job"] != job or theirs >= made):
         raise ParameterError(
-            f"{folder} is in use by another job of this site (process {pid}), which is as young as this one; is the "
-            "site joined twice? Leave one of them"
+            f"{lock.parent} is in use by another job of this site (process {pid}), which its server still speaks to: "
+            "another run, or the site has joined twice; wait for its end, or give each silo.toml an out of its own"
         )
-    with suppress(OSError):
-        os.kill(pid, how)
+    if _started(pid) == started:  # else that number is another process's by now
+        with suppress(OSError):
+            os.kill(pid, how)
+
+
+def _started(pid: int) -> str:
+    """Return the moment at which a process started, as the system counts; empty for one that is gone."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""

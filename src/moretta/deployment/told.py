@@ -13,21 +13,23 @@ import secrets
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moretta import config, models
 from moretta.config import RunFile
-from moretta.config_sections import Data
+from moretta.config_sections import Data, SecureAggregation
 from moretta.data.grid import GRIDS
 from moretta.data.own_rows import Wanted, read_rows
 from moretta.data.split import cut, split
 from moretta.deployment.silo_file import SiloFile
 from moretta.errors import ParameterError
-from moretta.federation import Federation
-from moretta.protocols import modules
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.roles import Silo
+
+if TYPE_CHECKING:
+    from moretta.federation import Federation  # it needs torch, which may be absent at a site
 
 HELD_BACK = 0  # the seed by which sites choose what they hold back
 
@@ -83,18 +85,45 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
     run do not fit each other.
     """
-    name, source = site.silo.name, run_file.model.source
+    source, aggregation = run_file.model.source, aggregation_at(run_file, site)
     if source not in models.BUILT_IN and source not in site.silo.models:
         raise ParameterError(
             f"[model] source = {source!r} of the run is code that this site has not agreed to run; read it, put it "
             f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
         )
-    if site.silo.roster is not None and run_file.secure_aggregation.scheme == "none":
+    silos, names = silos_at(run_file, site)
+    return replace(
+        _federation(run_file, run_file.run.seed, silos),
+        aggregation=aggregation,
+        device=site.limits.device,
+        feature_names=names,
+        insecure_secret_seed=site.silo.insecure_secret_seed,
+    )
+
+
+def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
+    """Return how sums are made, with the places of a site's own key and of its own list of everybody's.
+
+    Raises `moretta.errors.ParameterError` where it has them, and the run would have the server see each upload.
+    """
+    aggregation = run_file.secure_aggregation
+    if site.silo.roster is None or site.silo.identity is None:
+        return aggregation.model_copy(update={"roster": None, "identity": None})
+    if aggregation.scheme == "none":
         raise ParameterError(
             'the run has [secure-aggregation] scheme = "none", by which the server sees each upload, and this site '
             "has a roster, so it does not trust the server with them; have the run use another scheme"
         )
-    silos = {silo.name: silo for silo in silos_of(run_file)}
+    places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
+    return aggregation.model_copy(update=places)
+
+
+def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
+    """Return the run's silos, of which a site's own has its rows and all others are elsewhere, and its columns' names.
+
+    Raises `moretta.errors.ParameterError` where the site is none of them, or its rows are not as the run has them.
+    """
+    name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     if name not in silos:
         raise ParameterError(f"[silo] name = {name!r} is none of the run's silos, {', '.join(silos):.200}; correct it")
     mine = silos[name]
@@ -108,28 +137,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
         base=site.base,
     )
     silos[name] = _holding_back(replace(mine, x=x, y=y, ids=ids, elsewhere=False), site.data.test_fraction)
-    aggregation, engine, limits = run_file.secure_aggregation, run_file.engine, site.limits
-    if site.silo.roster is not None and site.silo.identity is not None:
-        places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
-        aggregation = aggregation.model_copy(update=places)
-    if site.silo.edge:
-        engine = engine.model_copy(
-            update={
-                "edge": (name,),
-                "edge_precision": limits.edge_precision,
-                "memory_limit_mib": limits.memory_limit_mib,
-                "micro_batch": limits.micro_batch,
-            }
-        )
-    federation = _federation(run_file, run_file.run.seed, list(silos.values()))
-    return replace(
-        federation,
-        aggregation=aggregation,
-        engine=engine,
-        device=limits.device,
-        feature_names=names,
-        insecure_secret_seed=site.silo.insecure_secret_seed,
-    )
+    return list(silos.values()), names
 
 
 def _holding_back(silo: Silo, fraction: float) -> Silo:
@@ -148,6 +156,8 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
 
 def model_digest(federation: Federation) -> str:
     """Return the SHA-256, in hex, of the model's tensors and layers; server and sites compare it before round one."""
+    from moretta.protocols import modules
+
     text = f"{modules.schema(federation.model)}\n{federation.model}"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -173,6 +183,11 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     return found
 
 
+def task_of(data: Data) -> str:
+    """Return whether the run's targets are classes or numbers."""
+    return "regression" if data.classes is None else "classification"
+
+
 def _wanted(data: Data) -> Wanted:
     if data.inputs is None:  # `Data` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
@@ -196,6 +211,8 @@ def _column_parts(data: Data) -> list[tuple[int, ...]]:
 
 
 def _federation(run_file: RunFile, model_seed: int, silos: list[Silo]) -> Federation:
+    from moretta.federation import Federation
+
     run, data, protocol = run_file.run, run_file.data, run_file.protocol
     wanted = _wanted(data)
     classes = 1 if protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
@@ -216,7 +233,7 @@ def _federation(run_file: RunFile, model_seed: int, silos: list[Silo]) -> Federa
         batch_size=data.batch_size,
         standardise=len(wanted.inputs) == 1 and not wanted.tokens if data.standardise is None else data.standardise,
         dtype=run.dtype,
-        task="regression" if wanted.classes is None else "classification",
+        task=task_of(data),
         name=run.name,
         augment=data.augment == "crop-flip",
         participation=run.participation,

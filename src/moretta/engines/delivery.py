@@ -31,6 +31,9 @@ class Delivery(Protocol):
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
         """Wait, if that makes sense, until so many of these silos can be reached again; return who can."""
 
+    def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
+        """Return who of some silos is known not to answer now, and why, so that no round is begun with them."""
+
     def renewed(self) -> bool:
         """Return whether, since this was last called, a silo has come as another process than it was."""
 

@@ -66,7 +66,8 @@ class Driver:
     run: the id that all stamps carry. least: the fewest silos a round may have. phase: the engine's clock.
     chosen: which silos take part in a round, by its number; all of them if None. back: waits until so many of some
     silos that are gone can be reached again, as long as it sees fit, and returns who can. renewed: whether, since it
-    was last called, a silo has come as another process, which knows nothing of what was agreed on in a set-up.
+    was last called, a silo has come as another process, which knows nothing of what was agreed on in a set-up. away:
+    who of some silos is known not to answer now, and why; a round begins without them if the rest are enough.
     """
 
     def __init__(
@@ -80,10 +81,11 @@ class Driver:
         chosen: Callable[[int], Sequence[str]] | None = None,
         back: Callable[[Sequence[str], int], Sequence[str]] = lambda silos, least: (),
         renewed: Callable[[], bool] = lambda: False,
+        away: Callable[[Sequence[str]], Mapping[str, Missing]] = lambda silos: {},
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
         self._deliver, self._least, self._phase, self._chosen, self._back = deliver, least, phase, chosen, back
-        self._renewed = renewed
+        self._renewed, self._away = renewed, away
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
@@ -107,6 +109,10 @@ class Driver:
     ) -> tuple[R, int, Sequence[Dropped]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
         wanted, lost = present, dict[str, Missing]()  # who is to play, and who of them is left out by now
+        away = self._away(present)
+        if len(present) - len(away) >= self._least:
+            lost |= away
+            present = [silo for silo in present if silo not in away]
         attempt = waits = 0
         while True:
             failure: MorettaError | None = None
@@ -129,7 +135,7 @@ class Driver:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
             rest = [silo for silo in wanted if silo not in lost]
             if failure is None and len(rest) < self._least:
-                failure = _too_few(number, gone, len(rest), self._least)
+                failure = _too_few(number, lost, len(rest), self._least)
             if failure is not None:
                 waits += 1
                 back = self._wait_for(lost, self._least - len(rest)) if waits <= WAITS else []
@@ -137,6 +143,8 @@ class Driver:
                     raise failure
                 lost = {silo: why for silo, why in lost.items() if silo not in back}
                 rest = [silo for silo in wanted if silo not in lost]
+                if len(rest) < self._least:
+                    raise failure
             present, attempt = rest, attempt + 1
 
     def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:

@@ -88,9 +88,13 @@ class InProcess:
         """Return nobody: a silo that does not answer in this process does not come back by waiting."""
         return ()
 
+    def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
+        """Return nobody: who is not here is found as it is asked."""
+        return {}
+
     def renewed(self) -> bool:
         """Return whether the process of a silo has been started again since this was last called."""
-        restarts, before = sum(child.restarts for child in self._children), self._restarts
+        restarts, before = sum(max(0, child.restarts) for child in self._children), self._restarts
         self._restarts = restarts
         return restarts > before
 

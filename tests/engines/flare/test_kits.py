@@ -171,13 +171,13 @@ def test_the_server_keeps_its_jobs_in_its_kit(own: kits.Kits, made: kits.Kits) -
 def test_a_patch_changes_once_what_we_need(own: kits.Kits) -> None:
     for kit in [own.server, *own.sites.values()]:
         startup = files(kit / "startup")
-        assert len(kits.patch(kit)) == (2 if kit == own.server else 4)
+        assert len(kits.patch(kit)) == (2 if kit == own.server else 3)
         before = files(kit)
         assert kits.patch(kit) == []
         assert files(kit) == before
         assert files(kit / "startup") == startup  # which alone a signature of FLARE's may cover
         resources = json.loads((kit / "local" / "resources.json").read_text())
-        assert resources["class_allow_list"][-1] == "moretta."
+        assert resources["class_allow_list"][-1] == (kits.CONTROLLER if kit == own.server else kits.EXECUTOR)
         comm = json.loads((kit / "local" / "comm_config.json").read_text())
         assert comm == {"streaming_retry_timeout": 3, "streaming_retry_wait": 1}
         launchers = [each["path"] for each in resources["components"] if each["id"] == "process_launcher"]
@@ -187,6 +187,17 @@ def test_a_patch_changes_once_what_we_need(own: kits.Kits) -> None:
             if kit == own.server
             else [ours]
         )
+
+
+def test_jobs_may_make_one_class_at_a_site_of_ours_and_bring_no_code(own: kits.Kits) -> None:
+    for kit in own.sites.values():
+        kits.patch(kit)
+        allowed = json.loads((kit / "local" / "resources.json").read_text())["class_allow_list"]
+        assert allowed == [kits.EXECUTOR]
+        rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
+        assert {role: (given["byoc"], given["shell_commands"]) for role, given in rights.items()} == {
+            "project_admin": ("none", "none")
+        }
 
 
 def test_a_patch_keeps_what_it_does_not_know(own: kits.Kits) -> None:
@@ -199,7 +210,7 @@ def test_a_patch_keeps_what_it_does_not_know(own: kits.Kits) -> None:
     kits.patch(kit)
     resources = json.loads((kit / "local" / "resources.json").read_text())
     assert resources["theirs"] == {"a": 1}
-    assert resources["class_allow_list"][-2:] == ["theirs.", "moretta."]
+    assert resources["class_allow_list"][-2:] == ["theirs.", kits.EXECUTOR]
     assert json.loads((kit / "local" / "comm_config.json").read_text()) == {
         "internal": {"port": 1},
         "streaming_retry_timeout": 3,

@@ -38,6 +38,11 @@ from moretta.protocol import Client, Message
 log = logging.getLogger("moretta")
 
 AT_ONCE = 0.05  # seconds in which an answer comes with the acknowledgement of its question
+# Told in the place of what goes wrong while a site reads its own files, as that may quote them: a name, a record.
+UNFIT = (
+    "its settings or its rows do not fit the run; its own log says what is wrong, and so does moretta doctor with "
+    "--silo and --run"
+)
 LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
 
 
@@ -127,6 +132,9 @@ class Desk:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
             if self._refusal is not None:
+                if self._next is None:  # what kept it may have been mended since
+                    self._next = _Work(0, hello, b"")
+                    self._changed.notify_all()
                 return Refused(sentence=self._refusal)
             if self._role is None:
                 return Busy()
@@ -173,8 +181,17 @@ class Desk:
 
     def _enter(self, hello: Hello) -> None:
         try:
-            self._silo = self._silo or self._make()
-            client, codec = self._silo.enter(hello)
+            silo = self._silo = self._silo or self._make()
+        except MorettaError as error:
+            log.error("cannot take part: %s", error)
+            self._settle(hello, None, UNFIT)
+            return
+        except (Exception, SystemExit):
+            log.exception("cannot take part")
+            self._settle(hello, None, UNFIT)
+            return
+        try:
+            client, codec = silo.enter(hello)
             client.phase = self._clock.phase
             if isinstance(client, ChildClient):
                 client.charge = self._clock.charge
@@ -183,7 +200,10 @@ class Desk:
             role, refusal = None, _sentence(error)
         except (Exception, SystemExit) as error:  # the site lives on, and says why it takes no part
             log.exception("the silo could not take its place")
-            role, refusal = None, _sentence(f"{type(error).__name__}: {error}")
+            role, refusal = None, f"failed with {type(error).__name__}; its log says more"
+        self._settle(hello, role, refusal)
+
+    def _settle(self, hello: Hello, role: tuple[Client, Codec] | None, refusal: str | None) -> None:
         with self._changed:
             if self._entered == (hello.run, hello.session):
                 self._role, self._refusal = role, refusal
@@ -211,7 +231,7 @@ class Desk:
             return _failed("refused", error), b""
         except (Exception, SystemExit) as error:  # a silo's failure, whatever it is, costs the round only itself
             log.exception("the silo failed")
-            return _failed("failed", f"{type(error).__name__}: {error}"), b""
+            return _failed("failed", f"{type(error).__name__}; the site's log says more"), b""
 
     def _play(self, silo: Silo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
         try:
@@ -237,4 +257,5 @@ def _failed(reason: str, error: object) -> Failed:
 
 def _sentence(error: object) -> str:
     """Return what an error says as text that any header can hold: a file's name may have bytes that are none."""
-    return str(error).encode(errors="replace").decode()[:1000]
+    text = str(error).encode(errors="replace").decode()
+    return "".join(one if one.isprintable() else " " for one in text)[:1000]

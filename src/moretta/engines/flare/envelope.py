@@ -24,9 +24,11 @@ ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 1
 HEADER_LIMIT = 1 << 16  # bytes
 
-Text = Annotated[str, Field(max_length=1000)]
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"  # a peer's words come to a terminal and a log
+Text = Annotated[str, Field(max_length=1000, pattern=PLAIN)]
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,127}$")]  # a site names a folder by it
-Name = Annotated[str, Field(min_length=1, max_length=128)]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=PLAIN)]
+PhaseName = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
@@ -41,7 +43,8 @@ class Hello(_Header):
     """The run, the round it stands at, how often it was resumed, and what must be the same on both sides.
 
     job: the digest of what sites were told (`moretta.deployment.told`). versions: of Moretta and PyTorch; torch: which
-    of PyTorch's a site may have. model: the digest of the model as the server has it.
+    of PyTorch's a site may have. model: the digest of the model as the server has it. tensors: that of its tensors
+    alone (`moretta.protocols.modules.schema`), and outputs: how many it has, for a site that cannot build it.
     """
 
     kind: Literal["hello"] = "hello"
@@ -52,6 +55,8 @@ class Hello(_Header):
     model: Name
     versions: dict[Name, Text]
     torch: tuple[Text, ...]
+    tensors: Text = ""
+    outputs: Count = 0
 
 
 class Submit(_Header):
@@ -95,7 +100,7 @@ class Done(_Header):
     """Work is done: seconds by phase, and the most memory of an edge client."""
 
     kind: Literal["done"] = "done"
-    seconds: dict[Name, Seconds] = {}
+    seconds: Annotated[dict[PhaseName, Seconds], Field(max_length=20)] = {}
     peak_mib: Seconds | None = None
 
 

@@ -34,7 +34,8 @@ LONGEST_HOST = 64  # of a common name
 SERVER_FOLDER, ADMIN_FOLDER = "server", "admin"
 KINDS = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
 
-ALLOWED = "moretta."
+CONTROLLER = "moretta.deployment.controller.Controller"  # what a job may make at a server, and at a site
+EXECUTOR = "moretta.deployment.executor.Executor"
 LAUNCHER_ID = "process_launcher"
 LAUNCHER = "moretta.engines.flare.launcher.Launcher"
 STOCK_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
@@ -96,6 +97,8 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
             (made / name).rename(partial / folder)
         shutil.rmtree(partial / "work")  # with the key of the root
         _tune(partial / SERVER_FOLDER, kits.server)
+        for site in sites:
+            _restrict(partial / site)
         _close_to_others(partial)
         write_atomically(partial / MANIFEST, _dump(wanted), 0o600)
         partial.rename(out)
@@ -130,7 +133,7 @@ def _changes(kit: Path, silo: Path | None) -> tuple[dict[Path, Mapping[str, Any]
         raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
     local, files = kit / "local", dict[Path, Mapping[str, Any]]()
     resources = _resources(kit)
-    done = [*_allow(resources)]
+    done = [*_allow(resources, CONTROLLER if server else EXECUTOR)]
     done += _keep_jobs(resources, kit) if server else [*_replace_launcher(resources, kit), *_keep_logs(resources)]
     if done:
         files[local / "resources.json"] = resources
@@ -290,6 +293,20 @@ def _tune(made: Path, kit: Path) -> None:
     _write(made / "local" / "resources.json", resources)
 
 
+def _restrict(made: Path) -> None:
+    """Let a site of ours run our jobs and nothing else: no other class, no code that a job brings, no shell.
+
+    The administrator of these kits is the server's, whom a site does not trust with its machine.
+    """
+    resources = _resources(made)
+    resources["class_allow_list"] = [EXECUTOR]
+    _write(made / "local" / "resources.json", resources)
+    rights = dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any")
+    rights |= dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none")
+    policy = {"format_version": "1.0", "permissions": {"project_admin": rights}}
+    _write(made / "local" / "authorization.json", policy)
+
+
 def _keep_jobs(resources: dict[str, Any], kit: Path) -> Iterator[str]:
     """Let a server of ours keep jobs and snapshots in its kit, also after the kit was moved."""
     none: dict[str, Any] = {}
@@ -313,11 +330,12 @@ def _close_to_others(folder: Path) -> None:
             path.chmod(0o600)
 
 
-def _allow(resources: dict[str, Any]) -> Iterator[str]:
+def _allow(resources: dict[str, Any], wanted: str) -> Iterator[str]:
+    """Let jobs make one class of ours, and nothing else of the package: a job names any callable, with arguments."""
     allowed = list(resources.get("class_allow_list", []))
-    if ALLOWED not in allowed and "*" not in allowed:
-        resources["class_allow_list"] = [*allowed, ALLOWED]
-        yield "Jobs may use the classes of Moretta (class_allow_list in resources.json)."
+    if wanted not in allowed and "*" not in allowed:
+        resources["class_allow_list"] = [*allowed, wanted]
+        yield f"Jobs may use {wanted} (class_allow_list in resources.json)."
 
 
 def _replace_launcher(resources: dict[str, Any], kit: Path) -> Iterator[str]:

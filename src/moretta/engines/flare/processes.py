@@ -39,10 +39,13 @@ class Parent(subprocess.Popen[bytes]):
     family: str = ""
 
 
-def require() -> None:
-    """Raise MissingExtra where FLARE is not installed; its processes would only end with a stack trace in a log."""
+def require(extra: str = "flare") -> None:
+    """Raise MissingExtra where FLARE is not installed; its processes would only end with a stack trace in a log.
+
+    extra: what it comes with.
+    """
     if importlib.util.find_spec("nvflare") is None:
-        raise MissingExtra("this command needs nvflare; install it by: pip install 'moretta[flare]'")
+        raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'")
 
 
 def check_port(port: int) -> None:
@@ -70,7 +73,8 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
     kit = kit.resolve()
     words = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit)]
     words += ["-s", f"fed_{kind}.json", "--set", "secure_train=true"]
-    words += [f"uid={kits.name_of(kit)}"] if kind == "client" else []
+    # By its heartbeat the server knows that a site is there again: each 2 seconds, not 10.
+    words += [f"uid={kits.name_of(kit)}", "heart_beat_interval=2"] if kind == "client" else []
     words += [f"org={kits.organisation_of(kit)}", "config_folder=config"]
     (kit / "transfer").mkdir(mode=0o700, exist_ok=True)
     family = secrets.token_hex(16)

@@ -59,7 +59,8 @@ class _Site:
 
     boot: of its process, None until it has said that it is there; last: the last one that was known. fresh: whether
     that process has taken an earlier one's place in the run, and has done nothing yet. refusal: why it takes no part.
-    gone: why it is not there. tried: when it was last greeted. pause: seconds until it is greeted again.
+    gone: why it is not there. tried: when it was last greeted. pause: seconds until it is greeted again. overdue: the
+    number of what it was still busy with when its time was over, 0 for nothing.
     """
 
     boot: str | None = None
@@ -69,13 +70,19 @@ class _Site:
     gone: Missing = NOT_YET
     tried: float = float("-inf")
     pause: float = 0.0
+    overdue: int = 0
 
 
 @dataclass
 class _Asked:
-    """One site's part of an exchange. misses: requests in a row that it has not answered."""
+    """One site's part of an exchange.
+
+    until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
+    has not answered.
+    """
 
     until: float
+    taken: bool = False
     misses: int = 0
     outcome: tuple[Done, bytes] | Missing | None = field(default=None)
 
@@ -85,7 +92,8 @@ class Sites:
 
     names: of all silos. hello: what each is told first, as of the run's place. fingerprints: of the silos' identities,
     by name, where there is a roster. recorder: keeps what the server saw. deadline: seconds from a question to its
-    answer. aborted: raises when the job is to end. waiting: told, in a sentence, what is waited for.
+    answer. absent: who never comes, as FLARE adds nobody to a job. aborted: raises when the job is to end. waiting:
+    told, in a sentence, what is waited for.
     """
 
     def __init__(
@@ -98,6 +106,7 @@ class Sites:
         fingerprints: Mapping[str, str] | None = None,
         recorder: Recorder | None = None,
         deadline: float | None = None,
+        absent: Iterable[str] = (),
         aborted: Callable[[], None] = lambda: None,
         waiting: Callable[[str], None] = log.warning,
     ) -> None:
@@ -106,6 +115,13 @@ class Sites:
         self._send, self._codec, self._hello, self._recorder = send, codec, hello, recorder
         self._fingerprints = fingerprints or {}
         self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
+        for name in absent:
+            site = self._sites[name]
+            site.refusal, site.pause = (
+                "was not connected when the job began; it takes part in the next one",
+                float("inf"),
+            )
+            site.tried = time.monotonic()
         self._traffic = Traffic()
         self._number = 0
         self._peak: float | None = None
@@ -169,13 +185,25 @@ class Sites:
         """Wait until so many of some sites that are gone have come back, for `BACK` seconds at most; return who has."""
         until = time.monotonic() + BACK
         self._waiting(f"waiting up to {BACK:g} s for {least} of {', '.join(silos)} to come back")
+        free: list[str] = []
         while time.monotonic() < until:
             self._aborted()
             self._greet(silos)
-            if len(self._boots(silos)) >= least:
+            free = [name for name in self._boots(silos) if name not in self._still_busy([name])]
+            if len(free) >= least:
                 break
             time.sleep(0.1)
-        return list(self._boots(silos))
+        return free
+
+    def speak(self) -> None:
+        """Let all sites that are there hear from the server."""
+        boots = self._boots(list(self._sites))
+        self._requests(dict.fromkeys(boots, Poll(boots=boots, number=0, wait=0.0)), {}, PATIENCE)
+
+    def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
+        """Return who of some silos cannot be asked now, and why; those that may be back are greeted first."""
+        self._greet(silos)
+        return {name: self._why(site) for name in silos if (site := self._sites[name]).boot is None}
 
     def renewed(self) -> bool:
         """Return whether, since this was last called, a site's process is another than it was."""
@@ -257,7 +285,7 @@ class Sites:
             )
         else:
             if here.boot != site.last:
-                site.fresh = bool(site.last)
+                site.fresh, site.overdue = bool(site.last), 0
                 site.last, self._renewed = here.boot, True
             site.boot, site.refusal = here.boot, None
 
@@ -285,26 +313,47 @@ class Sites:
                 outcomes[name] = self._why(self._sites[name])
             else:
                 asked[name] = _Asked(time.monotonic() + seconds)
-        header = Submit(boots=self._boots(asked), number=self._number, work=work, round=round)
-        for name, reply in self._requests(dict.fromkeys(asked, header), bodies, PATIENCE).items():
-            self._take(name, asked[name], reply)
+        for name in self._still_busy(asked):
+            asked[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
+        submit = Submit(boots=self._boots(asked), number=self._number, work=work, round=round)
         while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
             self._aborted()
-            self._poll(waiting, seconds)
+            self._ask_once(waiting, submit, bodies, seconds)
         return outcomes | {name: one.outcome for name, one in asked.items() if one.outcome is not None}
 
-    def _poll(self, waiting: Mapping[str, _Asked], seconds: float) -> None:
-        """Ask once after all that is not done."""
-        now, boots = time.monotonic(), self._boots(waiting)
-        requests, poll = dict[str, Request](), Poll(boots=boots, number=self._number, wait=WAIT)
+    def _ask_once(
+        self, waiting: Mapping[str, _Asked], submit: Submit, bodies: Mapping[str, bytes], seconds: float
+    ) -> None:
+        """Hand the work to those that have not taken it, and ask the others whether it is done."""
+        now = time.monotonic()
         for name, one in waiting.items():
-            if now > one.until:
+            if now >= one.until:
                 late = f"expected an answer in {seconds:g} s, and it was still busy"
-                one.outcome = Missing(Reason.LATE, late)
+                one.outcome, self._sites[name].overdue = Missing(Reason.LATE, late), submit.number
+        left = {name: one for name, one in waiting.items() if one.outcome is None}
+        wait = max(0.0, min((WAIT, *(one.until - now for one in left.values()))))
+        # Some submitted to and some polled at once is rare, and who is polled then waits for nobody.
+        wait = wait if all(one.taken for one in left.values()) else 0.0
+        poll = Poll(boots=submit.boots, number=submit.number, wait=wait)
+        requests: dict[str, Request] = {name: poll if one.taken else submit for name, one in left.items()}
+        handed = {name: bodies[name] for name, one in left.items() if not one.taken}
+        for name, reply in self._requests(requests, handed, wait + PATIENCE).items():
+            self._take(name, left[name], reply)
+
+    def _still_busy(self, names: Iterable[str]) -> list[str]:
+        """Return who has not done yet what it was late with: it would only be late again."""
+        busy = list[str]()
+        for name in names:
+            site = self._sites[name]
+            if not site.overdue:
+                continue
+            poll = Poll(boots=self._boots([name]), number=site.overdue, wait=WAIT)
+            reply = self._requests({name: poll}, {}, WAIT + PATIENCE)[name]
+            if isinstance(reply, tuple) and isinstance(reply[0], Busy):
+                busy.append(name)
             else:
-                requests[name] = poll
-        for name, reply in self._requests(requests, {}, WAIT + PATIENCE).items():
-            self._take(name, waiting[name], reply)
+                site.overdue = 0
+        return busy
 
     def _boots(self, names: Iterable[str]) -> dict[str, str]:
         return {name: boot for name in names if (boot := self._sites[name].boot) is not None}
@@ -320,7 +369,7 @@ class Sites:
                     one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
                 return
             case (Busy(), _):
-                pass
+                one.taken = True
             case (Done() as done, body):
                 one.outcome, self._sites[name].fresh = (done, body), False
             case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":

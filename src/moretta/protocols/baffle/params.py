@@ -12,6 +12,9 @@ from moretta.protocols.baffle.estimate import Form, directions_of
 from moretta.protocols.training import Positive, PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
+# A lot's sum and the noise in it stay below so many times the clip norm but for a chance below 1e-9: what is refused
+# for its size would tell of it.
+SURE_LOT, SURE_NOISE = 12, 10
 
 
 class BAFFLE(PrivateTraining):
@@ -59,6 +62,17 @@ class BAFFLE(PrivateTraining):
     def rate_depends_on_rounds(self) -> bool:
         """Whether a round's rate or its K depends on how many there are in all."""
         return super().rate_depends_on_rounds or self.k_last is not None
+
+    def check_limit(self, largest: float) -> None:
+        """Raise `moretta.errors.ParameterError` where noised scalars may pass what sums allow."""
+        if self.privacy is None:
+            return
+        most = self.privacy.clip * (SURE_LOT + SURE_NOISE * self.privacy.noise)
+        if most > largest:
+            raise ParameterError(
+                f"dp-clip = {self.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] "
+                f"limit is {largest:g}; lower dp-clip or raise the limit"
+            )
 
     @model_validator(mode="after")
     def _fits_forms(self) -> Self:

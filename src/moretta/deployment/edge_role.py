@@ -1,0 +1,108 @@
+"""What a site plays without PyTorch: of baffle a silo in a process that runs ONNX (`moretta.edge`).
+
+No code of the run's model is called here; the graph of it comes from the server, and the digest of its tensors, by
+which both know that they mean the same, with its hello.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.config import RunFile
+from moretta.config_sections import LEAST_ROWS_MISSING, Engine
+from moretta.deployment import told
+from moretta.deployment.silo_file import SiloFile
+from moretta.edge.client import RUNS, check_memory, check_packages, check_sigma, edge_client
+from moretta.engines.child import ChildClient
+from moretta.engines.flare.envelope import Hello
+from moretta.errors import ParameterError
+from moretta.protocol import Array, Client, Message
+from moretta.protocols.baffle.messages import MESSAGES
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.scoring import HeldOut, figures_of
+from moretta.protocols.silo_rows import schema_of
+from moretta.protocols.targets import encode
+from moretta.roles import check_least, check_scores
+from moretta.run_folder import RunFolder
+from moretta.secure_aggregation.identity import Roster
+
+
+class EdgeRole:
+    """A role as `moretta.deployment.site.Site` wants it. silos: of the run, with the site's own rows.
+
+    Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
+    `moretta.errors.MissingExtra` without ONNX Runtime.
+    """
+
+    def __init__(self, run_file: RunFile, file: SiloFile) -> None:
+        protocol, data = run_file.protocol, run_file.data
+        if not isinstance(protocol, BAFFLE):
+            raise ParameterError(
+                "takes part as an edge client, which only runs models forward, as baffle has it, and "
+                f"{getattr(protocol, 'name', 'this protocol')} has not; join without --edge, and without edge in "
+                "silo.toml"
+            )
+        check_packages(RUNS)
+        check_memory(file.limits.memory_limit_mib, "limits")
+        check_sigma(protocol.sigma, file.limits.edge_precision)
+        self._protocol, self._run_file, self._file = protocol, run_file, file
+        self._secure = told.aggregation_at(run_file, file)
+        if self._secure.scheme != "none":
+            protocol.check_limit(self._secure.largest)
+        if protocol.privacy is not None and data.least_rows is None:
+            raise ParameterError(LEAST_ROWS_MISSING)
+        self.silos, _ = told.silos_at(run_file, file)
+        (self._silo,) = (silo for silo in self.silos if not silo.elsewhere)
+        check_least(self._silo, data.least_rows)
+        if data.score_at_silos:
+            check_scores(protocol, self.silos)
+        self._roster = None if self._secure.roster is None else Roster.load(self._secure.roster)
+        if self._roster is not None:
+            self._roster.check(silo.name for silo in self.silos)
+
+    def check(self, hello: Hello) -> None:
+        """Check nothing more: tensors are compared when the server begins, and there is no PyTorch to be of a version.
+
+        The process compares the graph's weights with the round's hash (`moretta.protocols.baffle.client`).
+        """
+
+    def client(self, hello: Hello) -> tuple[Client, Sequence[type[Message]]]:
+        """Return the role, whose process starts with the first message."""
+        run, data, limits, silo = self._run_file.run, self._run_file.data, self._file.limits, self._silo
+        held_out = None
+        if data.score_at_silos and silo.held_out is not None:
+            figures = figures_of(self._protocol.loss, told.task_of(data))
+            x, y = silo.held_out
+            held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
+        client = edge_client(
+            self._protocol,
+            silo.name,
+            (silo.x, self._targets(silo.y, hello)),
+            held_out,
+            secure=self._secure,
+            roster=self._roster,
+            engine=Engine(
+                edge=(silo.name,),
+                edge_precision=limits.edge_precision,
+                memory_limit_mib=limits.memory_limit_mib,
+                micro_batch=limits.micro_batch,
+            ),
+            schema=hello.tensors,
+            batch_size=data.batch_size,
+            seed=run.seed,
+            rounds=run.rounds,
+            session=hello.session,
+            insecure=self._file.silo.insecure_secret_seed,
+        )
+        return client, schema_of(MESSAGES)
+
+    def leave(self, client: Client, folder: RunFolder) -> None:
+        """End the process; nothing is left at the site alone."""
+        if isinstance(client, ChildClient):
+            client.close()
+
+    def _targets(self, y: NDArray[np.generic], hello: Hello) -> Array:
+        return encode(y, hello.outputs, self._protocol.loss, self._silo.name, self._run_file.run.dtype)

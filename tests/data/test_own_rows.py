@@ -1,0 +1,200 @@
+"""One owner's rows: as the run wants them, or one sentence that names the owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moretta.data.own_rows import Wanted, read_rows
+from moretta.errors import ParameterError
+
+WHERE = "silo `north`"
+CLASSES = Wanted(inputs=(2,), tokens=False, classes=3, outputs=None)
+UNLABELLED = Wanted(inputs=(2,), tokens=False, classes=3, outputs=None, labelled=False)
+NUMBERS = Wanted(inputs=(2,), tokens=False, classes=None, outputs=1)
+PAIRS = Wanted(inputs=(2,), tokens=False, classes=None, outputs=2)
+TOKENS = Wanted(inputs=(2,), tokens=True, classes=3, outputs=None)
+X = np.arange(8, dtype=np.float32).reshape(4, 2)
+Y = np.array([0, 1, 2, 1])
+
+
+def of_npz(folder: Path, wanted: Wanted = CLASSES, **arrays: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+    np.savez(folder / "rows.npz", **arrays)
+    return read_rows("rows.npz", wanted, WHERE, base=folder)
+
+
+def of_csv(folder: Path, text: str, wanted: Wanted = CLASSES, **settings: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+    (folder / "rows.csv").write_text(text)
+    return read_rows("rows.csv", wanted, WHERE, base=folder, **settings)
+
+
+@pytest.mark.parametrize("suffix", ["", "_train"])
+def test_arrays_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
+    arrays = {f"x{suffix}": X, f"y{suffix}": Y, f"id{suffix}": np.array(list("abcd"))}
+    x, y, ids, names = of_npz(tmp_path, **arrays)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert ids.tolist() == list("abcd")
+    assert names == ()
+
+
+@pytest.mark.parametrize("y", [Y.astype(float), Y.astype(np.uint8), Y[:, None], Y == 1, np.zeros(4)])
+def test_classes_are_whole_numbers_however_they_are_kept(tmp_path: Path, y: Any) -> None:
+    found = of_npz(tmp_path, x=X, y=y)[1]
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, np.asarray(y).reshape(4))  # also where one class alone is there
+
+
+def test_a_site_of_one_class_keeps_its_number(tmp_path: Path) -> None:
+    assert of_npz(tmp_path, x=X, y=np.full(4, 2))[1].tolist() == [2] * 4
+    assert of_csv(tmp_path, "a,b,y\n1,2,2\n3,4,2\n")[1].tolist() == [2, 2]
+
+
+def test_one_hot_rows_are_as_wide_as_there_are_classes(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(of_npz(tmp_path, x=X, y=np.eye(3)[Y])[1], np.eye(3)[Y])
+    with pytest.raises(ParameterError, match="targets have 2 entries a row, but the model has 3 outputs"):
+        of_npz(tmp_path, x=X, y=np.eye(2)[Y % 2])
+
+
+def test_numbers_and_rows_of_numbers(tmp_path: Path) -> None:
+    assert of_npz(tmp_path, NUMBERS, x=X, y=Y / 2)[1].tolist() == [0, 0.5, 1, 0.5]
+    assert of_npz(tmp_path, PAIRS, x=X, y=X)[1].shape == (4, 2)
+
+
+def test_tokens_are_whole_numbers(tmp_path: Path) -> None:
+    assert of_npz(tmp_path, TOKENS, x=X.astype(np.int32), y=Y)[0].dtype == np.int64
+    with pytest.raises(ParameterError, match=r"expected samples of shape \[2\] as int64, .*; got \[2\] as float32"):
+        of_npz(tmp_path, TOKENS, x=X, y=Y)
+
+
+def test_an_unlabelled_part_needs_no_targets_and_keeps_none(tmp_path: Path) -> None:
+    for arrays in ({"x": X}, {"x": X, "y": Y}, {"x": X, "y": np.full(4, np.nan)}):
+        x, y, _, _ = of_npz(tmp_path, UNLABELLED, **arrays)
+        assert len(x) == 4
+        assert len(y) == 0
+
+
+REFUSED: list[tuple[Wanted, dict[str, Any], str]] = [
+    (CLASSES, {"x": X}, "expected arrays x and y; got x"),
+    (CLASSES, {"y": Y}, "expected arrays x and y; got y"),
+    (CLASSES, {"z": Y}, "expected arrays x and y; got z"),
+    (CLASSES, {"x": X[:, :1], "y": Y}, r"expected samples of shape \[2\] as float32, .*; got \[1\]"),
+    (CLASSES, {"x": X.reshape(4, 1, 2), "y": Y}, r"expected samples of shape \[2\] as float32, .*; got \[1, 2\]"),
+    (CLASSES, {"x": X[:, 0], "y": Y}, r"expected samples of shape \[rows, columns or more\], got \[4\]"),
+    (CLASSES, {"x": X.astype(int), "y": Y}, r"got \[2\] as int64"),
+    (CLASSES, {"x": X.astype(str), "y": Y}, "expected an array of numbers"),
+    (CLASSES, {"x": X[:0], "y": Y[:0]}, "has no rows; expected at least one"),
+    (CLASSES, {"x": X, "y": Y[:3]}, "has 4 samples but 3 targets"),
+    (CLASSES, {"x": np.where(X == 3, np.nan, X), "y": Y}, r"position \(1,\) of a sample has 1 row that are NaN"),
+    (CLASSES, {"x": np.where(X == 3, np.inf, X), "y": Y}, "infinite"),
+    (CLASSES, {"x": X.astype(np.float64) * 1e300, "y": Y}, "infinite as float32"),
+    (CLASSES, {"x": X, "y": Y + 1}, "label 3 does not fit 3 outputs; expected labels 0 to 2"),
+    (CLASSES, {"x": X, "y": Y - 1}, "label -1 does not fit"),
+    (CLASSES, {"x": X, "y": Y / 2}, "expected classes 0 to 2 as whole numbers"),
+    (CLASSES, {"x": X, "y": np.where(Y == 2, np.nan, Y)}, "expected classes 0 to 2 as whole numbers"),
+    (CLASSES, {"x": X, "y": np.array(list("abca"))}, "expected classes 0 to 2 as whole numbers"),
+    (CLASSES, {"x": X, "y": np.ones((4, 3))}, "expected class targets"),
+    (NUMBERS, {"x": X, "y": np.where(Y == 2, np.inf, Y)}, "1 targets are NaN or infinite"),
+    (NUMBERS, {"x": X, "y": X}, "targets have 2 entries a row, but the model has 1 outputs"),
+    (PAIRS, {"x": X, "y": Y}, "each target is one number, but the model has 2 outputs"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "arrays", "sentence"), REFUSED)
+def test_other_rows_are_refused_in_a_sentence_with_their_owner(
+    tmp_path: Path, wanted: Wanted, arrays: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ParameterError, match=sentence) as caught:
+        of_npz(tmp_path, wanted, **arrays)
+    assert str(caught.value).startswith(WHERE)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "y", [np.array(3), np.zeros((4, 2, 2)), np.zeros((4, 0)), np.where(Y == 2, np.inf, Y), np.where(Y == 2, 1e30, Y)]
+)
+def test_odd_targets_are_refused_in_a_sentence(tmp_path: Path, y: Any) -> None:
+    with pytest.raises(ParameterError, match=WHERE):
+        of_npz(tmp_path, x=X, y=y)
+
+
+@pytest.mark.parametrize("ids", [np.arange(3), np.arange(8).reshape(4, 2), np.array(3)])
+def test_there_is_one_id_a_row(tmp_path: Path, ids: Any) -> None:
+    with pytest.raises(ParameterError, match=WHERE):
+        of_npz(tmp_path, x=X, y=Y, id=ids)
+
+
+def test_a_table_has_names_and_may_have_ids(tmp_path: Path) -> None:
+    text = "who,y,a,b\np1,0,1,2\np2,2,3,4\n"
+    x, y, ids, names = of_csv(tmp_path, text, target="y", id_column="who")
+    assert x.tolist() == [[1, 2], [3, 4]]
+    assert y.tolist() == [0, 2]
+    assert ids.tolist() == ["p1", "p2"]
+    assert names == ("a", "b")
+    assert of_csv(tmp_path, "a,b,y\n1,2,0.5\n3,4,1\n", NUMBERS)[1].tolist() == [0.5, 1.0]
+
+
+def test_absent_values_are_refused_or_filled_in_with_this_owners_median(tmp_path: Path) -> None:
+    text = "a,b,y\n1,2,0\n3,,1\n5,8,2\n"
+    with pytest.raises(ParameterError, match="column 'b' in 1 of 3 rows"):
+        of_csv(tmp_path, text)
+    assert of_csv(tmp_path, text, missing="median")[0].tolist() == [[1, 2], [3, 5], [5, 8]]
+    with pytest.raises(ParameterError, match="has no value at all in column 'b'"):
+        of_csv(tmp_path, "a,b,y\n1,,0\n3,,1\n", missing="median")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,b,y\n1,red,0\n2,blue,1\n", "column 'b' has text in it, whose categories may be others at another site"),
+        ("a,b,y\n1,red,0\n2,red,1\n", "column 'b' has text"),
+        ("a,b,y\n1,2,no\n3,4,yes\n", "the target 'y' holds 'no'"),
+        ("a,b,y\n1,2,0.5\n3,4,1\n", "expected classes 0 to 2 as whole numbers"),
+        ("a,b,y\n1,2,3\n3,4,1\n", "label 3 does not fit 3 outputs"),
+        ("a,y\n1,0\n", r"expected samples of shape \[2\]"),
+        ("a,b,c,y\n1,2,3,0\n", r"expected samples of shape \[2\] .*; got \[3\]"),
+        ("a,b,y\n", "has no rows"),
+        ("", "has no rows"),
+    ],
+)
+def test_a_table_that_others_would_read_otherwise_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence) as caught:
+        of_csv(tmp_path, text)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_table_of_an_unlabelled_part_has_features_only(tmp_path: Path) -> None:
+    assert of_csv(tmp_path, "a,b\n1,2\n3,4\n", UNLABELLED)[0].tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "sentence"),
+    [
+        ("none.csv", {}, "there is no file .*none.csv"),
+        ("none.npz", {}, "there is no file .*none.npz"),
+        ("rows.npy", {}, 'expected a .csv, .csv.gz or .npz file or "module:function"'),
+        ("wdbc", {}, 'expected a .csv, .csv.gz or .npz file or "module:function"'),
+        ("rows.npz", {"target": "y"}, "target and id-column are for .csv files"),
+        ("rows.npz", {"id_column": "who"}, "target and id-column are for .csv files"),
+        ("no_such_module_here:rows", {}, 'importing "no_such_module_here"'),
+    ],
+)
+def test_sources_that_are_none_are_refused(
+    tmp_path: Path, source: str, settings: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ParameterError, match=sentence):
+        read_rows(source, CLASSES, WHERE, base=tmp_path, **settings)  # type: ignore[arg-type]
+
+
+def test_a_function_beside_silo_toml_gives_rows(tmp_path: Path) -> None:
+    (tmp_path / "my_own_rows.py").write_text(
+        "import numpy as np\n\ndef rows():\n    x = np.ones((4, 2), np.float32)\n\n"
+        "    return x, [0, 1, 2, 0], x, [0] * 4\n"
+    )
+    x, y, _, _ = read_rows("my_own_rows:rows", CLASSES, WHERE, base=tmp_path)
+    assert x.shape == (4, 2)
+    assert y.tolist() == [0, 1, 2, 0]

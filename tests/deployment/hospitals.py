@@ -1,0 +1,395 @@
+"""Hospitals in miniature: a server and its sites as child processes on this machine, to be killed, frozen and cut off.
+
+A folder of them looks like this; every process that is started here, and all that those start, carries `WHOSE` in its
+environment, by which it is found, and ended by its id.
+
+    server/run.toml, test.npz, paced.py     what the server has; sites/<name>/  patients.npz, silo.toml, paced.py
+    server/run/  run-kits/  run-serve/      what `moretta serve` makes            moretta/  what `moretta join` makes
+    pace/<name>                             how many seconds a forward pass takes there by now (`Hospitals.pace`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta import Federation, Silo, config, models
+from moretta.config import RunFile
+from moretta.config_sections import Engine
+from moretta.engines import views
+from moretta.engines.flare import kits, processes
+
+SEED, SECRET = 7, 3
+INPUTS = 4
+WHOSE = "MORETTA_HOSPITAL"  # in the environment: the token of a `Hospitals`, a dash, and who it is
+PACE = "MORETTA_PACE"  # in the environment: the file that says how slow this site is
+MORETTA = (sys.executable, "-c", "from moretta.cli import main; main()")
+
+PROTOCOLS = {
+    "pbpfl": 'name = "pbpfl"\nloss = "cross-entropy"\nlearning-rate = 0.05\noptimizer = "adam"',
+    "cgd": 'name = "cgd"\nloss = "cross-entropy"\nlearning-rate = 0.5',
+    "fedsgd": 'name = "fedsgd"\nloss = "cross-entropy"\nlearning-rate = 0.1\nmomentum = 0.5',
+    "baffle": 'name = "baffle"\nloss = "cross-entropy"\nk = 16',
+}
+PACED = '''"""A model whose forward pass takes as long as a file says, which may change while it waits."""
+
+import os
+import time
+from pathlib import Path
+
+from torch import nn
+
+
+def _pace() -> float:
+    place = os.environ.get("MORETTA_PACE")
+    try:
+        return 0.0 if place is None else float(Path(place).read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+class Paced(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+
+    def forward(self, x):
+        began = time.monotonic()
+        while (left := began + _pace() - time.monotonic()) > 0:
+            time.sleep(min(left, 0.02))
+        return self.layers(x)
+
+
+def build(hidden):
+    return Paced(hidden)
+'''
+RUN = """[run]
+name = "run"
+rounds = {rounds}
+seed = {seed}
+insecure-secret-seed = {secret}
+record-views = true
+checkpoint-every = {every}
+
+[data]
+source = "sites"
+inputs = [{inputs}]
+classes = 2
+test = "test.npz"
+standardise = true
+batch-size = 16
+
+[model]
+source = "paced:build"
+hidden = 5
+
+[protocol]
+{protocol}
+
+[secure-aggregation]
+{secure}
+
+[engine]
+name = "flare"
+sites = [{sites}]
+deadline = {deadline}
+"""
+SILO = """[silo]
+name = "{name}"
+models = ["paced:build"]
+insecure-secret-seed = {secret}
+
+[data]
+source = "patients.npz"
+"""
+
+
+def rows(seed: int, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return rows of which every site could have some."""
+    x = np.random.default_rng(seed).normal(0, 1, (count, INPUTS)).astype(np.float32)
+    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype(np.int64)
+
+
+@dataclass
+class Hospitals:
+    """A server and its sites. near: of whom there is a network namespace, the words that begin a command in it."""
+
+    folder: Path
+    protocol: str = "pbpfl"
+    sites: Sequence[str] = ("north", "south", "west")
+    rounds: int = 60
+    every: int = 10
+    deadline: float = 60.0
+    secure: str = ""
+    host: str = "localhost"
+    near: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.port = free_port()
+        self._token = secrets.token_hex(8)
+        self._started: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.server, self.pace_folder = self.folder / "server", self.folder / "pace"
+        self.out = self.server / "run"
+        for path in (self.server, self.pace_folder):
+            path.mkdir(parents=True)
+        x, y = rows(99, 50)
+        np.savez(self.server / "test.npz", x=x, y=y)
+        (self.server / "paced.py").write_text(PACED)
+        (self.server / "run.toml").write_text(
+            RUN.format(
+                rounds=self.rounds,
+                seed=SEED,
+                secret=SECRET,
+                every=self.every,
+                inputs=INPUTS,
+                protocol=PROTOCOLS[self.protocol],
+                secure=self.secure,
+                sites=", ".join(f'"{name}"' for name in self.sites),
+                deadline=self.deadline,
+            )
+        )
+        for number, name in enumerate(self.sites):
+            place = self.site(name)
+            place.mkdir(parents=True)
+            x, y = rows(number, 30 + 7 * number)
+            np.savez(place / "patients.npz", x=x, y=y)
+            (place / "silo.toml").write_text(SILO.format(name=name, secret=SECRET))
+            (place / "paced.py").write_text(PACED)
+
+    def site(self, name: str) -> Path:
+        """The folder of a site."""
+        return self.folder / "sites" / name
+
+    # What is run
+
+    def serve(self, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start the server; return when the sites' kits are there."""
+        command = ["serve", str(self.server / "run.toml"), "--out", str(self.out), "--port", str(self.port)]
+        process = self._start("server", [*command, "--host", self.host, "--wait", "60", *words], environment or {})
+        wait_for(lambda: (self.kit(self.sites[0])).is_dir() or process.poll() is not None, 30, "kits are made")
+        return process
+
+    def join(self, name: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Have a site take part."""
+        given = {PACE: str(self.pace_folder / name), **(environment or {})}
+        return self._start(name, ["join", str(self.kit(name)), "--silo", str(self.site(name) / "silo.toml")], given)
+
+    def join_all(self) -> None:
+        """Have all sites take part."""
+        for name in self.sites:
+            self.join(name)
+
+    def serve_flare(self) -> tuple[kits.Kits, processes.Parent]:
+        """Start a server of FLARE that waits for jobs of others, as a hospital may have."""
+        made = kits.provision(self.server / "run-kits", self.host, self.port, self.sites)
+        kits.patch(made.server)
+        given = {**os.environ, "OMP_NUM_THREADS": "1", WHOSE: f"{self._token}-server"}
+        parent = processes.start(made.server, self.folder / "server.out", given)
+        self._started.setdefault("server", []).append(parent)
+        return made, parent
+
+    def run_file(self) -> RunFile:
+        """The run file as read."""
+        return config.load(self.server / "run.toml")
+
+    def kit(self, name: str) -> Path:
+        """A party's startup kit."""
+        return self.server / "run-kits" / name
+
+    def pace(self, name: str, seconds: float) -> None:
+        """Have a forward pass at a site take so many seconds, also one that is on its way."""
+        fresh = self.pace_folder / f".{name}"
+        fresh.write_text(str(seconds))
+        fresh.rename(self.pace_folder / name)
+
+    def ends(self, who: str = "server", seconds: float = 120.0) -> int:
+        """Wait until a command ends, and return its exit code."""
+        process = self._started[who][-1]
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{who} has not ended in {seconds:g} s; it said:\n{self.said(who)}") from None
+
+    def said(self, who: str = "server") -> str:
+        """What a party's commands have printed so far, on either stream."""
+        path = self.folder / f"{who}.out"
+        return path.read_text() if path.exists() else ""
+
+    def _start(self, who: str, words: Iterable[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "", **environment}
+        given[WHOSE] = f"{self._token}-{who}"
+        with (self.folder / f"{who}.out").open("ab") as sink:
+            process = subprocess.Popen(
+                [*self.near.get(who, ()), *MORETTA, *words],
+                env=given,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+        self._started.setdefault(who, []).append(process)
+        return process
+
+    # What is seen
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds that are finished by now."""
+        with suppress(OSError):
+            text = (self.out / "history.jsonl").read_text()
+            return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return []
+
+    def round(self) -> int:
+        """The last finished round."""
+        history = self.history()
+        return history[-1]["round"] if history else 0
+
+    def reach(self, number: int, seconds: float = 90.0) -> None:
+        """Wait until a round is finished."""
+        wait_for(lambda: self.round() >= number or self._server_ended(), seconds, f"round {number}", self.said)
+        assert self.round() >= number, f"serve ended before round {number}:\n{self.said()}"
+
+    def missed(self, name: str) -> dict[int, str]:
+        """The rounds without a site, each with why."""
+        return {
+            line["round"]: gone["reason"]
+            for line in self.history()
+            for gone in line["dropped"]
+            if gone["silo"] == name
+        }  # fmt: skip
+
+    def until_missed(self, name: str, since: float, seconds: float = 60.0) -> float:
+        """Wait for a round that ends without a site; return how many seconds that is after `since`."""
+        after = self.round()
+        wait_for(
+            lambda: any(number > after for number in self.missed(name)), seconds, f"a round without {name}", self.said
+        )
+        return time.monotonic() - since
+
+    def until_back(self, name: str, since: float, seconds: float = 60.0) -> float:
+        """Wait for a round that ends with a site, after one without; return how many seconds that is after `since`."""
+        after = max(self.missed(name), default=0)
+
+        def is_back() -> bool:
+            return self.round() > max(after, *self.missed(name))
+
+        wait_for(is_back, seconds, f"a round with {name} again", self.said)
+        return time.monotonic() - since
+
+    def _server_ended(self) -> bool:
+        return self._started["server"][-1].poll() is not None
+
+    # Processes
+
+    def processes(self, who: str, of: str = "") -> list[int]:
+        """The ids of a party's processes whose command line has a word in it."""
+        mark, found = f"{WHOSE}={self._token}-{who}".encode(), []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError):  # it has just ended, or is another user's
+                    there = (entry / "environ").read_bytes().split(b"\0")
+                    words = (entry / "cmdline").read_bytes()
+                    if mark in there and of.encode() in words:
+                        found.append(int(entry.name))
+        return sorted(found)
+
+    def job(self, who: str = "server") -> int:
+        """The process of a party's job in FLARE."""
+        return self._only(who, "runner_process" if who == "server" else "worker_process")
+
+    def parent(self, who: str = "server") -> int:
+        """The process of FLARE itself, which a command has started."""
+        return self._only(who, "server_train" if who == "server" else "client_train")
+
+    def kill(self, pid: int, how: signal.Signals = signal.SIGKILL) -> float:
+        """Send a signal to one of these processes; return the moment at which it was sent."""
+        os.kill(pid, how)
+        return time.monotonic()
+
+    def _only(self, who: str, word: str) -> int:
+        wait_for(lambda: bool(self.processes(who, word)), 10, f"a {word} of {who}")
+        found = self.processes(who, word)
+        assert len(found) == 1, f"expected one {word} of {who}, found {found}"
+        return found[0]
+
+    def end(self) -> None:
+        """End whatever still runs, commands first, so that none of it starts anything anew."""
+        for process in [one for some in self._started.values() for one in some]:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        while left := [pid for who in self._started for pid in self.processes(who)]:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    # What it is compared to
+
+    def in_process(self, out: Path, engine: Engine | None = None) -> Path:
+        """Play the same run in this process; return its folder."""
+        run_file = self.run_file()
+        run, data = run_file.run, run_file.data
+        silos = [Silo(name, *rows(number, 30 + 7 * number)) for number, name in enumerate(self.sites)]
+        model = models.build("paced:build", inputs=(INPUTS,), outputs=2, base=self.server, seed=SEED, hidden=5)
+        Federation(
+            model,
+            silos,
+            run_file.protocol,
+            test=rows(99, 50),
+            aggregation=run_file.secure_aggregation,
+            engine=engine or Engine(),
+            out=out,
+            batch_size=data.batch_size,
+            standardise=True,
+            checkpoint_every=run.checkpoint_every,
+            record_views=True,
+            insecure_secret_seed=SECRET,
+        ).train(run.rounds, run.seed)
+        return out
+
+
+def seen(folder: Path, role: str = "server") -> dict[str, list[tuple[str, str, bytes]]]:
+    """What a role has seen, by peer and in order: round and session of the file, direction, and the message."""
+    found: dict[str, list[tuple[str, str, bytes]]] = {}
+    for path in sorted((folder / "views" / role).glob("round-*.bin")):
+        for one in views.read(path):
+            found.setdefault(one.peer, []).append((path.name, one.direction, one.data))
+    return found
+
+
+def models_of(folder: Path) -> dict[str, bytes]:
+    """The bytes of all models in a run folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*.safetensors") if "checkpoint" not in path.parts
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at just now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str, said: Callable[[], str] = lambda: "") -> None:
+    """Wait until something is so. Raises AssertionError where it is not within so many seconds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"waited {seconds:g} s for {what}; {said()}"
+        time.sleep(0.02)

@@ -1,0 +1,333 @@
+"""A site that takes part without PyTorch: it says what the same silo says in a run on one machine, byte for byte."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from test_transcripts import models_in, seen
+from test_without_torch import ALL, without
+
+from moretta import config
+from moretta.config import RunFile
+from moretta.deployment import silo_file, told
+from moretta.deployment.edge_role import EdgeRole
+from moretta.deployment.site import Site
+from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.flare.envelope import Hello
+from moretta.errors import MissingExtra, ParameterError
+from moretta.federation import Federation
+from moretta.protocols.baffle import onnx_export
+from moretta.secure_aggregation.identity import Identity, public_line
+
+if TYPE_CHECKING:
+    from conftest import Machines
+
+pytest.importorskip("onnxruntime")
+EDGE = "silo-2"
+BAFFLE = 'name = "baffle"\nlearning-rate = 0.01\nk = 16\nloss = "cross-entropy"'
+HELLO = {"run": "run", "round": 0, "session": 0, "job": "j", "model": "m", "versions": {}, "torch": (), "outputs": 3}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cross-entropy": (BAFFLE, {}),
+    "mse, additive": (
+        'name = "baffle"\nlearning-rate = 0.01\nk = 16',
+        {"extra": '[secure-aggregation]\nscheme = "additive-shares"'},
+    ),
+    "dp-noise": (f"{BAFFLE}\ndp-noise = 1.0\ndp-clip = 1.0", {"sites": "least-rows = 20"}),
+    "local epochs": (f'{BAFFLE}\nlocal-epochs = 1\noptimizer = "sgd"\nform = "central"\nema = 0', {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_export, "graph_of", graph_of)
+
+
+EXPORT = onnx_export.graph_of
+GRAPHS: dict[tuple[str, ...], bytes] = {}
+
+
+def graph_of(model: Any, layout: Any, row_shape: Any, dtype: Any, precision: str) -> bytes:
+    key = (layout.digest.hex() if isinstance(layout.digest, bytes) else layout.digest, str(dtype), precision)
+    if key not in GRAPHS:
+        GRAPHS[key] = EXPORT(model, layout, row_shape, dtype, precision)
+    return GRAPHS[key]
+
+
+def add(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+
+
+def with_edge(many: Machines, more: str = "") -> Machines:
+    """Let one silo be an edge client: of the run on one machine, and at its site."""
+    (many.folder / "here.toml").write_text((many.folder / "here.toml").read_text() + f'\n[engine]\nedge = ["{EDGE}"]\n')
+    many.here = config.load(many.folder / "here.toml")
+    add(many.folder / EDGE / "silo.toml", "[data]\n", f"edge = true\n[data]\n{more}")
+    return many
+
+
+def same(many: Machines, one: Path, out: Path) -> None:
+    assert seen(out / "views" / "server") == seen(one / "views" / "server") != {}
+    assert seen(many.kept(EDGE) / "views" / EDGE) == seen(one / "views" / EDGE) != {}
+    ours, theirs = models_in(out), models_in(one)
+    assert ours == theirs != {}
+    assert (many.kept(EDGE) / "released.safetensors").read_bytes() == theirs["released.safetensors"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_says_what_it_says_on_one_machine(case: str, machines: Callable[..., Machines], tmp_path: Path) -> None:
+    protocol, settings = CASES[case]
+    many = with_edge(machines(protocol, **{"rounds": 2, **settings}))
+    one, out = tmp_path / "one", tmp_path / "many"
+    many.on_one_machine(one).train(many.rounds, 7)
+    many.start()
+    result = many.serve(out)
+    assert result.record["dropped"] == []
+    assert all(line["edge_peak_mib"] > 0 for line in result.history)
+    same(many, one, out)
+
+
+def test_it_scores_what_it_holds_back_as_on_one_machine(machines: Callable[..., Machines], tmp_path: Path) -> None:
+    many = with_edge(machines(BAFFLE, rounds=1, sites="score-at-silos = true"))
+    for name in many.names:
+        add(many.folder / name / "silo.toml", "[data]\n", "[data]\ntest-fraction = 0.25\n")
+    whole = many.on_one_machine(tmp_path / "one")
+    held = [told._holding_back(silo, 0.25) for silo in whole.silos]
+    alone = replace(whole, silos=held, score_at_silos=True).train(many.rounds, 7)
+    many.start()
+    together = many.serve(tmp_path / "many")
+    assert together.record["test"]["silos"] == alone.record["test"]["silos"]
+    assert together.record["test"]["silos"]["rows"] == 15
+    same(many, tmp_path / "one", tmp_path / "many")
+
+
+def root_of(many: Machines) -> bytes:
+    found = last_checkpoint(many.kept(EDGE) / "checkpoint")
+    assert found is not None
+    root = found[1][f"silo-{EDGE}"]["seed/secret_root"]
+    assert isinstance(root, bytes)
+    return root
+
+
+def test_one_that_was_killed_keeps_its_secrets(machines: Callable[..., Machines], tmp_path: Path) -> None:
+    many = with_edge(machines(BAFFLE))
+    add(many.folder / EDGE / "silo.toml", "insecure-secret-seed = 3\n", "")
+    roots = list[bytes]()
+
+    def progress(number: int, of: int, line: object) -> None:
+        roots.append(root_of(many))
+        if number == 1:
+            many.stop(EDGE)
+            many.start(EDGE)
+
+    many.start()
+    result = many.serve(tmp_path / "out", progress=progress)
+    assert len(result.history) == many.rounds
+    assert {(gone["silo"], gone["round"]) for gone in result.record["dropped"]} <= {(EDGE, 2)}
+    assert len({*roots, root_of(many)}) == 1
+
+
+def test_it_is_chosen_by_the_silo_file(machines: Callable[..., Machines]) -> None:
+    many = with_edge(machines(BAFFLE))
+    made = [Site(silo_file.load(many.folder / name / "silo.toml"), many.text, name)._role for name in (EDGE, "silo-1")]
+    assert [isinstance(role, EdgeRole) for role in made] == [True, False]
+
+
+def test_a_model_of_other_tensors_is_refused_when_the_run_begins(
+    machines: Callable[..., Machines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import conftest
+
+    many = with_edge(machines(BAFFLE, rounds=1))
+    honest = conftest.hello_of
+    monkeypatch.setattr(
+        conftest, "hello_of", lambda *given: honest(*given).model_copy(update={"tensors": "of another model"})
+    )
+    many.start()
+    (gone,) = {(one["silo"], one["reason"]) for one in many.serve(tmp_path / "out").record["dropped"]}
+    assert gone[0] == EDGE
+    assert "the server's model has other tensors than the silo's" in gone[1]
+
+
+# -- without PyTorch ---------------------------------------------------------------------------------------------------
+
+ABSENT = (*ALL, "pandas", "onnx", "onnxscript")
+PROGRAM = """
+import importlib.util, time
+from pathlib import Path
+if importlib.util.find_spec("nvflare"):
+    import moretta.deployment.executor, moretta.deployment.join
+from moretta.codec import Codec
+from moretta.deployment import silo_file
+from moretta.deployment.site import Site
+from moretta.engines.flare.desk import Desk
+from moretta.engines.flare.envelope import Busy, Hello, Poll, Submit, pack, reply_of
+from moretta.protocol import Stamp
+from moretta.protocols.baffle.messages import MESSAGES, Commit
+from moretta.protocols.silo_rows import schema_of
+
+desk = Desk("{name}", lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}"))
+
+def ask(request, body=b"", again=None):
+    reply, answer = reply_of(desk.answer(pack(request, body)))
+    while isinstance(reply, Busy):
+        time.sleep(0.02)
+        reply, answer = reply_of(desk.answer(pack(again or request)))
+    return reply, answer
+
+here, _ = ask(Hello.model_validate_json(Path("hello.json").read_text()))
+assert (here.kind, here.name) == ("here", "{name}"), here
+codec, boots = Codec(schema_of(MESSAGES)), {{"{name}": here.boot}}
+commit = codec.encode(Commit(stamp=Stamp("run", 1, 0), cohort=("silo-1", "silo-2")))
+done, body = ask(Submit(boots=boots, number=1, work="answer"), commit, Poll(boots=boots, number=1, wait=1.0))
+assert done.kind == "done" and done.peak_mib > 0, done
+assert codec.decode(body).runs == "float32"
+done, _ = ask(Submit(boots=boots, number=2, work="end"), b"", Poll(boots=boots, number=2, wait=1.0))
+assert done.kind == "done", done
+desk.close()
+
+from moretta.deployment.doctor import examine
+edge = examine(kit=None, silo=Path("{name}/silo.toml"), run=Path("many.toml"))
+failed = [one.line() for one in edge if not one.passes and one.what != "nvflare"]
+assert not failed, failed
+assert not {absent} & set(sys.modules)
+"""
+
+
+def test_it_needs_no_torch(machines: Callable[..., Machines]) -> None:
+    many = with_edge(machines(BAFFLE))
+    federation = told.server_side(many.run_file, many.folder / "out")
+    (many.folder / "hello.json").write_text(hello(many, federation).model_dump_json())
+    (many.folder / "told.toml").write_text(many.text)
+    without(ABSENT, PROGRAM.format(name=EDGE, absent=set(ABSENT)), many.folder)
+
+
+def hello(many: Machines, federation: Federation) -> Hello:
+    from conftest import hello_of
+
+    return hello_of(federation, many.text, Place("run", 0, 0, ""))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+RUN = """[run]
+name = "run"
+rounds = 2
+[data]
+source = "sites"
+inputs = [4]
+classes = 3
+{data}
+[model]
+source = "mlp"
+[protocol]
+{protocol}
+[engine]
+name = "flare"
+sites = ["silo-1", "silo-2", "silo-3"]
+{more}
+"""
+PRIVATE = f"{BAFFLE}\ndp-noise = 1.0\ndp-clip = 1.0"
+PLAIN = '[secure-aggregation]\nscheme = "none"'
+KEYED = 'edge = true\nroster = "roster.toml"\nidentity = "keys"'
+
+
+@functools.cache
+def identity(name: str) -> Identity:
+    return Identity.fresh()
+
+
+def roles(
+    folder: Path,
+    *,
+    protocol: str = BAFFLE,
+    data: str = "",
+    more: str = "",
+    silo: str = "edge = true",
+    rows: str = "",
+    limits: str = "",
+    name: str = EDGE,
+    listed: str = "silo-1 silo-2 silo-3",
+    own: str = EDGE,
+    classes: int = 3,
+) -> tuple[RunFile, silo_file.SiloFile]:
+    random = np.random.default_rng(1)
+    x = random.normal(size=(20, 4)).astype(np.float32)
+    np.savez(folder / "rows.npz", x=x, y=np.arange(20) % classes)
+    keys = [f'[[silo]]\nname = "{one}"\nkey = "{public_line(identity(one).public_key)}"\n' for one in listed.split()]
+    (folder / "roster.toml").write_text("".join(keys))
+    identity(own).save(folder / "keys")
+    (folder / "silo.toml").write_text(
+        f'[silo]\nname = "{name}"\n{silo}\n[data]\nsource = "rows.npz"\n{rows}\n[limits]\n{limits}\n'
+    )
+    (folder / "run.toml").write_text(RUN.format(data=data, protocol=protocol, more=more))
+    return config.load(folder / "run.toml"), silo_file.load(folder / "silo.toml")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": 'name = "fedsgd"'}, "only runs models forward, as baffle has it, and fedsgd has not; join witho"),
+        ({"limits": "memory-limit-mib = 5"}, r"^\[limits\] memory-limit-mib = 5: no edge client fits, .* give 80"),
+        (
+            {"protocol": f"{BAFFLE}\nsigma = 1e-5", "limits": 'edge-precision = "float16"'},
+            'sigma = 1e-05 is lost in what edge-precision = "float16" rounds to, where sigma = 0.0001 works; raise it',
+        ),
+        ({"protocol": PRIVATE}, r"\[data\] least-rows is missing: silos on machines of their own"),
+        ({"protocol": PRIVATE, "data": "least-rows = 21"}, r"`silo-2`: expected 21 rows or more .*; got 20"),
+        ({"protocol": PRIVATE, "data": "least-rows = 16", "rows": "test-fraction = 0.25"}, "expected 16 rows or more"),
+        (
+            {"protocol": PRIVATE.replace("clip = 1.0", "clip = 1e6"), "data": "least-rows = 9"},
+            r"dp-clip = 1e\+06 with its noise may come to 2.2e\+07, and \[secure-aggregation\] limit is 65536",
+        ),
+        ({"silo": KEYED, "more": PLAIN}, 'scheme = "none", by which the server sees each upload, and this site has a'),
+        ({"silo": KEYED, "listed": "silo-2 silo-3"}, "silo-1"),
+        ({"data": "score-at-silos = true"}, "silo `silo-2` holds no rows back, .* give test-fraction in .data. of its"),
+        (
+            {"data": "score-at-silos = true\nleast-rows = 9", "protocol": PRIVATE, "rows": "test-fraction = 0.2"},
+            "score-at-silos: a score would be a release without noise; remove it or dp-noise",
+        ),
+        ({"name": "silo-9"}, r"name = 'silo-9' is none of the run's silos, silo-1, silo-2, silo-3; correct it"),
+        ({"classes": 5}, "label 4 does not fit 3 outputs; expected labels 0 to 2"),
+    ],
+)
+def test_what_cannot_work_is_a_sentence(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=said) as caught:
+        EdgeRole(*roles(tmp_path, **given))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_roster_is_held_to(tmp_path: Path) -> None:
+    other = EdgeRole(*roles(tmp_path, silo=KEYED, own="silo-1"))
+    with pytest.raises(ParameterError, match="the identity of silo `silo-2` is not the one that the roster lists"):
+        other.client(Hello(**HELLO))
+
+
+def test_targets_fit_the_servers_model(tmp_path: Path) -> None:
+    role = EdgeRole(*roles(tmp_path))
+    with pytest.raises(ParameterError, match="expected classes 0 to 1 for a model with 2 outputs, got 0 to 2"):
+        role.client(Hello(**{**HELLO, "outputs": 2}))
+    role.client(Hello(**HELLO))
+
+
+def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = roles(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtra, match=r"need onnxruntime, which is not there; run: pip install 'moretta\[edge\]'"):
+        EdgeRole(*given)
+
+
+def test_a_run_of_other_models_needs_no_consent(tmp_path: Path) -> None:
+    run_file, file = roles(tmp_path)
+    foreign = run_file.model_copy(update={"model": run_file.model.model_copy(update={"source": "nets:build"})})
+    EdgeRole(foreign, file).client(Hello(**HELLO))  # nothing is imported
+    with pytest.raises(ParameterError, match="code that this site has not agreed to run"):
+        told.site_side(foreign, file)

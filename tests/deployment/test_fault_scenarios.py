@@ -1,0 +1,551 @@
+"""What goes wrong in hospitals, done to real ones: FLARE over mutual TLS, processes of their own, three sites or four.
+
+    what happens                                        what is expected in the end
+    nothing                                             the bytes of the same run in one process, message by message
+    a site's job is killed, idle or at work             named for what it missed, back after a restart
+    a site's FLARE client is killed                     named, and the run ends without it
+    a site hangs, never ends, or sends broken bytes     named: disconnected, late, malformed; back when it is mended
+    a site is killed after its upload                   its rows still count: the same bytes as in one process
+    sites are killed at random moments                  the same bytes as in one process with the same sites missing
+    the server's job, or all of the server, is killed   goes on from the checkpoint to the bytes of one process
+    the network is cut, and healed                      named while it is cut, back after
+    a site that does not fit, or does not come          one sentence with its name, and nobody's stack trace
+
+`BARS` has the most seconds that each may take, up to the end of the first round that shows it. What was measured is
+written into the JSON file that `MORETTA_FAULT_TIMES` names, if it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from hospitals import Hospitals, models_of, seen, wait_for
+
+from moretta.codec import Codec
+from moretta.config_sections import Engine, Fault, Faults
+from moretta.deployment import job
+from moretta.engines.flare import processes
+from moretta.secure_aggregation import MESSAGES
+from moretta.secure_aggregation.identity import Identity, public_line
+from moretta.secure_aggregation.pairwise import MaskedUpload
+
+pytestmark = pytest.mark.slow
+
+BARS = {  # seconds
+    "site job killed while idle: noticed": 1.0,
+    "site job killed while idle: back": 5.0,
+    "site job killed at work: noticed": 10.0,
+    "site job killed at work: back": 15.0,
+    "site job frozen: noticed": 10.0,
+    "site job frozen: the slowest round without it": 5.0,
+    "site job thawed: back": 5.0,
+    "site never done: late": 8.0,
+    "site done after all: back": 5.0,
+    "site sends no envelope: noticed": 1.0,
+    "site sends a broken message: noticed": 1.0,
+    "site sends whole messages again: back": 5.0,
+    "site's FLARE client killed: noticed": 10.0,
+    "server job killed: new rounds": 30.0,
+    "server killed, served again: new rounds": 30.0,
+    "network cut: noticed": 15.0,
+    "network healed: back": 30.0,
+}
+SLACK = 1.5  # for cores that are shared with other work
+Measure = Callable[[str, float], None]
+
+
+@pytest.fixture
+def measure(record_property: Callable[[str, object], None]) -> Measure:
+    """Record how many seconds something took, and hold it to its bar, with some slack."""
+
+    def measured(what: str, seconds: float) -> None:
+        record_property(what, round(seconds, 2))
+        if place := os.environ.get("MORETTA_FAULT_TIMES"):
+            path = Path(place)
+            known = json.loads(path.read_text()) if path.exists() else {}
+            path.write_text(json.dumps(known | {what: round(seconds, 2)}, indent=2) + "\n")
+        assert seconds <= SLACK * BARS[what], f"{what} took {seconds:.1f} s; expected {BARS[what]:g} at most"
+
+    return measured
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Iterator[Callable[..., Hospitals]]:
+    """Make hospitals; whatever they have started is ended."""
+    made: list[Hospitals] = []
+
+    def make(**settings: Any) -> Hospitals:
+        made.append(Hospitals(tmp_path / f"hospitals-{len(made)}", **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
+def check_ended(hospital: Hospitals, *without: str) -> None:
+    """Everybody has ended well, but for some sites, and nothing is left running."""
+    assert hospital.ends() == 0, hospital.said()
+    for name in set(hospital.sites) - set(without):
+        assert hospital.ends(name, 30) == 0, hospital.said(name)
+        assert not hospital.processes(name)
+    assert not hospital.processes("server")
+    assert [line["round"] for line in hospital.history()] == list(range(1, hospital.rounds + 1))
+    check_plain(hospital)
+
+
+def check_plain(hospital: Hospitals) -> None:
+    """Nobody is shown a stack trace."""
+    for who in ("server", *hospital.sites):
+        assert "Traceback" not in hospital.said(who), hospital.said(who)
+
+
+# -- nothing goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["pbpfl", "cgd", "baffle"])
+def test_a_run_is_the_same_bytes_as_in_one_process(
+    protocol: str, hospitals: Callable[..., Hospitals], tmp_path: Path
+) -> None:
+    hospital = hospitals(protocol=protocol, rounds=12)
+    hospital.serve()
+    hospital.join_all()
+    check_ended(hospital)
+    alone = hospital.in_process(tmp_path / "alone")
+    assert seen(hospital.out) == seen(alone)
+    expected = models_of(alone)
+    # Of cgd the server has no model: one machine that plays all participants writes theirs, and what they moved by.
+    assert models_of(hospital.out) == ({} if protocol == "cgd" else expected)
+    for name in hospital.sites:
+        kept = {Path(path).name: data for path, data in models_of(hospital.site(name) / "moretta").items()}
+        if protocol == "cgd":
+            assert kept == {"confined.safetensors": expected[f"participants/{name}/confined.safetensors"]}
+        else:
+            assert kept == {"released.safetensors": expected["released.safetensors"]}
+    assert not any(line["dropped"] for line in hospital.history())
+
+
+# -- one site has a bad day, and the run goes on -----------------------------------------------------------------------
+
+TAMPERED = """from moretta.engines.flare import desk
+import os
+from pathlib import Path
+
+answer = desk.Desk.answer
+
+def tampered(self, data):
+    reply = answer(self, data)
+    try:
+        how = Path(os.environ["MORETTA_TAMPER"]).read_text()
+    except (OSError, KeyError):
+        return reply
+    end = 4 + int.from_bytes(reply[:4], "little")
+    if how == "message":
+        return reply[:end] + bytes(byte ^ 0x55 for byte in reply[end:])
+    return bytes(byte ^ 0x55 for byte in reply)
+
+desk.Desk.answer = tampered
+"""
+IDLE = 0.1  # seconds of a forward pass at west, so that the others wait most of a round
+
+
+@pytest.fixture(scope="module")
+def bad_day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
+    """Yield hospitals in the middle of a long run; north is the one to be harmed. It ends well, whatever was done."""
+    folder = tmp_path_factory.mktemp("day")
+    (folder / "sitecustomize.py").write_text(TAMPERED)
+    hospital = Hospitals(folder / "hospitals", rounds=900, every=20, deadline=6.0)
+    tampered = {"MORETTA_TAMPER": str(folder / "tamper")}
+    tampered["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    try:
+        hospital.pace("west", IDLE)
+        hospital.serve()
+        for name in hospital.sites:
+            hospital.join(name, tampered if name == "north" else {})
+        hospital.reach(3)
+        yield hospital
+        hospital.pace("west", 0)
+        check_ended(hospital)
+        missed = hospital.missed("north")
+        assert missed
+        assert hospital.rounds not in missed
+        assert not hospital.missed("south")
+        assert not hospital.missed("west")
+    finally:
+        hospital.end()
+
+
+def last_reason(hospital: Hospitals, name: str = "north") -> str:
+    missed = hospital.missed(name)
+    return missed[max(missed)].partition(":")[0]
+
+
+def test_a_site_whose_job_is_killed_while_idle(bad_day: Hospitals, measure: Measure) -> None:
+    killed = bad_day.kill(bad_day.job("north"))
+    noticed = bad_day.until_missed("north", killed)
+    assert last_reason(bad_day) == "disconnected"
+    back = bad_day.until_back("north", killed)
+    measure("site job killed while idle: noticed", noticed)
+    measure("site job killed while idle: back", back)
+
+
+def test_a_site_whose_job_is_killed_at_work(bad_day: Hospitals, measure: Measure) -> None:
+    bad_day.pace("north", 3.0)
+    time.sleep(1.5)
+    killed = bad_day.kill(bad_day.job("north"))
+    noticed = bad_day.until_missed("north", killed)
+    assert last_reason(bad_day) == "disconnected"
+    bad_day.pace("north", 0)
+    back = bad_day.until_back("north", killed)
+    measure("site job killed at work: noticed", noticed)
+    measure("site job killed at work: back", back)
+
+
+def test_a_site_whose_job_is_frozen(bad_day: Hospitals, measure: Measure) -> None:
+    pid = bad_day.job("north")
+    frozen = bad_day.kill(pid, signal.SIGSTOP)
+    noticed = bad_day.until_missed("north", frozen)
+    assert last_reason(bad_day) in ("disconnected", "late")
+    number = bad_day.round()
+    time.sleep(10)
+    thawed = bad_day.kill(pid, signal.SIGCONT)
+    back = bad_day.until_back("north", thawed)
+    slowest = max(line["seconds_total"] for line in bad_day.history()[number:])
+    measure("site job frozen: noticed", noticed)
+    measure("site job frozen: the slowest round without it", slowest)
+    measure("site job thawed: back", back)
+
+
+def test_a_site_whose_computation_never_ends(bad_day: Hospitals, measure: Measure) -> None:
+    bad_day.pace("north", 3600.0)
+    began = time.monotonic()
+    late = bad_day.until_missed("north", began)
+    assert last_reason(bad_day) == "late"
+    bad_day.pace("north", 0)
+    mended = time.monotonic()
+    back = bad_day.until_back("north", mended)
+    measure("site never done: late", late)
+    measure("site done after all: back", back)
+
+
+@pytest.mark.parametrize(("how", "what"), [("message", "a broken message"), ("envelope", "no envelope")])
+def test_a_site_that_sends_garbage(how: str, what: str, bad_day: Hospitals, measure: Measure) -> None:
+    tamper = bad_day.folder.parent / "tamper"
+    tamper.write_text(how)
+    began = time.monotonic()
+    noticed = bad_day.until_missed("north", began)
+    assert last_reason(bad_day) == "malformed"
+    tamper.unlink()
+    mended = time.monotonic()
+    back = bad_day.until_back("north", mended)
+    measure(f"site sends {what}: noticed", noticed)
+    measure("site sends whole messages again: back", back)
+
+
+def test_a_site_whose_flare_client_is_killed(hospitals: Callable[..., Hospitals], measure: Measure) -> None:
+    hospital = hospitals(rounds=200)
+    hospital.pace("west", IDLE)
+    hospital.serve()
+    hospital.join_all()
+    hospital.reach(5)
+    killed = hospital.kill(hospital.parent("north"))
+    noticed = hospital.until_missed("north", killed)
+    assert last_reason(hospital) == "disconnected"
+    hospital.pace("west", 0)
+    assert hospital.ends("north", 30) == 1
+    assert "FLARE's client ended with exit code -9" in hospital.said("north")
+    check_ended(hospital, "north")
+    assert hospital.rounds in hospital.missed("north")
+    measure("site's FLARE client killed: noticed", noticed)
+
+
+# -- sums of those who uploaded, whoever vanishes then -----------------------------------------------------------------
+
+
+def test_the_rows_of_sites_killed_after_their_upload_still_count(
+    hospitals: Callable[..., Hospitals], tmp_path: Path
+) -> None:
+    """Three sites in turn are killed while the slowest still works: they have uploaded, and unmask no more."""
+    hospital = hospitals(protocol="fedsgd", sites=("north", "south", "east", "west"), rounds=60)
+    hospital.pace("west", 1.0)
+    hospital.serve()
+    hospital.join_all()
+    for name in ("north", "south", "east"):
+        number = hospital.round()
+        wait_for(lambda number=number: hospital.round() > number, 90, "a round", hospital.said)
+        time.sleep(0.6)  # all but west have uploaded
+        hospital.until_back(name, hospital.kill(hospital.job(name)) - hospital.until_missed(name, time.monotonic()))
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    vanished = [name for number, name in uploads_of(hospital) if number in hospital.missed(name)]
+    assert {"north", "south", "east"} <= set(vanished)
+    assert models_of(hospital.out) == models_of(hospital.in_process(tmp_path / "alone", without_uploads(hospital)))
+
+
+def test_sums_are_exact_whoever_is_killed_when(hospitals: Callable[..., Hospitals], tmp_path: Path) -> None:
+    """Sites are killed at random moments, also while they start, also two at a time."""
+    hospital = hospitals(protocol="fedsgd", sites=("north", "south", "east", "west"), rounds=200)
+    hospital.pace("west", IDLE)
+    hospital.serve()
+    hospital.join_all()
+    hospital.reach(2)
+    chance = random.Random(5)
+    for _ in range(10):
+        time.sleep(chance.uniform(0.1, 3.0))
+        for pid in hospital.processes(chance.choice(hospital.sites), "worker_process"):
+            hospital.kill(pid)
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    assert sum(bool(hospital.missed(name)) for name in hospital.sites) > 1
+    assert models_of(hospital.out) == models_of(hospital.in_process(tmp_path / "alone", without_uploads(hospital)))
+
+
+def uploads_of(hospital: Hospitals) -> set[tuple[int, str]]:
+    """Rounds and who uploaded in the attempt that succeeded, as the server's views have it."""
+    attempts = {line["round"]: line["attempt"] for line in hospital.history()}
+    codec, found = Codec(MESSAGES), set[tuple[int, str]]()
+    for peer, messages in seen(hospital.out).items():
+        for _, direction, data in messages:
+            if direction == "received" and b"secure-aggregation/" in data[:4000]:
+                message = codec.decode(data)
+                if isinstance(message, MaskedUpload) and message.stamp.attempt == attempts.get(message.stamp.round):
+                    found.add((message.stamp.round, peer))
+    return found
+
+
+def without_uploads(hospital: Hospitals) -> Engine:
+    """What has the same silos' rows missing from the same rounds in one process."""
+    uploads = uploads_of(hospital)
+    rounds = range(1, hospital.rounds + 1)
+    absent = [(number, name) for number in rounds for name in hospital.sites if (number, name) not in uploads]
+    return Engine(faults=Faults(drop=tuple(Fault(round=number, silo=name) for number, name in absent)))
+
+
+# -- the server dies ---------------------------------------------------------------------------------------------------
+
+
+def test_a_server_whose_job_is_killed(hospitals: Callable[..., Hospitals], tmp_path: Path, measure: Measure) -> None:
+    hospital = hospitals(rounds=40)
+    hospital.pace("west", IDLE)
+    hospital.serve()
+    hospital.join_all()
+    hospital.reach(14)
+    killed = hospital.kill(hospital.job())
+    number = hospital.round()
+    hospital.reach(number + 1)
+    new = time.monotonic() - killed
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    assert "begins again from its last checkpoint" in hospital.said()
+    assert models_of(hospital.out) == models_of(hospital.in_process(tmp_path / "alone"))
+    measure("server job killed: new rounds", new)
+
+
+def test_a_server_of_which_nothing_is_left(
+    hospitals: Callable[..., Hospitals], tmp_path: Path, measure: Measure
+) -> None:
+    hospital = hospitals(rounds=40)
+    hospital.pace("west", IDLE)
+    serving = hospital.serve()
+    hospital.join_all()
+    hospital.reach(14)
+    for pid in (serving.pid, hospital.parent(), hospital.job()):
+        hospital.kill(pid)
+    serving.wait()
+    number = hospital.round()
+    wait_for(lambda: not hospital.processes("server"), 10, "the server is gone")
+    hospital.serve("--resume")
+    began = time.monotonic()
+    hospital.reach(number + 1)
+    new = time.monotonic() - began
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    assert models_of(hospital.out) == models_of(hospital.in_process(tmp_path / "alone"))
+    measure("server killed, served again: new rounds", new)
+
+
+# -- the network is cut ------------------------------------------------------------------------------------------------
+
+
+class Network:
+    """A bridge of this machine with a network namespace for each party."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._mark = f"m{secrets.token_hex(3)}"
+        self._names = names
+        self.addresses = {name: f"10.213.7.{number}" for number, name in enumerate(names, 1)}
+
+    def build(self) -> None:
+        """Make it. Raises CalledProcessError or OSError where that is not allowed."""
+        ip("link", "add", self._mark, "type", "bridge")
+        ip("link", "set", self._mark, "up")
+        for number, name in enumerate(self._names, 1):
+            space, near, far = self.space(name), f"{self._mark}-{number}", f"{self._mark}-{number}x"
+            ip("netns", "add", space)
+            ip("link", "add", near, "type", "veth", "peer", "name", far)
+            ip("link", "set", far, "netns", space)
+            ip("link", "set", near, "master", self._mark)
+            ip("link", "set", near, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "link", "set", far, "up")
+            ip("-n", space, "addr", "add", f"{self.addresses[name]}/24", "dev", far)
+
+    def space(self, name: str) -> str:
+        """The namespace of a party."""
+        return f"{self._mark}-{name}"
+
+    def near(self) -> Mapping[str, tuple[str, ...]]:
+        """The words that begin a command of each party."""
+        return {name: ("ip", "netns", "exec", self.space(name)) for name in self._names}
+
+    def switch(self, name: str, how: str) -> float:
+        """Cut a party off ("down") or connect it again ("up"); return the moment."""
+        ip("link", "set", f"{self._mark}-{self._names.index(name) + 1}", how)
+        return time.monotonic()
+
+    def remove(self) -> None:
+        """Remove it, as far as it was made."""
+        for name in self._names:
+            with suppress(subprocess.CalledProcessError):
+                ip("netns", "delete", self.space(name))
+        with suppress(subprocess.CalledProcessError):
+            ip("link", "delete", self._mark)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    made = Network(("server", "north", "south", "west"))
+    try:
+        try:
+            made.build()
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+        yield made
+    finally:
+        with suppress(OSError):
+            made.remove()
+
+
+def test_a_site_whose_network_is_cut_and_healed(
+    network: Network, hospitals: Callable[..., Hospitals], measure: Measure
+) -> None:
+    hospital = hospitals(rounds=600, every=20, host=network.addresses["server"], near=network.near())
+    hospital.pace("west", IDLE)
+    hospital.serve()
+    hospital.join_all()
+    hospital.reach(5)
+    cut = network.switch("north", "down")
+    noticed = hospital.until_missed("north", cut)
+    assert last_reason(hospital) in ("disconnected", "late")
+    time.sleep(20)  # longer than FLARE's heartbeats are apart
+    healed = network.switch("north", "up")
+    back = hospital.until_back("north", healed, 120)
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    assert not hospital.missed("south")
+    measure("network cut: noticed", noticed)
+    measure("network healed: back", back)
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def test_sites_that_do_not_come(hospitals: Callable[..., Hospitals]) -> None:
+    hospital = hospitals()
+    hospital.serve("--wait", "3")
+    hospital.join("north")
+    assert hospital.ends() == 1
+    assert "missing are south, west" in hospital.said() or "missing are north, south, west" in hospital.said()
+    check_plain(hospital)
+    assert not hospital.processes("server")
+
+
+def test_sites_that_do_not_fit(hospitals: Callable[..., Hospitals], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from moretta import result\nours = result.versions\nresult.versions = lambda: ours() | {'moretta': '0.0.1'}\n"
+    )
+    older = {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
+    hospital = hospitals()
+    other = hospital.site("south") / "paced.py"
+    other.write_text(other.read_text().replace("nn.ReLU()", "nn.Tanh()"))
+    hospital.serve()
+    for name in hospital.sites:
+        hospital.join(name, older if name == "north" else {})
+    assert hospital.ends() == 2, hospital.said()
+    last = hospital.said().strip().splitlines()[-1]
+    assert "1 of 3 sites" in last
+    assert "north: runs Moretta 0.0.1" in last
+    assert "south: builds another model than the server from [model] source = 'paced:build'" in last
+    check_plain(hospital)
+
+
+def test_a_site_with_another_identity_than_the_roster_has(hospitals: Callable[..., Hospitals]) -> None:
+    hospital = hospitals(secure='roster = "roster.toml"', rounds=5)
+    own = {name: Identity.fresh() for name in hospital.sites}
+    other = Identity.fresh()
+    rosters = {False: roster_of(own), True: roster_of(own | {"north": other})}
+    (hospital.server / "roster.toml").write_text(rosters[False])
+    for name in hospital.sites:
+        (other if name == "north" else own[name]).save(hospital.site(name) / "key")
+        (hospital.site(name) / "roster.toml").write_text(rosters[False])
+        silo = hospital.site(name) / "silo.toml"
+        silo.write_text(silo.read_text().replace("[data]", 'identity = "key"\nroster = "roster.toml"\n\n[data]'))
+    hospital.serve()
+    hospital.join("north")
+    assert hospital.ends("north") == 2  # by its own roster it is refused at its own machine
+    assert "the key of north" in hospital.said("north")
+    (hospital.site("north") / "roster.toml").write_text(rosters[True])
+    hospital.join_all()
+    check_ended(hospital)
+    assert set(hospital.missed("north")) == set(range(1, hospital.rounds + 1))
+    assert re.match("refused.*roster", hospital.missed("north")[1])
+    assert not hospital.missed("south")
+
+
+def roster_of(identities: Mapping[str, Identity]) -> str:
+    """The file of everybody's public keys."""
+    return "".join(
+        f'[[silo]]\nname = "{name}"\nkey = "{public_line(identity.public_key)}"\n'
+        for name, identity in identities.items()
+    )
+
+
+def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> None:
+    hospital = hospitals()
+    kit, parent = hospital.serve_flare()
+    hospital.join_all()
+    wait_for(lambda: len(processes.connected(kit.admin)) == 3, 60, "sites are connected")
+    folder, status = hospital.folder / "job", hospital.folder / "status.json"
+    for file in ("moretta-server/config/config_fed_server.json", "moretta-site/config/config_fed_client.json"):
+        status.unlink(missing_ok=True)
+        job.write_job(hospital.run_file(), folder, status=str(status), out=str(hospital.out))
+        path = folder / file
+        path.write_text(path.read_text().replace("rounds = 60", "rounds = 61"))
+        number = processes.submit(kit.admin, folder)
+        wait_for(status.exists, 60, "the job ends", hospital.said)
+        told = json.loads(status.read_text())
+        assert told["state"] == "failed"
+        assert told["sentence"].count("edited by hand") == (1 if "server" in file else 3), told
+        wait_for(lambda number=number: processes.status(kit.admin, number).startswith("FINISHED"), 60, "FLARE ends it")
+    processes.stop(parent)
+    for name in hospital.sites:
+        assert "Traceback" not in hospital.said(name)

@@ -1,0 +1,273 @@
+"""Jobs for a FLARE that is there already: what is in one, that none is edited by hand, and whose turn it is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moretta import config
+from moretta.config import RunFile
+from moretta.deployment import job
+from moretta.deployment import site as site_module
+from moretta.deployment.site import take_turn
+from moretta.engines.flare.envelope import digest_of
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.identity import Identity, public_line
+
+RUN = """
+[run]
+name = "joint-run"
+rounds = 3
+insecure-secret-seed = 424242
+out = "concealed-out"
+[data]
+source = "sites"
+inputs = [4]
+classes = 3
+test = "concealed.npz"
+[model]
+source = "mlp"
+hidden = [5]
+[protocol]
+name = "fedsgd"
+learning-rate = 0.1
+[engine]
+name = "flare"
+sites = ["north", "south"]
+"""
+SERVER = Path("moretta-server", "config", "config_fed_server.json")
+SITE = Path("moretta-site", "config", "config_fed_client.json")
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> RunFile:
+    (tmp_path / "run.toml").write_text(RUN)
+    return config.load(tmp_path / "run.toml")
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def arguments(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    (workflow,), (executor,) = read(folder / SERVER)["workflows"], read(folder / SITE)["executors"]
+    return workflow["args"], executor["executor"]["args"]
+
+
+def test_a_job_is_three_files_of_plain_json(run_file: RunFile, tmp_path: Path) -> None:
+    job.write_job(run_file, tmp_path / "job", wait=5.0)
+    files = {path.relative_to(tmp_path / "job") for path in (tmp_path / "job").rglob("*") if path.is_file()}
+    assert files == {Path("meta.json"), SERVER, SITE}
+    meta = read(tmp_path / "job" / "meta.json")
+    assert meta["name"] == "joint-run"
+    assert meta["deploy_map"] == {"moretta-server": ["server"], "moretta-site": ["north", "south"]}
+    assert "mandatory_clients" not in meta
+    server, site = arguments(tmp_path / "job")
+    assert server["wait"] == 5.0
+    assert server["digest"] == site["digest"] == digest_of(site["told"])
+    assert time.time() - 60 < site["made"] <= time.time()
+
+
+def test_sites_get_nothing_of_the_servers(run_file: RunFile, tmp_path: Path) -> None:
+    job.write_job(run_file, tmp_path / "job")
+    at_sites = (tmp_path / "job" / SITE).read_text()
+    assert "concealed" not in at_sites
+    assert "424242" not in at_sites
+    assert str(tmp_path) not in at_sites
+    assert "concealed.npz" in (tmp_path / "job" / SERVER).read_text()
+
+
+def test_a_roster_names_sites_as_flare_does(run_file: RunFile, tmp_path: Path) -> None:
+    lines = []
+    for name, more in (("north", 'engine-name = "site-1"'), ("south", "")):
+        lines.append(f'[[silo]]\nname = "{name}"\nkey = "{public_line(Identity.fresh().public_key)}"\n{more}\n')
+    (tmp_path / "roster.toml").write_text("".join(lines))
+    (tmp_path / "run.toml").write_text(f'{RUN}\n[secure-aggregation]\nroster = "roster.toml"\n')
+    keyed = config.load(tmp_path / "run.toml")
+    assert job.site_names(keyed) == ["site-1", "south"]
+    job.write_job(keyed, tmp_path / "job")
+    assert read(tmp_path / "job" / "meta.json")["deploy_map"]["moretta-site"] == ["site-1", "south"]
+
+
+def test_only_a_job_of_ours_is_written_over(run_file: RunFile, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("new", "empty", "new"):
+        job.write_job(run_file, tmp_path / folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("a file")
+    for name in ("other", "file"):
+        with pytest.raises(ParameterError, match="exists and is no job of Moretta's; name another folder by --out"):
+            job.write_job(run_file, tmp_path / name)
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_run_for_one_machine_is_no_job(tmp_path: Path) -> None:
+    here = RUN.replace('"sites"\ninputs = [4]\nclasses = 3\ntest = "concealed.npz"', '"wdbc"')
+    (tmp_path / "run.toml").write_text(here[: here.index("[engine]")])
+    with pytest.raises(ParameterError, match="is for one machine; many need name"):
+        job.write_job(config.load(tmp_path / "run.toml"), tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+
+
+# -- edited by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_a_site_refuses_what_was_edited(run_file: RunFile, tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    from moretta.deployment.executor import Executor
+
+    job.write_job(run_file, tmp_path / "job")
+    _, given = arguments(tmp_path / "job")
+    edited = {**given, "told": given["told"].replace("learning-rate = 0.1", "learning-rate = 0.2")}
+    assert edited != given
+    with pytest.raises(ParameterError, match=r"was told another run than the job was made of: .*edited by hand"):
+        Executor(**edited)._site(tmp_path, "north")
+    with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is"):
+        Executor(**given)._site(tmp_path, "north")  # past the digest
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", '{"silo": 3}', "{}", '"silo.toml"'])
+def test_a_kit_that_names_no_silo_file_is_a_sentence(tmp_path: Path, broken: str) -> None:
+    pytest.importorskip("nvflare")
+    from moretta.deployment.executor import SITE_FILE, file_of
+
+    (tmp_path / SITE_FILE).write_text(broken)
+    with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is; run: moretta kit patch"):
+        file_of(tmp_path)
+
+
+def test_the_server_refuses_what_was_edited(run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nvflare")
+    from moretta.deployment.controller import Controller
+
+    said: list[str] = []
+    monkeypatch.setattr(Controller, "system_panic", lambda self, sentence, context: said.append(sentence))
+    job.write_job(run_file, tmp_path / "job", status=str(tmp_path / "status.json"))
+    given, _ = arguments(tmp_path / "job")
+    edits = {
+        "learning-rate = 0.1": "learning-rate = 0.2", '"south"': '"outsider"', "classes = 3": "classes = 4",
+    }  # fmt: skip
+    for before, after in edits.items():
+        assert before in given["run"]
+        controller = Controller(**{**given, "run": given["run"].replace(before, after)})
+        controller.control_flow(None, None)
+        assert "it was edited by hand; make the job anew" in said.pop()
+        status = read(tmp_path / "status.json")
+        assert (status["state"], status["code"]) == ("failed", 2)
+
+
+# -- whose turn it is --------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import fcntl, os, signal, sys, time
+from pathlib import Path
+from moretta.deployment.site import take_turn
+folder, job, made, how = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if how == "unsaid":
+    lock = os.open(folder / "job.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+else:
+    file = take_turn(folder, job, made)
+    if how == "silent":
+        os.utime(file, (0, 0))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Any]:
+    """Start processes that hold the folder, as a site's job does."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(job: str, made: float, how: str = "") -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path), job, str(made), how],
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def holder(folder: Path) -> tuple[int, float]:
+    content = read(folder / "job.json")
+    return content["pid"], content["made"]
+
+
+def test_an_older_process_of_the_same_run_is_ended(tmp_path: Path, hold: Any) -> None:
+    process = hold("run", 1.0)
+    assert holder(tmp_path) == (process.pid, 1.0)
+    take_turn(tmp_path, "run", 2.0)
+    assert process.wait(10) != 0
+    assert holder(tmp_path) == (os.getpid(), 2.0)
+    for made in (1.0, 2.0):  # nor does a second one of the same job, or an older one, take it from us
+        with pytest.raises(ParameterError, match=f"process {os.getpid()}.*has joined twice"):
+            take_turn(tmp_path, "run", made)
+
+
+def test_an_older_process_that_does_not_hear_is_killed(
+    tmp_path: Path, hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_module, "LEAVE", 0.2)
+    process = hold("run", 1.0, "deaf")
+    take_turn(tmp_path, "run", 2.0)
+    assert process.wait(10) == -9
+
+
+@pytest.mark.parametrize(("job", "made"), [("run", 1.0), ("run", 2.0), ("another", 1.0), ("another", 9.0)])
+def test_a_job_whose_server_speaks_is_left_alone(tmp_path: Path, hold: Any, job: str, made: float) -> None:
+    process = hold("run", 2.0)
+    with pytest.raises(ParameterError, match=f"process {process.pid}.*another run, or the site has joined twice"):
+        take_turn(tmp_path, job, made)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize(("job", "made"), [("run", 1.0), ("another", 1.0), ("another", 9.0)])
+def test_a_job_whose_server_is_silent_gives_way(tmp_path: Path, hold: Any, job: str, made: float) -> None:
+    process = hold("run", 2.0, "silent")
+    take_turn(tmp_path, job, made)  # whatever the clock of its server says
+    assert process.wait(10) != 0
+
+
+def test_a_holder_that_has_not_said_who_it_is_is_not_ended(
+    tmp_path: Path, hold: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_module, "LEAVE", 0.1)
+    process = hold("run", 1.0, "unsaid")
+    with pytest.raises(ParameterError, match="is held by another job of this site that does not end"):
+        take_turn(tmp_path, "run", 2.0)
+    assert process.poll() is None
+
+
+def test_what_a_dead_job_left_behind_is_nobody(tmp_path: Path, hold: Any) -> None:
+    process = hold("run", 9.0)
+    process.kill()
+    process.wait()
+    take_turn(tmp_path, "run", 1.0)  # younger or not: it holds nothing any more
+    assert holder(tmp_path) == (os.getpid(), 1.0)
+    descriptor = os.open(tmp_path / "job.lock", os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    assert (tmp_path / "job.lock").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,128 @@
+"""silo.toml: what it says, and one sentence for whatever is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moretta.deployment import silo_file
+from moretta.errors import ParameterError
+
+WHOLE = """
+[silo]
+name = "north"
+out = "kept"
+identity = "keys/north"
+roster = "roster.toml"
+models = ["nets:build"]
+record-views = true
+edge = true
+
+[data]
+source = "rows.csv"
+target = "y"
+id-column = "who"
+missing = "median"
+
+[limits]
+memory-limit-mib = 80
+micro-batch = 4
+edge-precision = "float16"
+threads = 2
+device = "cuda:1"
+"""
+LEAST = '[silo]\nname = "north"\n[data]\nsource = "rows.csv"\n'
+
+
+def load(folder: Path, text: str) -> silo_file.SiloFile:
+    (folder / "silo.toml").write_text(text)
+    return silo_file.load(folder / "silo.toml")
+
+
+def test_all_that_a_site_may_say(tmp_path: Path) -> None:
+    file = load(tmp_path, WHOLE)
+    assert file.silo.name == "north"
+    assert file.out == tmp_path / "kept"
+    assert (file.silo.identity, file.silo.roster) == (Path("keys/north"), Path("roster.toml"))
+    assert file.silo.models == ("nets:build",)
+    assert file.silo.record_views
+    assert file.silo.edge
+    assert (file.data.source, file.data.target, file.data.id_column) == ("rows.csv", "y", "who")
+    assert file.data.missing == "median"
+    assert (file.limits.memory_limit_mib, file.limits.micro_batch, file.limits.threads) == (80.0, 4, 2)
+    assert (file.limits.edge_precision, file.limits.device) == ("float16", "cuda:1")
+
+
+def test_the_least_it_has_to_say(tmp_path: Path) -> None:
+    file = load(tmp_path, LEAST)
+    assert file.out == tmp_path / "moretta"
+    assert file.base == tmp_path
+    assert not file.silo.record_views
+    assert file.silo.models == ()
+    assert file.limits == silo_file.Limits()
+
+
+def test_paths_start_at_its_folder_wherever_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "silo.toml").write_text(LEAST)
+    monkeypatch.chdir(tmp_path)
+    assert silo_file.load("silo.toml").base == tmp_path
+
+
+def test_a_secret_seed_is_not_shown(tmp_path: Path) -> None:
+    file = load(tmp_path, LEAST.replace("[data]", "insecure-secret-seed = 424242\n[data]"))
+    assert file.silo.insecure_secret_seed == 424242
+    assert "424242" not in repr(file)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ("[data]", "[dat]", r"the section \[dat\] is not known; did you mean \[data\]\?"),
+        ("[data]", "[engine]", r"the section \[engine\] is not known; the sections are \[silo\], \[data\], \[limits\]"),
+        ("[data]", "[Limits]\nx = 1\n[data]", r"the section \[Limits\] is not known"),
+        ('[data]\nsource = "rows.csv"\n', "", r"the section \[data\] is missing; add it, with its key source"),
+        ('[silo]\nname = "north"\n', "", r"the section \[silo\] is missing; add it, with its key name"),
+        ('name = "north"', "", r"\[silo\] name"),
+        ('source = "rows.csv"', "", r"\[data\] source"),
+        ('name = "north"', 'name = ""', r"\[silo\] name"),
+        ('name = "north"', "name = 7", r"\[silo\] name"),
+        ('name = "north"', 'name = "north"\nnmae = 1', r"\[silo\].*nmae"),
+        ('name = "north"', 'name = "north"\nedge = 1', r"\[silo\] edge"),
+        ('name = "north"', 'name = "north"\nmodels = "nets:build"', r"\[silo\] models"),
+        ('name = "north"', 'name = "north"\nout = 3', r"\[silo\] out"),
+        ('name = "north"', 'name = "north"\nout = 2026-01-01', r"\[silo\] out"),
+        ('name = "north"', 'name = "north"\nroster = "r.toml"', "roster and identity belong together"),
+        ('name = "north"', 'name = "north"\nidentity = "k"', "roster and identity belong together"),
+        ('name = "north"', 'name = "north"\ninsecure-secret-seed = -1', r"\[silo\] insecure-secret-seed"),
+        ('source = "rows.csv"', 'source = "rows.csv"\nmissing = "indicator"', r"\[data\] missing"),
+        ('source = "rows.csv"', 'source = "rows.csv"\nsilos = 3', r"\[data\].*silos"),
+        ("[data]", "[limits]\nmemory-limit-mib = 0\n[data]", r"\[limits\] memory-limit-mib"),
+        ("[data]", "[limits]\nmemory-limit-mib = nan\n[data]", r"\[limits\] memory-limit-mib"),
+        ("[data]", "[limits]\nmicro-batch = 1.5\n[data]", r"\[limits\] micro-batch"),
+        ("[data]", "[limits]\nthreads = true\n[data]", r"\[limits\] threads"),
+        ("[data]", '[limits]\ndevice = "tpu"\n[data]', r"\[limits\] device"),
+        ("[data]", "[[limits]]\nthreads = 1\n[data]", r"\[limits\]: expected a section"),
+        ("[silo]", "silo = 3\n[other]", r"\[silo\]: expected a section, got 3|section \[other\] is not known"),
+        ("[silo]", "[silo", "this is not TOML"),
+        ("[silo]", "[silo]\nname = 1\n", "this is not TOML"),
+    ],
+)
+def test_whatever_is_wrong_is_one_sentence_with_the_file(
+    tmp_path: Path, before: str, after: str, sentence: str
+) -> None:
+    assert before in LEAST
+    with pytest.raises(ParameterError, match=sentence) as caught:
+        load(tmp_path, LEAST.replace(before, after, 1))
+    assert str(tmp_path / "silo.toml") in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"the silo file .*none\.toml does not exist"):
+        silo_file.load(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes("[silo]\nname = 'köln'".encode("latin-1"))
+    with pytest.raises(ParameterError, match="is not text in UTF-8; save the silo file as UTF-8"):
+        silo_file.load(tmp_path / "latin.toml")
+    with pytest.raises(ParameterError, match="cannot be read"):
+        silo_file.load(tmp_path)

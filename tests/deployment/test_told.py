@@ -1,0 +1,553 @@
+"""What sites are told, and what a site makes of it before it takes part: nothing more is told than it needs, and
+nothing is done that it has not agreed to."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moretta import config, models, result
+from moretta.config import RunFile
+from moretta.deployment import silo_file, told
+from moretta.deployment.site import Site, pack_released, unpack_released
+from moretta.engines.checkpoint import Place
+from moretta.engines.flare.desk import UNFIT, Desk
+from moretta.engines.flare.envelope import Busy, Hello, Refused, digest_of, pack, reply_of
+from moretta.errors import CodecError, ParameterError
+from moretta.protocols import modules
+from moretta.secure_aggregation.identity import Identity, public_line
+
+pytestmark = pytest.mark.usefixtures("one_process")
+SITES = 'source = "sites"\ninputs = [4]\nclasses = 3'
+ENGINE = 'name = "flare"\nsites = ["silo-1", "silo-2", "silo-3"]'
+FEDSGD = 'name = "fedsgd"\nlearning-rate = 0.1'
+PBPFL = 'name = "pbpfl"\nlearning-rate = 0.1'
+MLP = 'source = "mlp"\nhidden = [5]'
+
+
+def toml(
+    *,
+    run: str = "",
+    data: str = SITES,
+    model: str = MLP,
+    protocol: str = FEDSGD,
+    engine: str = ENGINE,
+    more: str = "",
+) -> str:
+    return (
+        f'[run]\nname = "run"\nrounds = 3\nseed = 7\n{run}\n[data]\n{data}\n[model]\n{model}\n[protocol]\n{protocol}\n'
+        f"[engine]\n{engine}\n{more}"
+    )
+
+
+def load(folder: Path, **sections: str) -> RunFile:
+    (folder / "many.toml").write_text(toml(**sections))
+    return config.load(folder / "many.toml")
+
+
+def site(folder: Path, silo: str = "", *, name: str = "silo-1", rows: int = 20, limits: str = "") -> silo_file.SiloFile:
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(rows, 4)).astype(np.float32)
+    np.savez(folder / "rows.npz", x=x, y=generator.integers(0, 3, rows))
+    (folder / "silo.toml").write_text(
+        f'[silo]\nname = "{name}"\n{silo}\n[data]\nsource = "rows.npz"\n[limits]\n{limits}\n'
+    )
+    return silo_file.load(folder / "silo.toml")
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_told_that_is_the_servers_own(tmp_path: Path) -> None:
+    run_file = load(
+        tmp_path,
+        run='out = "/concealed/out"\ninsecure-secret-seed = 424242\nrecord-views = true\nevaluate-every = 1',
+        data=f'{SITES}\ntest = "concealed-test.npz"',
+        protocol=f'{FEDSGD}\nwarm-start = "concealed-start.safetensors"',
+        more='[secure-aggregation]\nroster = "concealed-roster.toml"',
+    )
+    text = told.told(run_file)
+    assert "concealed" not in text
+    assert "424242" not in text
+    assert str(tmp_path) not in text
+    tables = tomllib.loads(text)
+    assert not {"out", "insecure-secret-seed", "evaluate-every", "base"} & tables["run"].keys()
+    assert not tables["run"]["record-views"]
+    assert "test" not in tables["data"]
+    assert "warm-start" not in tables["protocol"]
+    assert not {"roster", "identity"} & tables["secure-aggregation"].keys()
+    assert run_file.run.insecure_secret_seed == 424242  # the server's own copy is as it was
+
+
+def test_what_is_only_the_servers_changes_no_digest(tmp_path: Path) -> None:
+    plain = digest_of(told.told(load(tmp_path)))
+    same = load(
+        tmp_path,
+        run='out = "elsewhere"\ninsecure-secret-seed = 1\nrecord-views = [1]\nevaluate-every = 2',
+        data=f'{SITES}\ntest = "test.npz"',
+    )
+    assert digest_of(told.told(same)) == plain
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"protocol": FEDSGD.replace("0.1", "0.2")},
+        {"protocol": f"{FEDSGD}\nclip-norm = 1.0"},
+        {"protocol": FEDSGD.replace("fedsgd", "fedavg")},
+        {"model": MLP.replace("5", "6")},
+        {"data": SITES.replace("classes = 3", "classes = 4")},
+        {"data": f"{SITES}\nbatch-size = 8"},
+        {"data": f"{SITES}\nleast-rows = 20"},
+        {"run": "participation = 0.5"},
+        {"run": 'dtype = "float64"'},
+        {"engine": ENGINE.replace("silo-3", "silo-4")},
+        {"more": '[secure-aggregation]\nscheme = "none"'},
+        {"more": "[secure-aggregation]\nthreshold = 3"},
+    ],
+)
+def test_whatever_a_role_depends_on_changes_the_digest(tmp_path: Path, changed: dict[str, str]) -> None:
+    assert digest_of(told.told(load(tmp_path, **changed))) != digest_of(told.told(load(tmp_path)))
+
+
+def test_each_edit_of_what_is_told_changes_its_digest(tmp_path: Path) -> None:
+    text = told.told(load(tmp_path))
+    digests = {digest_of(text)}
+    for place in range(0, len(text), 37):
+        digests.add(digest_of(text[:place] + "#" + text[place:]))
+    assert len(digests) == 1 + len(range(0, len(text), 37))
+
+
+def test_what_is_told_reads_back_to_the_same_wherever_it_is_read(tmp_path: Path) -> None:
+    """The server's job checks its digest that way, having read its run file elsewhere."""
+    run_file = load(tmp_path)
+    text = told.told(run_file)
+    assert told.told(config.loads(text, Path("/elsewhere/told.toml"))) == text
+    with pytest.raises(ParameterError, match=r"\[run\] base is of the machine that a run file lies on"):
+        config.loads(config.dump(run_file), Path("run.toml"))
+    assert told.told(config.loads(config.dumps(run_file), Path("/base/run.toml"))) == text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.text(st.characters(exclude_categories=["C"], exclude_characters="/\\"), min_size=1, max_size=20),
+    rate=st.floats(1e-300, 1e300),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_odd_values_read_back_to_the_same(name: str, rate: float, seed: int) -> None:
+    run_file = config.loads(toml(), Path("run.toml"))
+    run_file = run_file.model_copy(
+        update={
+            "run": run_file.run.model_copy(update={"name": f"_{name}", "seed": seed}),
+            "protocol": run_file.protocol.model_copy(update={"learning_rate": rate}),
+        }
+    )
+    text = told.told(run_file)
+    assert told.told(config.loads(text, Path("told.toml"))) == text
+
+
+# -- run files for many machines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"data": f'{SITES}\npath = "/data/of/a/hospital"'}, "path"),
+        ({"data": f'{SITES}\ntarget = "y"'}, "target"),
+        ({"data": f'{SITES}\nid-column = "who"'}, "id-column"),
+        ({"data": f'{SITES}\nmissing = "median"'}, "missing"),
+        ({"data": f"{SITES}\ntest-fraction = 0.2"}, "test-fraction"),
+        ({"data": f"{SITES}\nalpha = 0.5"}, "alpha"),
+        ({"data": f'{SITES}\npartition = "dirichlet"\nalpha = 0.5'}, "partition|alpha"),
+        ({"data": 'source = "rows.npz"'}, "belong together"),
+        ({"data": 'source = "sites"\nclasses = 3'}, "inputs"),
+        ({"data": f"{SITES}\noutputs = 2"}, "classes|outputs"),
+        ({"data": f"{SITES}\nsilos = 2"}, "names 3 silos and .* silos is 2"),
+        ({"engine": 'name = "flare"'}, "sites is missing"),
+        ({"engine": 'name = "flare"\nsites = ["a", "a", "b"]'}, "has a name twice"),
+        ({"engine": 'name = "flare"\nsites = ["a/b", "c"]'}, "cannot be the name of a site"),
+        ({"engine": 'name = "flare"\nsites = ["server", "c"]'}, "cannot be the name of a site"),
+        ({"engine": 'name = "flare"\nsites = ["..", "c"]'}, "cannot be the name of a site"),
+        ({"engine": f'{ENGINE}\nedge = ["silo-1"]'}, "edge"),
+        ({"engine": 'name = "in-process"'}, "belong together"),
+        ({"engine": 'name = "in-process"\nsites = ["a", "b"]'}, "sites is for"),
+        ({"more": '[secure-aggregation]\nroster = "r.toml"\nidentity = "k"'}, "identity is each site's own"),
+        ({"protocol": 'name = "centralised"\nlearning-rate = 0.1'}, "baseline for one machine"),
+        ({"protocol": 'name = "local"\nlearning-rate = 0.1'}, "baseline for one machine"),
+        ({"run": "early-stopping = 3"}, "early-stopping"),
+        (
+            {
+                "data": f'{SITES}\npartition = "by-feature"\ncolumns = [["age"], ["height"]]',
+                "protocol": 'name = "cgd"',
+                "engine": 'name = "flare"\nsites = ["a", "b"]',
+            },
+            "by index",
+        ),
+    ],
+)
+def test_a_run_file_says_nothing_of_rows_at_sites_or_what_cannot_work(
+    tmp_path: Path, sections: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ParameterError, match=sentence) as caught:
+        told.silos_of(load(tmp_path, **sections))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# -- the server's side -------------------------------------------------------------------------------------------------
+
+
+def weights(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def built(seed: int) -> torch.Tensor:
+    return weights(models.build("mlp", inputs=(4,), outputs=3, seed=seed, hidden=[5]))
+
+
+def test_of_a_protocol_that_hides_the_model_nobody_can_rebuild_its_start(tmp_path: Path) -> None:
+    run_file = load(tmp_path, protocol=PBPFL)
+    starts = [weights(told.server_side(run_file, tmp_path / "out").model) for _ in range(3)]
+    assert not any(torch.equal(one, two) for one, two in zip(starts, [*starts[1:], built(7)], strict=True))
+    assert not any(torch.equal(one, built(7)) for one in starts)
+
+
+def test_of_other_protocols_the_start_follows_from_the_seed(tmp_path: Path) -> None:
+    assert torch.equal(weights(told.server_side(load(tmp_path), tmp_path / "out").model), built(7))
+    insecure = load(tmp_path, protocol=PBPFL, run="insecure-secret-seed = 3")
+    assert torch.equal(weights(told.server_side(insecure, tmp_path / "out").model), built(7))  # hides nothing anyway
+
+
+def test_the_server_has_no_rows_but_its_own_for_the_test(tmp_path: Path) -> None:
+    np.savez(tmp_path / "test.npz", x=np.ones((5, 4), np.float32), y=np.arange(5) % 3)
+    federation = told.server_side(load(tmp_path, data=f'{SITES}\ntest = "test.npz"'), tmp_path / "out")
+    assert [(silo.name, len(silo.x), silo.elsewhere) for silo in federation.silos] == [
+        ("silo-1", 0, True), ("silo-2", 0, True), ("silo-3", 0, True),
+    ]  # fmt: skip
+    assert federation.test is not None
+    assert federation.test[0].shape == (5, 4)
+    np.savez(tmp_path / "test.npz", x=np.ones((5, 3), np.float32), y=np.arange(5) % 3)
+    with pytest.raises(ParameterError, match=r"\[data\] test"):
+        told.server_side(load(tmp_path, data=f'{SITES}\ntest = "test.npz"'), tmp_path / "out")
+
+
+def test_silos_of_a_grid_are_named_row_by_row(tmp_path: Path) -> None:
+    run_file = load(
+        tmp_path,
+        data=f'{SITES}\npartition = "grid"\ngrid = [2, 2]\nlabel-holder = [1, 2]',
+        protocol='name = "cgd"\nlearning-rate = 0.1',
+        engine='name = "flare"\nsites = ["a", "b", "c", "d"]',
+    )
+    silos = told.silos_of(run_file)
+    assert [(silo.name, silo.row, silo.columns, silo.labelled) for silo in silos] == [
+        ("a", "row-1", (0, 1), True), ("b", "row-1", (2, 3), False),
+        ("c", "row-2", (0, 1), False), ("d", "row-2", (2, 3), True),
+    ]  # fmt: skip
+
+
+# -- a site's side -----------------------------------------------------------------------------------------------------
+
+NETS = """
+from pathlib import Path
+from torch import nn
+
+def build():
+    Path(__file__).with_name("called").touch()
+    return nn.Linear(4, 3)
+"""
+
+
+def nets(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "site_nets.py").write_text(NETS)
+    return folder / "called"
+
+
+@pytest.fixture(autouse=True)
+def _forget_nets() -> Any:
+    yield
+    sys.modules.pop("site_nets", None)
+
+
+def made(file: silo_file.SiloFile, text: str, certificate: str = "silo-1") -> Site:
+    return Site(file, text, certificate)
+
+
+def test_code_that_a_site_has_not_agreed_to_is_not_run(tmp_path: Path) -> None:
+    called = nets(tmp_path)
+    text = told.told(load(tmp_path, model='source = "site_nets:build"'))
+    with pytest.raises(ParameterError, match=r"is code that this site has not agreed to run"):
+        made(site(tmp_path), text)
+    harmful = told.told(load(tmp_path, model=f'source = "subprocess:call"\nargs = ["touch", "{tmp_path / "touched"}"]'))
+    with pytest.raises(ParameterError, match=r"is code that this site has not agreed to run"):
+        made(site(tmp_path, 'models = ["site_nets:build"]'), harmful)
+    assert not called.exists()
+    assert not (tmp_path / "touched").exists()
+    made(site(tmp_path, 'models = ["site_nets:build"]'), text)
+    assert called.exists()
+
+
+def test_agreed_code_is_the_sites_own_wherever_the_server_points(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    ours, theirs = nets(tmp_path / "here"), nets(tmp_path / "theirs")
+    text = told.told(load(tmp_path, model='source = "site_nets:build"'))
+    text = text.replace("[run]\n", f'[run]\nbase = "{tmp_path / "theirs"}"\n', 1)
+    file = site(tmp_path / "here", 'models = ["site_nets:build"]')
+    try:
+        made(file, text)
+    except ParameterError:
+        ours.touch()  # to refuse is as well
+    assert ours.exists()
+    assert not theirs.exists()
+
+
+def test_a_site_with_a_roster_masks_or_takes_no_part(tmp_path: Path) -> None:
+    for name in ("silo-1", "silo-2", "silo-3"):
+        Identity.fresh().save(tmp_path / "keys" / name)
+    entries = [
+        f'[[silo]]\nname = "{name}"\nkey = "{public_line(Identity.load(tmp_path / "keys" / name).public_key)}"\n'
+        for name in ("silo-1", "silo-2", "silo-3")
+    ]
+    (tmp_path / "roster.toml").write_text("".join(entries))
+    keyed = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-1"')
+    open_ = told.told(load(tmp_path, more='[secure-aggregation]\nscheme = "none"'))
+    with pytest.raises(ParameterError, match="this site has a roster, so it does not trust the server"):
+        made(keyed, open_)
+    assert len(made(keyed, told.told(load(tmp_path))).fingerprint) == 16
+    stolen = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-2"')
+    with pytest.raises(ParameterError, match="identity of silo `silo-1` is not the one that the roster lists"):
+        enter(made(stolen, told.told(load(tmp_path))), load(tmp_path))
+
+
+def test_a_site_is_who_its_certificate_says(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"says name = 'silo-1', and this site's certificate is of `silo-2`"):
+        made(site(tmp_path), told.told(load(tmp_path)), "silo-2")
+    with pytest.raises(ParameterError, match=r"'another' is none of the run's silos, silo-1, silo-2, silo-3"):
+        made(site(tmp_path, name="another"), told.told(load(tmp_path)), "another")
+
+
+def test_rows_that_are_not_as_the_run_wants_them(tmp_path: Path) -> None:
+    file = site(tmp_path)
+    with pytest.raises(ParameterError, match=r"silo `silo-1`: expected samples of shape \[5\]"):
+        made(file, told.told(load(tmp_path, data=SITES.replace("[4]", "[5]"))))
+    with pytest.raises(ParameterError, match="label 2 does not fit 2 outputs"):
+        made(file, told.told(load(tmp_path, data=SITES.replace("classes = 3", "classes = 2"))))
+    with pytest.raises(ParameterError, match=r"expected 21 rows or more \(\[data\] least-rows\).*; got 20"):
+        made(file, told.told(load(tmp_path, data=f"{SITES}\nleast-rows = 21")))
+
+
+def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:
+    for text in (
+        "", "[run]", "x", told.told(load(tmp_path)).replace('"flare"', '"in-process"'),
+        told.told(load(tmp_path)).replace('source = "sites"', 'source = "/etc/passwd.csv"'),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError) as caught:
+            made(site(tmp_path), text)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
+    run_file = config.loads(told.told(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
+    assert told.site_side(run_file, site(tmp_path)).insecure_secret_seed is None
+    federation = told.site_side(run_file, site(tmp_path, "insecure-secret-seed = 9"))
+    assert federation.insecure_secret_seed == 9
+    assert [silo.elsewhere for silo in federation.silos] == [False, True, True]
+
+
+def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
+    file, text = site(tmp_path), told.told(run_file)
+    desk = Desk("silo-1", lambda: Site(file, text, "silo-1"))
+    asked = Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=())
+    with caplog.at_level("ERROR", "moretta"):
+        while isinstance(reply := reply_of(desk.answer(pack(asked)))[0], Busy):
+            pass
+    desk.close()
+    assert reply == Refused(sentence=UNFIT)
+    assert "expected samples of shape [5]" in caplog.text
+
+
+def hello(run_file: RunFile, **changed: Any) -> Hello:
+    federation = told.server_side(run_file, Path("out"))
+    given: dict[str, Any] = {
+        "run": "0123abcd",
+        "round": 0,
+        "session": 0,
+        "job": digest_of(told.told(run_file)),
+        "model": told.model_digest(federation),
+        "versions": result.versions(),
+        "torch": run_file.engine.torch_versions,
+    }
+    return Hello(**given | changed)
+
+
+def enter(one: Site, run_file: RunFile, **changed: Any) -> Any:
+    return one.enter(hello(run_file, **changed))
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> RunFile:
+    return load(tmp_path)
+
+
+@pytest.fixture
+def one(tmp_path: Path, run_file: RunFile) -> Site:
+    return made(site(tmp_path), told.told(run_file))
+
+
+def test_a_role_is_cast_and_its_first_state_kept_in_the_sites_folder(
+    one: Site, run_file: RunFile, tmp_path: Path
+) -> None:
+    enter(one, run_file)
+    state = tmp_path / "moretta" / "0123abcd" / "checkpoint" / "round-000000" / "silo-silo-1.safetensors"
+    assert state.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "moretta" / "0123abcd").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("run", ["../up", "/absolute", "a/b", ".", "..", "", "a\x00b"])
+def test_no_run_is_named_by_a_path(one: Site, run_file: RunFile, run: str) -> None:
+    with pytest.raises(ValueError, match="run"):
+        enter(one, run_file, run=run)
+
+
+def test_another_job_is_refused(one: Site, run_file: RunFile) -> None:
+    with pytest.raises(ParameterError, match=r"was told another run than the server plays .*edited by hand"):
+        enter(one, run_file, job="0" * 64)
+
+
+def test_another_model_is_refused(one: Site, run_file: RunFile) -> None:
+    with pytest.raises(ParameterError, match=r"builds another model than the server from .*'mlp'"):
+        enter(one, run_file, model="0" * 64)
+
+
+def test_the_digest_of_a_model_is_of_its_layers_and_not_of_its_weights(tmp_path: Path) -> None:
+    digests = {
+        told.model_digest(told.server_side(load(tmp_path, **sections), tmp_path))
+        for sections in ({"model": MLP}, {"model": MLP, "run": "dtype = 'float32'"}, {"protocol": PBPFL})
+    }
+    assert len(digests) == 1
+    assert told.model_digest(told.server_side(load(tmp_path, model=MLP.replace("5", "6")), tmp_path)) not in digests
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "allowed", "taken"),
+    [
+        ("2.6.0", "2.6.0", (), True),
+        ("2.6.1+cu124", "2.6.0", (), True),
+        ("2.7.0", "2.6.0", (), False),
+        ("2.7.0", "2.6.0", ("2.7",), True),
+        ("2.12.0", "2.6.0", ("2.1",), False),
+        ("2.1.0", "2.6.0", ("2.12",), False),
+        ("2.6.0", "2.7.0", ("2.8",), False),
+    ],
+)
+def test_versions_of_torch_are_as_the_server_allows(
+    one: Site,
+    run_file: RunFile,
+    monkeypatch: pytest.MonkeyPatch,
+    ours: str,
+    theirs: str,
+    allowed: tuple[str, ...],
+    taken: bool,
+) -> None:
+    said = hello(run_file, versions={**result.versions(), "torch": theirs}, torch=allowed)
+    monkeypatch.setattr(result, "versions", lambda: {**said.versions, "torch": ours})
+    if taken:
+        one.enter(said)
+        return
+    with pytest.raises(ParameterError, match=r"runs PyTorch .*\[engine\] torch-versions"):
+        one.enter(said)
+
+
+@pytest.mark.parametrize("versions", [{"moretta": "0.0.1"}, {}, {"torch": "2.6.0"}])
+def test_another_moretta_is_refused(one: Site, run_file: RunFile, versions: dict[str, str]) -> None:
+    with pytest.raises(ParameterError, match=r"runs Moretta .*, and the server .*; install the same"):
+        enter(one, run_file, versions=versions)
+
+
+def test_a_state_of_another_run_is_not_taken_up(
+    one: Site, run_file: RunFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _ = enter(one, run_file)
+    one._place = Place("another", 2, 0, "")
+    one.keep(client, 2)
+    enter(one, run_file, round=2, session=1)
+    assert "has no state of round 2 or before" in caplog.text
+
+
+def test_no_round_that_a_server_names_brings_back_what_a_role_has_told(tmp_path: Path) -> None:
+    """Nor another secret root: other noise on the same gradient, or another start, would tell what they hide."""
+    run_file = load(tmp_path, protocol='name = "baffle"\nlearning-rate = 0.1\nk = 2\nsigma = 0.01')
+    one = made(site(tmp_path), told.told(run_file))
+    client, _ = enter(one, run_file)
+    (root,) = (value for key, value in client.state().items() if key.endswith("secret_root"))
+    told_of = client.state() | {"seed/revealed-for/7.0": b"a digest"}
+    client.restore(told_of)
+    one._remember(client)  # as it does with each answer
+    for session, number in enumerate((0, 10, 5), 1):  # whatever the server says that it stands at
+        again, _ = enter(one, run_file, session=session, round=number)
+        assert again.state() == told_of
+        assert root in again.state().values()
+    for number in (10, 20, 30):
+        one.keep(client, number)
+    with pytest.raises(ParameterError, match="has states of this run, and none of round 9 or before"):
+        enter(one, run_file, session=9, round=9)
+    lasting = tmp_path / "moretta" / "0123abcd" / "lasting.json"
+    assert lasting.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_state_is_a_sentence(one: Site, run_file: RunFile, tmp_path: Path) -> None:
+    enter(one, run_file)
+    (path,) = tmp_path.glob("moretta/*/checkpoint/*/silo-silo-1.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ParameterError, match="the checkpoint is damaged"):
+        enter(one, run_file, session=1)
+
+
+# -- what a run releases -----------------------------------------------------------------------------------------------
+
+TENSORS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "scalar": np.array(3, np.int64)}
+
+
+def test_what_was_released_comes_back() -> None:
+    inputs, tensors = unpack_released(pack_released({"shape": [4], "task": "ü"}, TENSORS))
+    assert inputs == {"shape": [4], "task": "ü"}
+    assert tensors.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        assert (tensors[name].dtype, tensors[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(tensors[name], array)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_bytes_are_a_released_model_or_one_error(data: st.DataObject) -> None:
+    damaged = bytearray(pack_released({"shape": [4]}, TENSORS))
+    if data.draw(st.booleans()):
+        damaged = bytearray(data.draw(st.binary(max_size=60)))
+    for _ in range(data.draw(st.integers(0, 4)) if damaged else 0):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        inputs, tensors = unpack_released(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
+    except CodecError:
+        return
+    assert isinstance(inputs, dict)
+    assert all(isinstance(value, np.ndarray) for value in tensors.values())
+
+
+def test_a_pbpfl_silo_is_not_told_the_start(tmp_path: Path) -> None:
+    """Neither of what it is told, nor of what it has built, follows the model that the server begins with."""
+    run_file = load(tmp_path, protocol=PBPFL)
+    theirs = modules.arrays(told.server_side(run_file, tmp_path).model)
+    ours = modules.arrays(
+        told.site_side(config.loads(told.told(run_file), tmp_path / "told.toml"), site(tmp_path)).model
+    )
+    for name, array in theirs.items():
+        assert array.shape == ours[name].shape
+        assert array.tobytes() != ours[name].tobytes()

@@ -1,0 +1,496 @@
+"""A site's desk: every request is answered at once, whatever the role does, and whatever the bytes are."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import SCHEMA, Said, Say, ToyClient
+
+from moretta.codec import Codec
+from moretta.engines.flare import desk as desk_module
+from moretta.engines.flare.desk import UNFIT, Desk
+from moretta.engines.flare.envelope import (
+    Busy,
+    Done,
+    Failed,
+    Hello,
+    Here,
+    Poll,
+    Refused,
+    Reply,
+    Request,
+    Stranger,
+    Submit,
+    Work,
+    pack,
+    reply_of,
+)
+from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError
+from moretta.protocol import Client, Message, Missing, Reason, Stamp
+
+CODEC = Codec(SCHEMA)
+LONG = 20.0  # seconds in which anything must have happened; nothing waits for them
+
+
+class ToySilo:
+    """A silo that notes what is wanted of it; `refusals` are raised one after the other as it enters."""
+
+    def __init__(self, client: ToyClient) -> None:
+        self.name, self.fingerprint = "north", "0123"
+        self.client = client
+        self.refusals: list[BaseException] = []
+        self.noted: list[object] = []
+
+    def enter(self, hello: Hello) -> tuple[Client, Codec]:
+        self.noted.append(("enter", hello.run, hello.session))
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return self.client, CODEC
+
+    def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
+        self.noted.append(("answered", asked.stamp.round, None if answer is None else answer.TAG))
+
+    def keep(self, client: Client, round: int) -> None:
+        self.noted.append(("keep", round))
+
+    def end(self, client: Client, released: bytes) -> None:
+        if released == b"damaged":
+            raise CodecError("expected a released model")
+        self.noted.append(("end", released))
+
+
+class Caller:
+    """What a server says to one desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.boot = desk, ""
+
+    def __call__(self, request: Request, body: bytes = b"") -> tuple[Reply, bytes]:
+        return reply_of(self.desk.answer(pack(request, body)))
+
+    def hello(self, run: str = "run", session: int = 0) -> Reply:
+        """Say hello until the site is no longer busy."""
+        asked = Hello(run=run, round=0, session=session, job="j", model="m", versions={}, torch=())
+        until = time.monotonic() + LONG
+        while True:
+            reply, _ = self(asked)
+            if not isinstance(reply, Busy):
+                break
+            assert time.monotonic() < until
+        if isinstance(reply, Here):
+            self.boot = reply.boot
+        return reply
+
+    def submit(self, number: int, body: bytes = b"", work: Work = "answer", round: int = 0) -> tuple[Reply, bytes]:
+        return self(Submit(boots={"north": self.boot}, number=number, work=work, round=round), body)
+
+    def poll(self, number: int, wait: float = 0.0) -> tuple[Reply, bytes]:
+        return self(Poll(boots={"north": self.boot}, number=number, wait=wait))
+
+    def done(self, number: int) -> tuple[Reply, bytes]:
+        """Poll until there is something else than Busy."""
+        until = time.monotonic() + LONG
+        while True:
+            reply, body = self.poll(number, 1.0)
+            if not isinstance(reply, Busy):
+                return reply, body
+            assert time.monotonic() < until
+
+
+def say(number: int = 1, attempt: int = 0) -> bytes:
+    return CODEC.encode(Say(stamp=Stamp("run", number, attempt)))
+
+
+def said(body: bytes) -> tuple[int, int]:
+    message = CODEC.decode(body)
+    assert isinstance(message, Said)
+    return message.stamp.round, message.number
+
+
+@pytest.fixture
+def silo() -> ToySilo:
+    return ToySilo(ToyClient(5))
+
+
+@pytest.fixture
+def call(silo: ToySilo) -> Iterator[Caller]:
+    desk = Desk("north", lambda: silo)
+    caller = Caller(desk)
+    assert caller.hello() == Here(boot=desk.boot, name="north", key="0123")
+    yield caller
+    desk.close()
+
+
+def hanging(silo: ToySilo, *rounds: int) -> threading.Event:
+    """Have the role hang in these rounds until the event is set."""
+    go = threading.Event()
+
+    def wait(message: Message) -> Message:
+        assert go.wait(LONG)
+        return Said(stamp=message.stamp, number=9)
+
+    for number in rounds:
+        silo.client.faults["toy/say", number] = wait
+    return go
+
+
+def test_quick_work_is_answered_with_its_submission(call: Caller, silo: ToySilo) -> None:
+    reply, body = call.submit(1, say())
+    if isinstance(reply, Busy):  # on a machine that is busy itself
+        reply, body = call.done(1)
+    assert isinstance(reply, Done)
+    assert said(body) == (1, 5)
+    assert call.poll(1) == (reply, body)  # as often as it is asked after
+    assert silo.noted == [("enter", "run", 0), ("answered", 1, "toy/said")]
+
+
+def test_long_work_is_busy_until_it_is_done(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    assert call.submit(1, say())[0] == Busy()
+    began = time.monotonic()
+    for _ in range(50):
+        assert call.poll(1)[0] == Busy()
+    assert time.monotonic() - began < LONG / 4  # none of them waited for the role
+    go.set()
+    assert said(call.done(1)[1]) == (1, 9)
+
+
+def test_a_poll_comes_back_as_soon_as_the_work_is_done(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    call.submit(1, say())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call.poll, 1, 10.0)
+        began = time.monotonic()
+        go.set()
+        assert isinstance(waiting.result(LONG)[0], Done)
+        assert time.monotonic() - began < 5.0  # and not after ten
+
+
+def test_no_poll_waits_longer_than_the_desk_lets_it(
+    call: Caller, silo: ToySilo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "LONGEST_WAIT", 0.02)
+    go = hanging(silo, 1)
+    call.submit(1, say())
+    began = time.monotonic()
+    assert call.poll(1, 1e6)[0] == Busy()
+    assert time.monotonic() - began < LONG / 4
+    go.set()
+
+
+def test_the_newest_submission_wins(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    call.submit(1, say(1))
+    assert call.submit(2, say(2))[0] == Busy()
+    assert call.submit(3, say(3))[0] == Busy()
+    assert isinstance(call.poll(1)[0], Failed)
+    assert isinstance(call.poll(2)[0], Failed)  # nobody waits for it any more
+    go.set()
+    assert said(call.done(3)[1]) == (3, 5)
+    assert [message.stamp.round for message in silo.client.asked] == [1, 3]
+    assert isinstance(call.poll(1)[0], Failed)
+
+
+def test_what_comes_twice_is_done_once(call: Caller, silo: ToySilo) -> None:
+    call.submit(1, say(1))
+    first = call.done(1)
+    assert call.submit(1, say(1)) == first
+    assert call.submit(1, say(2)) == first  # a number is never used for two
+    call.submit(4, say(4))
+    assert said(call.done(4)[1]) == (4, 5)
+    assert isinstance(call.submit(1, say(1))[0], Failed)  # older ones are not taken up again
+    assert isinstance(call.submit(3, say(3))[0], Failed)
+    assert said(call.poll(4)[1]) == (4, 5)
+    assert [message.stamp.round for message in silo.client.asked] == [1, 4]
+
+
+def test_what_comes_twice_while_it_is_worked_on_is_done_once(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    assert call.submit(1, say())[0] == Busy()
+    assert call.submit(1, say())[0] == Busy()
+    go.set()
+    call.done(1)
+    assert len(silo.client.asked) == 1
+
+
+def test_what_nobody_asked_for_has_no_answer(call: Caller) -> None:
+    assert call.poll(7)[0] == Failed(reason="failed", sentence="was asked after what nobody asked for")
+
+
+def no_message(message: Message) -> object:
+    return None
+
+
+def bytes_instead(message: Message) -> object:
+    return b"\x00" * 9
+
+
+def leaves(message: Message) -> object:
+    sys.exit(3)
+
+
+FAILURES: list[tuple[Exception | Callable[[Message], object], str, str]] = [
+    (ParameterError("a column is missing"), "bad input", "a column is missing"),
+    (PeerError("not that"), "refused", "not that"),
+    (CodecError("unreadable"), "refused", "unreadable"),
+    (MisuseError("not now"), "refused", "not now"),
+    (Disconnected("its process ended"), "disconnected", "its process ended"),
+    # What an exception says may quote a record, so its kind alone is told.
+    (ZeroDivisionError("division by zero"), "failed", "ZeroDivisionError; the site's log says more"),
+    (RecursionError(), "failed", "RecursionError; the site's log says more"),
+    (PeerError("x" * 5000), "refused", "x" * 1000),
+    (PeerError("a file \udcff that\nis no\x1b[2J text"), "refused", "a file ? that is no [2J text"),
+    (no_message, "malformed", "expected a message, got NoneType"),
+    (bytes_instead, "malformed", "expected a message, got bytes"),
+    (leaves, "failed", "SystemExit; the site's log says more"),
+]
+
+
+@pytest.mark.parametrize(("fault", "reason", "sentence"), FAILURES)
+def test_an_error_of_the_role_has_its_reason_and_costs_one_exchange(
+    call: Caller,
+    silo: ToySilo,
+    fault: Exception | Callable[[Message], object],
+    reason: str,
+    sentence: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    silo.client.faults["toy/say", 1] = fault
+    with caplog.at_level(logging.CRITICAL, "moretta"):
+        call.submit(1, say(1))
+        assert call.done(1)[0] == Failed.model_validate({"reason": reason, "sentence": sentence})
+        assert ("answered", 1, None) in silo.noted  # what it was asked is noted all the same
+        call.submit(2, say(2))
+        assert said(call.done(2)[1]) == (2, 5)
+
+
+@pytest.mark.parametrize("body", [b"", b"garbage", say()[:-1], b"\x00" * 100])
+def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, body: bytes) -> None:
+    call.submit(1, body)
+    reply, _ = call.done(1)
+    assert isinstance(reply, Failed)
+    assert reply.reason == "malformed"
+    assert silo.client.asked == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=100) | st.none() | st.text(max_size=5))
+def test_any_bytes_are_refused_in_a_sentence(data: object) -> None:
+    desk = Desk("north", lambda: ToySilo(ToyClient(1)))
+    try:
+        reply, body = reply_of(desk.answer(data))
+        assert isinstance(reply, Refused)
+        assert body == b""
+    finally:
+        desk.close()
+
+
+def test_strangers_are_told_so(call: Caller, silo: ToySilo) -> None:
+    for boots in ({}, {"north": "another"}, {"south": call.boot}):
+        assert call(Submit(boots=boots, number=1, work="answer"), say())[0] == Stranger()
+        assert call(Poll(boots=boots, number=1, wait=5.0))[0] == Stranger()
+    assert silo.client.asked == []
+    call(Submit(boots={"south": "else", "north": call.boot}, number=1, work="answer"), say())
+    assert said(call.done(1)[1]) == (1, 5)
+
+
+def test_before_hello_all_are_strangers(silo: ToySilo) -> None:
+    desk = Desk("north", lambda: silo)
+    call = Caller(desk)
+    call.boot = desk.boot
+    assert call.submit(1, say())[0] == Stranger()
+    assert silo.noted == []
+    desk.close()
+
+
+def test_two_desks_are_two_processes() -> None:
+    desks = [Desk("north", lambda: ToySilo(ToyClient(1))) for _ in range(2)]
+    assert desks[0].boot != desks[1].boot
+    for desk in desks:
+        desk.close()
+
+
+def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo) -> None:
+    go, loads = threading.Event(), list[int]()
+
+    def make() -> ToySilo:
+        loads.append(1)
+        assert go.wait(LONG)
+        return silo
+
+    desk = Desk("north", make)
+    call = Caller(desk)
+    asked = Hello(run="run", round=0, session=0, job="j", model="m", versions={}, torch=())
+    for _ in range(3):
+        assert call(asked)[0] == Busy()
+    go.set()
+    assert isinstance(call.hello(), Here)
+    assert loads == [1]
+    assert silo.noted == [("enter", "run", 0)]
+    desk.close()
+
+
+def test_a_repeated_hello_changes_nothing(call: Caller, silo: ToySilo) -> None:
+    call.submit(1, say())
+    first = call.done(1)
+    assert isinstance(call.hello(), Here)
+    assert call.poll(1) == first
+    assert silo.noted.count(("enter", "run", 0)) == 1
+
+
+@pytest.mark.parametrize(("run", "session"), [("run", 1), ("another", 0)])
+def test_another_session_or_run_casts_anew_and_counts_anew(call: Caller, silo: ToySilo, run: str, session: int) -> None:
+    call.submit(1, say(1))
+    call.done(1)
+    silo.client = ToyClient(7)
+    assert isinstance(call.hello(run, session), Here)
+    assert silo.noted[-1] == ("enter", run, session)
+    assert isinstance(call.poll(1)[0], Failed)  # of the session before
+    call.submit(1, say(2))  # whoever serves now begins at 1 again
+    assert said(call.done(1)[1]) == (2, 7)
+
+
+def test_work_of_a_session_before_is_nobodys_answer(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    call.submit(1, say(1))
+    asked = Hello(run="run", round=0, session=1, job="j", model="m", versions={}, torch=())
+    assert call(asked)[0] == Busy()  # until the work is done
+    assert call.submit(1, say(2))[0] == Stranger()
+    go.set()
+    assert isinstance(call.hello(session=1), Here)
+    call.submit(1, say(2))
+    assert said(call.done(1)[1]) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "sentence"),
+    [
+        (ParameterError("other versions"), "other versions"),
+        (OSError("no file"), "failed with OSError; its log says more"),
+        (ValueError("\udcff"), "failed with ValueError; its log says more"),
+        (ParameterError("y" * 3000), "y" * 1000),
+        (SystemExit(2), "failed with SystemExit; its log says more"),
+    ],
+)
+def test_a_refusal_is_a_sentence_and_is_looked_at_again(
+    silo: ToySilo, refusal: BaseException, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    silo.refusals = [refusal]
+    desk = Desk("north", lambda: silo)
+    call = Caller(desk)
+    with caplog.at_level(logging.CRITICAL, "moretta"):
+        assert call.hello() == Refused(sentence=sentence)
+        while not isinstance(call.hello(), Here):  # what kept it is mended, and each hello looks again
+            pass
+    desk.close()
+
+
+def test_what_cannot_be_loaded_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> ToySilo:
+        raise ParameterError("rows.csv does not exist")
+
+    caplog.set_level(logging.ERROR, "moretta")
+    desk = Desk("north", make)
+    assert Caller(desk).hello() == Refused(sentence=UNFIT)
+    assert "rows.csv does not exist" in caplog.text
+    desk.close()
+
+
+def test_to_keep_and_to_end_are_work_like_any_other(call: Caller, silo: ToySilo) -> None:
+    assert call.submit(1, work="keep", round=12)[0] in (Done(), Busy())
+    assert call.done(1)[0] == Done()
+    assert not call.desk.ended.is_set()
+    call.submit(2, b"damaged", work="end")
+    reply, _ = call.done(2)
+    assert isinstance(reply, Failed)
+    call.submit(3, b"released", work="end")
+    assert call.done(3)[0] == Done()
+    assert call.desk.ended.is_set()
+    assert silo.noted[1:] == [("keep", 12), ("end", b"released")]
+
+
+def test_seconds_are_told_once_by_phase(call: Caller, silo: ToySilo) -> None:
+    def work(message: Message) -> Message:
+        with silo.client.phase("local_forward"):
+            time.sleep(0.01)
+        return Said(stamp=message.stamp, number=1)
+
+    silo.client.faults["toy/say", 1] = work
+    call.submit(1, say(1))
+    first, _ = call.done(1)
+    assert isinstance(first, Done)
+    assert set(first.seconds) == {"local_forward"}
+    assert first.seconds["local_forward"] >= 0.01
+    assert first.peak_mib is None
+    call.submit(2, say(2))
+    assert call.done(2)[0] == Done()
+
+
+def test_each_request_is_a_sign_of_life_of_the_server(call: Caller) -> None:
+    for data in (pack(Poll(boots={}, number=1, wait=0)), b"garbage"):
+        call.desk.last_heard = 0.0
+        call.desk.answer(data)
+        assert time.monotonic() - call.desk.last_heard < LONG
+
+
+def test_a_closed_desk_ends_its_thread_once_its_work_is_done(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    call.submit(1, say())
+    call.desk.close()
+    assert call.poll(1)[0] == Busy()
+    go.set()
+    assert said(call.done(1)[1]) == (1, 9)
+    call.desk._thread.join(LONG)
+    assert not call.desk._thread.is_alive()
+
+
+def test_many_may_ask_at_once(call: Caller, silo: ToySilo) -> None:
+    """Whoever asks, in whatever order: each number is done at most once, and has one answer or none."""
+    numbers = [number for number in range(1, 41) for _ in range(3)]
+    barrier = threading.Barrier(8)
+
+    def ask(worker: int) -> list[tuple[int, Reply, bytes]]:
+        barrier.wait(LONG)
+        found = []
+        for number in numbers[worker::8]:
+            found.append((number, *call.submit(number, say(number))))
+            found.append((number, *call.poll(number, 0.05)))
+            assert isinstance(call.hello(), Here)
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        replies = [one for found in pool.map(ask, range(8)) for one in found]
+    assert {type(reply) for _, reply, _ in replies} <= {Done, Busy, Failed}
+    for number, reply, body in replies:
+        if isinstance(reply, Done):
+            assert said(body) == (number, 5)
+    asked = [message.stamp.round for message in silo.client.asked]
+    assert asked == sorted(set(asked))
+    assert said(call.done(40)[1]) == (40, 5)
+
+
+def test_a_role_that_hangs_blocks_no_request(call: Caller, silo: ToySilo) -> None:
+    go = hanging(silo, 1)
+    call.submit(1, say())
+    with ThreadPoolExecutor(16) as pool:
+        began = time.monotonic()
+        replies = list(pool.map(lambda _: call.poll(1, 0.1)[0], range(64)))
+        assert time.monotonic() - began < LONG / 2  # four after the other, were each alone: 0.4 s
+        assert replies == [Busy()] * 64
+        assert isinstance(call.hello(), Here)
+    go.set()
+    assert said(call.done(1)[1]) == (1, 9)
+
+
+def test_what_says_of_itself_that_it_is_missing_is_no_message(call: Caller, silo: ToySilo) -> None:
+    silo.client.faults["toy/say", 1] = lambda message: Missing(Reason.BAD_INPUT, "so it says itself")
+    call.submit(1, say())
+    assert call.done(1)[0] == Failed(reason="malformed", sentence="expected a message, got Missing")

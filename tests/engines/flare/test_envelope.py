@@ -1,0 +1,241 @@
+"""Envelopes: what was packed comes back, and any other bytes are one error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from moretta.engines.flare.envelope import (
+    FORMAT,
+    HEADER_LIMIT,
+    Busy,
+    Done,
+    Failed,
+    Hello,
+    Here,
+    Poll,
+    Refused,
+    Reply,
+    Request,
+    Stranger,
+    Submit,
+    pack,
+    reply_of,
+    request_of,
+)
+from moretta.errors import CodecError
+
+HELLO = Hello(
+    run="0123abcd.ef",
+    round=3,
+    session=1,
+    job="j" * 64,
+    model="m" * 64,
+    versions={"moretta": "0.1.0", "torch": "2.6.0"},
+    torch=("2.12",),
+)
+SUBMIT = Submit(boots={"north": "b1", "süd": "b2"}, number=7, work="keep", round=12)
+REQUESTS: list[Request] = [HELLO, SUBMIT, Poll(boots={"north": "b1"}, number=2**31 - 1, wait=0.5)]
+REPLIES: list[Reply] = [
+    Here(boot="b1", name="north", key="0123456789abcdef"),
+    Busy(),
+    Done(seconds={"local_forward": 1.25}, peak_mib=80.5),
+    Done(),
+    Failed(reason="bad input", sentence='a "sentence" with ü and \u2028'),
+    Stranger(),
+    Refused(sentence=""),
+]
+
+
+def framed(header: Any, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(4, "little") + text + body
+
+
+def plain(header: Request | Reply, **changed: Any) -> dict[str, Any]:
+    return {"format": FORMAT, **header.model_dump(mode="json"), **changed}
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00" * 9, bytes(range(256))])
+def test_what_was_packed_comes_back(body: bytes) -> None:
+    for request in REQUESTS:
+        assert request_of(pack(request, body)) == (request, body)
+    for reply in REPLIES:
+        assert reply_of(pack(reply, body)) == (reply, body)
+
+
+def test_a_request_is_no_reply_and_a_reply_no_request() -> None:
+    for request in REQUESTS:
+        with pytest.raises(CodecError, match="expected a reply of this engine"):
+            reply_of(pack(request))
+    for reply in REPLIES:
+        with pytest.raises(CodecError, match="expected a request of this engine"):
+            request_of(pack(reply))
+
+
+def only_ours(data: object) -> None:
+    for read in (request_of, reply_of):
+        try:
+            header, body = read(data)
+        except CodecError as error:
+            said = str(error)
+            assert len(said) < 500
+            said.encode()
+        else:
+            assert isinstance(body, bytes)
+            assert header.model_dump_json()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\x00\x00\x00\x00")
+@example(framed(b"\xff\xfe{\x00}\x00"))
+def test_any_bytes_are_a_header_or_one_error(data: bytes) -> None:
+    only_ours(data)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=150))
+def test_any_bytes_as_a_header_are_a_header_or_one_error(header: bytes) -> None:
+    only_ours(framed(header))
+    only_ours(framed(b'{"format":1,"kind":' + header))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([*REQUESTS, *REPLIES]), st.data())
+def test_damage_gives_a_header_or_one_error(header: Request | Reply, data: st.DataObject) -> None:
+    damaged = bytearray(pack(header, b"body"))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        match data.draw(st.sampled_from(["change", "cut", "double"])):
+            case "change":
+                damaged[place] = data.draw(st.integers(0, 255))
+            case "cut":
+                del damaged[place : place + data.draw(st.integers(1, 9))]
+            case _:
+                damaged[place:place] = damaged[place : place + data.draw(st.integers(1, 9))]
+        if not damaged:
+            break
+    only_ours(bytes(damaged))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([*REQUESTS, *REPLIES]), st.data())
+def test_a_key_of_any_value_gives_a_header_or_one_error(header: Request | Reply, data: st.DataObject) -> None:
+    content = plain(header)
+    key = data.draw(st.sampled_from(sorted(content)) | st.text(max_size=5))
+    only_ours(framed(content | {key: data.draw(VALUES)}))
+    content.pop(key, None)
+    only_ours(framed(content))
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "\r", "\x1b[2J"])
+def test_a_refusal_is_one_plain_line(key: str) -> None:
+    with pytest.raises(CodecError) as caught:
+        request_of(framed(plain(HELLO, **{key: 1})))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("data", [None, 7, "text", bytearray(pack(HELLO)), [pack(HELLO)], {"envelope": b""}])
+def test_what_is_no_bytes_is_refused_by_its_type(data: object) -> None:
+    with pytest.raises(CodecError, match=f"expected an envelope; got {type(data).__name__}"):
+        request_of(data)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"more": 1},
+        {"run": ""},
+        {"run": "../up"},
+        {"run": "/absolute"},
+        {"run": ".hidden"},
+        {"run": "a/b"},
+        {"run": "a\n"},
+        {"run": "a" * 129},
+        {"round": -1},
+        {"round": 2**31},
+        {"round": 10**4000},
+        {"round": 1.0},
+        {"round": "1"},
+        {"round": True},
+        {"session": None},
+        {"torch": "2.12"},
+        {"torch": ["x" * 1001]},
+        {"versions": {"": "1"}},
+        {"versions": []},
+        {"kind": "submit"},
+        {"kind": None},
+        {"kind": ["hello"]},
+        {"job": 7},
+    ],
+)
+def test_a_hello_with_a_wrong_value_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(CodecError, match=r"expected a (request of this engine|header in JSON)"):
+        request_of(framed(plain(HELLO, **changed)))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "1e9", '"1"', "null", "true", "[]"])
+def test_seconds_are_finite_and_few(number: str) -> None:
+    text = json.dumps(plain(Poll(boots={}, number=1, wait=0.125))).replace("0.125", number)
+    with pytest.raises(CodecError, match="expected a request of this engine"):
+        request_of(framed(text.encode()))
+    text = json.dumps(plain(Done(seconds={"x": 0.125}))).replace("0.125", number)
+    with pytest.raises(CodecError, match="expected a reply of this engine"):
+        reply_of(framed(text.encode()))
+
+
+@pytest.mark.parametrize("version", [0, 2, 1.0, "1", None, True, [1], 10**400])
+def test_another_format_is_refused_by_name(version: object) -> None:
+    with pytest.raises(CodecError, match=rf"expected an envelope of format {FORMAT}; got .*; update the older side"):
+        request_of(framed(plain(HELLO, format=version)))
+
+
+def test_a_missing_format_is_refused() -> None:
+    with pytest.raises(CodecError, match="expected a header in JSON"):
+        request_of(framed(HELLO.model_dump(mode="json")))
+
+
+@pytest.mark.parametrize("header", [b"[]", b"1", b'"kind"', b"null", b"{", b"", b"[" * 5000, b'{"a":' * 5000])
+def test_a_header_that_is_no_object_is_refused(header: bytes) -> None:
+    with pytest.raises(CodecError, match="expected a header in JSON"):
+        request_of(framed(header))
+
+
+def test_a_header_is_no_longer_than_its_limit_and_lies_within_its_envelope() -> None:
+    spaces = json.dumps(plain(HELLO)).encode()
+    spaces += b" " * (HEADER_LIMIT - len(spaces))
+    assert request_of(framed(spaces, b"body")) == (HELLO, b"body")
+    with pytest.raises(CodecError, match=f"expected a header of at most {HEADER_LIMIT} bytes within"):
+        request_of(framed(spaces + b" ", b"body"))
+    with pytest.raises(CodecError, match="expected a header of at most"):
+        request_of(pack(HELLO)[:-1])
+    with pytest.raises(CodecError, match="expected a header of at most"):
+        request_of(b"\xff\xff\xff\xff" + pack(HELLO)[4:])
+
+
+def test_the_longest_sentence_and_as_many_sites_as_may_be_fit_a_header() -> None:
+    longest = Refused(sentence="\U0001f600" * 1000)  # twelve bytes of JSON each
+    assert reply_of(pack(longest)) == (longest, b"")
+    crowd = Submit(boots={f"hospital-{number:03d}": "0123456789abcdef" for number in range(500)}, number=1, work="end")
+    assert request_of(pack(crowd)) == (crowd, b"")
+
+
+def test_headers_are_frozen_and_their_collections_of_plain_types() -> None:
+    request, _ = request_of(pack(HELLO))
+    assert isinstance(request, Hello)
+    with pytest.raises(ValueError, match="frozen"):
+        request.round = 4  # type: ignore[misc]
+    assert type(request.torch) is tuple
