@@ -27,7 +27,7 @@ from moretta.protocols.baffle import onnx_export
 from moretta.secure_aggregation.identity import Identity, public_line
 
 if TYPE_CHECKING:
-    from conftest import Machines
+    from loopback import Machines
 
 pytest.importorskip("onnxruntime")
 EDGE = "silo-2"
@@ -144,12 +144,12 @@ def test_it_is_chosen_by_the_silo_file(machines: Callable[..., Machines]) -> Non
 def test_a_model_of_other_tensors_is_refused_when_the_run_begins(
     machines: Callable[..., Machines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import conftest
+    import loopback
 
     many = with_edge(machines(BAFFLE, rounds=1))
-    honest = conftest.hello_of
+    honest = loopback.hello_of
     monkeypatch.setattr(
-        conftest, "hello_of", lambda *given: honest(*given).model_copy(update={"tensors": "of another model"})
+        loopback, "hello_of", lambda *given: honest(*given).model_copy(update={"tensors": "of another model"})
     )
     many.start()
     (gone,) = {(one["silo"], one["reason"]) for one in many.serve(tmp_path / "out").record["dropped"]}
@@ -211,9 +211,9 @@ def test_it_needs_no_torch(machines: Callable[..., Machines]) -> None:
 
 
 def hello(many: Machines, federation: Federation) -> Hello:
-    from conftest import hello_of
+    from loopback import hello_of
 
-    return hello_of(federation, many.text, Place("run", 0, 0, ""))
+    return hello_of(federation, many.run_file, many.text, Place("run", 0, 0, ""))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -381,7 +381,7 @@ def hello(run_file: RunFile, **changed: Any) -> Hello:
         "round": 0,
         "session": 0,
         "job": digest_of(told.told(run_file)),
-        "model": told.model_digest(federation),
+        "model": told.model_digest(federation, run_file),
         "versions": result.versions(),
         "torch": run_file.engine.torch_versions,
     }
@@ -428,12 +428,21 @@ def test_another_model_is_refused(one: Site, run_file: RunFile) -> None:
 
 
 def test_the_digest_of_a_model_is_of_its_layers_and_not_of_its_weights(tmp_path: Path) -> None:
-    digests = {
-        told.model_digest(told.server_side(load(tmp_path, **sections), tmp_path))
-        for sections in ({"model": MLP}, {"model": MLP, "run": "dtype = 'float32'"}, {"protocol": PBPFL})
-    }
+    def digest(**sections: str) -> str:
+        run_file = load(tmp_path, **sections)
+        return told.model_digest(told.server_side(run_file, tmp_path), run_file)
+
+    digests = {digest(model=MLP), digest(model=MLP, run="dtype = 'float32'"), digest(protocol=PBPFL)}
     assert len(digests) == 1
-    assert told.model_digest(told.server_side(load(tmp_path, model=MLP.replace("5", "6")), tmp_path)) not in digests
+    assert digest(model=MLP.replace("5", "6")) not in digests
+    found = set()
+    for function in ("relu", "tanh"):  # of no tensor's shape, and of no layer's name
+        (tmp_path / "digest_nets.py").write_text(
+            "import torch\n\n\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n"
+            f"        return torch.{function}(super().forward(x))\n\n\ndef build():\n    return Net(4, 3)\n"
+        )
+        found.add(digest(model='source = "digest_nets:build"'))
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from moretta.protocol import Missing, Reason
 from moretta.session import UNMASKING_TAGS
 
 if TYPE_CHECKING:
-    from conftest import Machines
+    from loopback import Machines
 
 DEAD = Missing(Reason.DISCONNECTED, "cannot be reached")
 GRID = 'partition = "grid"\ngrid = [2, 2]\nbatch-size = 8'

@@ -19,6 +19,7 @@ from nvflare.apis.signal import Signal
 
 from moretta import config, result
 from moretta.codec import Codec
+from moretta.config import RunFile
 from moretta.deployment import told
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import Place
@@ -112,7 +113,7 @@ class Controller(FlareController):
                 run_file.engine.sites,
                 send,
                 codec,
-                _hello(federation, self._digest, place, run_file.engine.torch_versions),
+                _hello(federation, run_file, self._digest, place),
                 fingerprints={} if roster is None else {name: fingerprint(key) for name, key in roster.keys.items()},
                 recorder=recorder,
                 deadline=run_file.engine.deadline,
@@ -156,15 +157,15 @@ def _keep_in_touch(sites: Sites, ended: threading.Event) -> None:
         sites.speak()
 
 
-def _hello(federation: Federation, digest: str, place: Place, torch_versions: tuple[str, ...]) -> Hello:
+def _hello(federation: Federation, run_file: RunFile, digest: str, place: Place) -> Hello:
     return Hello(
         run=place.run,
         round=place.round,
         session=place.session,
         job=digest,
-        model=told.model_digest(federation),
+        model=told.model_digest(federation, run_file),
         versions=result.versions(),
-        torch=torch_versions,
+        torch=run_file.engine.torch_versions,
         tensors=modules.schema(federation.model),
         outputs=federation.outputs,
     )

@@ -417,9 +417,10 @@ def _model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[F
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
     else:
         base = run_file.base if file is None else file.base
-        federation = told.server_side(config.loads(told.told(run_file), base / "told.toml"), base)
+        run_file = config.loads(told.told(run_file), base / "told.toml")
+        federation = told.server_side(run_file, base)
     built.append(federation)
-    digest = told.model_digest(federation)[:16]
+    digest = told.model_digest(federation, run_file)[:16]
     count = sum(parameter.numel() for parameter in federation.model.parameters())
     return f"{source} of {count} parameters; its digest begins with {digest}, the same for all"
 

@@ -9,8 +9,10 @@ what is told (`server_side`).
 from __future__ import annotations
 
 import hashlib
+import inspect
 import secrets
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from moretta.data.own_rows import Wanted, read_rows
 from moretta.data.split import cut, split
 from moretta.deployment.silo_file import SiloFile
 from moretta.errors import ParameterError
+from moretta.imports import resolve
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.roles import Silo
 
@@ -154,12 +157,19 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
     return replace(silo, x=silo.x[kept], y=silo.y[kept], ids=ids, held_out=(silo.x[held], silo.y[held]))
 
 
-def model_digest(federation: Federation) -> str:
-    """Return the SHA-256, in hex, of the model's tensors and layers; server and sites compare it before round one."""
-    from moretta.protocols import modules
+def model_digest(federation: Federation, run_file: RunFile) -> str:
+    """Return the SHA-256, in hex, by which server and sites see before round one that they have the same model.
 
-    text = f"{modules.schema(federation.model)}\n{federation.model}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    Of its tensors' names, shapes and dtypes and, where it is no built-in one, of the file that its function is in:
+    layers that differ in nothing but what they compute have the same tensors. Of Moretta itself the versions agree.
+    """
+    from moretta.protocols import modules  # which needs torch
+
+    source, code = run_file.model.source, b""
+    if source not in models.BUILT_IN:
+        with suppress(TypeError, OSError):  # what Python code did not define has no file
+            code = Path(inspect.getfile(inspect.unwrap(resolve(source, run_file.base)))).read_bytes()
+    return hashlib.sha256(modules.schema(federation.model).encode() + code).hexdigest()
 
 
 def silos_of(run_file: RunFile) -> list[Silo]:

@@ -24,7 +24,7 @@ class TorchRole:
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         self._run_file, self._name = run_file, file.silo.name
         self._federation = told.site_side(run_file, file)
-        self._model = told.model_digest(self._federation)
+        self._model = told.model_digest(self._federation, run_file)
         threads = file.limits.threads
         if threads is None and sum(parameter.numel() for parameter in self._federation.model.parameters()) < SMALL:
             threads = 1

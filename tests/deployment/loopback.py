@@ -1,0 +1,167 @@
+"""A run on one machine, and the same run with its silos on machines of their own, joined by a loopback, not FLARE."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moretta import config, result
+from moretta.assembly import federation_of
+from moretta.codec import Codec
+from moretta.config import RunFile
+from moretta.deployment import silo_file, told
+from moretta.deployment.site import Site, pack_released
+from moretta.engines.checkpoint import Place
+from moretta.engines.flare.desk import Desk
+from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.flare.sites import Sites
+from moretta.engines.views import Recorder
+from moretta.federation import Federation
+from moretta.protocol import Missing, Reason
+from moretta.protocols import modules
+from moretta.result import Result
+
+SEED, ROUNDS, COLUMNS, CLASSES = 7, 3, 4, 3
+NAMES = ("silo-1", "silo-2", "silo-3")
+DEAD = Missing(Reason.DISCONNECTED, "cannot be reached")
+
+MODEL = 'source = "mlp"\nhidden = [5]'
+FEDSGD = 'name = "fedsgd"\nlearning-rate = 0.1\nmomentum = 0.5'
+BUILDING = threading.Lock()  # weights are drawn from the one generator of a process, which sites have each of their own
+Wrap = Callable[[str, bytes], "bytes | Missing"]
+
+
+def write_rows(folder: Path, rows: int = 75) -> None:
+    """Write all.npz, rows of three classes that can be learnt, with a test part."""
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, CLASSES, rows)
+    x = (np.eye(CLASSES, COLUMNS)[y] * 2 + generator.normal(0, 1, (rows, COLUMNS))).astype(np.float32)
+    np.savez(folder / "all.npz", x_train=x[15:], y_train=y[15:], x_test=x[:15], y_test=y[:15])
+
+
+def hello_of(federation: Federation, run_file: RunFile, text: str, place: Place, torch: tuple[str, ...] = ()) -> Hello:
+    """What a server says first."""
+    return Hello(
+        run=place.run,
+        round=place.round,
+        session=place.session,
+        job=digest_of(text),
+        model=told.model_digest(federation, run_file),
+        versions=result.versions(),
+        torch=torch,
+        tensors=modules.schema(federation.model),
+        outputs=federation.outputs,
+    )
+
+
+class Machines:
+    """Sites in a folder each, and a server; restarting one is a new desk with a new `Site` on the same folder.
+
+    protocol, extra: TOML of [protocol], and of further sections. data: of [data] on both, sites: where rows are at
+    sites. here: the run file for one machine; run_file: that for many.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        protocol: str = FEDSGD,
+        extra: str = "",
+        *,
+        data: str = "silos = 3\nbatch-size = 8",
+        sites: str = "",
+        rounds: int = ROUNDS,
+        run: str = "checkpoint-every = 1",
+    ) -> None:
+        self.folder, self.rounds = folder, rounds
+        write_rows(folder)
+        run = f"rounds = {rounds}\nseed = {SEED}\ninsecure-secret-seed = 3\nrecord-views = true\n{run}"
+        rest = f"[model]\n{MODEL}\n[protocol]\n{protocol}\n{extra}"
+        text = f'[run]\nname = "run"\n{run}\n[data]\nsource = "all.npz"\nstandardise = true\n{data}\n{rest}'
+        (folder / "here.toml").write_text(text)
+        self.here = config.load(folder / "here.toml")
+        whole = self.on_one_machine(None)
+        self.names = [silo.name for silo in whole.silos]
+        assert whole.test is not None
+        np.savez(folder / "test.npz", x=whole.test[0], y=whole.test[1])
+        for silo in whole.silos:
+            arrays: dict[str, Any] = {"x": silo.x} | ({"y": silo.y} if len(silo.y) else {})
+            arrays |= {} if silo.ids is None else {"id": silo.ids}
+            (folder / silo.name).mkdir()
+            np.savez(folder / silo.name / "rows.npz", **arrays)
+            (folder / silo.name / "silo.toml").write_text(
+                f'[silo]\nname = "{silo.name}"\nout = "kept"\nrecord-views = true\ninsecure-secret-seed = 3\n'
+                '[data]\nsource = "rows.npz"\n'
+            )
+        described = f'source = "sites"\ninputs = [{COLUMNS}]\nclasses = {CLASSES}\ntest = "test.npz"\n{sites}'
+        engine = f'[engine]\nname = "flare"\nsites = {self.names}'
+        text = f'[run]\nname = "run"\n{run}\n[data]\nstandardise = true\n{data}\n{described}\n{rest}\n{engine}'
+        (folder / "many.toml").write_text(text)
+        self.run_file = config.load(folder / "many.toml")
+        self.text = told.told(self.run_file)
+        self.desks: dict[str, Desk] = {}
+        self.made: list[Sites] = []
+        self.wrap: Wrap = self._ask
+
+    def on_one_machine(self, out: Path | None) -> Federation:
+        with BUILDING:
+            return federation_of(self.here, out)
+
+    def start(self, *names: str) -> None:
+        for name in names or self.names:
+            path = self.folder / name / "silo.toml"
+            self.desks[name] = Desk(name, lambda name=name, path=path: self._site(name, path))
+
+    def stop(self, *names: str) -> None:
+        """End processes without a word, as a power cut does."""
+        for name in names or list(self.desks):
+            self.desks.pop(name).close()
+
+    def serve(
+        self,
+        out: Path,
+        *,
+        resume: bool = False,
+        progress: Any = None,
+        run_file: RunFile | None = None,
+        least: int = 2,
+        wait: float = 20.0,
+    ) -> Result:
+        run_file = run_file or self.run_file
+        with BUILDING:
+            federation = told.server_side(run_file, out)
+
+        def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
+            hello = hello_of(federation, self.run_file, self.text, place, run_file.engine.torch_versions)
+            made = Sites(self.names, self.send, codec, hello, recorder=recorder, deadline=run_file.engine.deadline)
+            made.gather(least, wait)
+            self.made.append(made)
+            return made
+
+        ended = federation.train(self.rounds, SEED, resume=resume, progress=progress, through=through)
+        released = b""
+        if ended.released is not None:
+            inputs = json.loads((out / "inputs.json").read_text())
+            released = pack_released(inputs, modules.arrays(ended.released))
+        self.made[-1].end(released)
+        return ended
+
+    def send(self, packed: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Missing]:
+        return {name: self.wrap(name, data) for name, data in packed.items()}
+
+    def kept(self, name: str) -> Path:
+        """The one run folder of a site."""
+        (found,) = [path for path in (self.folder / name / "kept").iterdir() if path.is_dir()]
+        return found
+
+    def _ask(self, name: str, data: bytes) -> bytes | Missing:
+        desk = self.desks.get(name)
+        return DEAD if desk is None else desk.answer(data)
+
+    def _site(self, name: str, path: Path) -> Site:
+        with BUILDING:
+            return Site(silo_file.load(path), self.text, name)
