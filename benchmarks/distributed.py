@@ -10,7 +10,7 @@ steady    5,000 rounds of the small one at ten a second: most threads in the ser
 killed    a site's job process killed (SIGKILL) while rounds go on: seconds until a round ended without it, and until
           one ended with it again; then the server, all of it, killed, and begun again by --resume: seconds from that
           command to the first new round
-bank      FedSGD with pairwise masks on bank marketing (needs --data, or MORETTA_DATA), 100 rounds: `bank_wall_ratio`,
+bank      FedSGD with pairwise masks on bank marketing (--data or MORETTA_DATA has bank_marketing/), 100 rounds: `bank_wall_ratio`,
           seconds of the rounds over those of the same run in-process, median of three pairs
 
 What they are to stay within: small 20 ms and 40 ms; large 2.5 s; 300 threads, memory flat; a killed site noticed in 1 s
@@ -293,7 +293,7 @@ def run(given: argparse.Namespace) -> dict[str, float]:
     counts, found = QUICK if given.quick else FULL, dict[str, float]()
     for name in given.only.split(","):
         if name == "bank":
-            found |= bank(Path(given.data), 1 if given.quick else 3) if given.data else {}
+            found |= bank(Path(given.data) / "bank_marketing", 1 if given.quick else 3) if given.data else {}
         else:
             found |= {"small": small, "large": large, "steady": steady, "killed": killed}[name](counts.get(name, 0))
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +68,11 @@ def print_result(
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Let a SIGTERM end a command as ctrl-c does, so that what it started ends with it."""
+def interruptible(said: str) -> Iterator[None]:
+    """Let a SIGTERM end a command as ctrl-c does, so that what it started ends with it.
+
+    said: then, in a sentence. The process ends there: threads of FLARE's, caught in the middle, might hold it for ever.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -75,5 +80,9 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        tell(f"moretta: {said}")
+        sys.stdout.flush()
+        os._exit(1)
     finally:
         signal.signal(signal.SIGTERM, before)

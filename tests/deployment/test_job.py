@@ -139,9 +139,9 @@ def test_a_site_refuses_what_was_edited(run_file: RunFile, tmp_path: Path) -> No
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"silo": 3}', "{}", '"silo.toml"'])
 def test_a_kit_that_names_no_silo_file_is_a_sentence(tmp_path: Path, broken: str) -> None:
     pytest.importorskip("nvflare")
-    from moretta.deployment.executor import SITE_FILE, file_of
+    from moretta.deployment.executor import file_of
 
-    (tmp_path / SITE_FILE).write_text(broken)
+    (tmp_path / "moretta.json").write_text(broken)
     with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is; run: moretta kit patch"):
         file_of(tmp_path)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from moretta import config
-from moretta.errors import MissingExtra, RunFailed
+from moretta.errors import MissingExtra
 from moretta.shell import AsJson, Overrides, RunPath, interruptible, needs_torch, out_of, print_result, say, tell
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
@@ -56,11 +56,8 @@ def serve(
         def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
             tell(round_line(number, rounds, line))
 
-        try:
-            with interruptible():
-                serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
-        except KeyboardInterrupt:
-            raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
+        with interruptible(f"interrupted; {folder} goes on from its last checkpoint by --resume"):
+            serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
         print_result([folder], {}, as_json, read_json(folder / "result.json"))
 
 
@@ -92,11 +89,8 @@ def join(
     with _needs_flare():
         from moretta.deployment.join import join as take_part
 
-        try:
-            with interruptible():
-                out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
-        except KeyboardInterrupt:
-            raise RunFailed("interrupted; joining again takes part in the next run") from None
+        with interruptible("interrupted; joining again takes part in the next run"):
+            out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
     say({"out": str(out)}, as_json, lambda: print(f"ended; what is this site's is in {out}"))
 
 

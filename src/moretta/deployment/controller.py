@@ -127,13 +127,8 @@ class Controller(FlareController):
             made.append(sites)
             return sites
 
-        def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
-            aborted()
-
         try:
-            outcome = federation.train(
-                run_file.run.rounds, run_file.run.seed, resume=self._resume, progress=progress, through=through
-            )
+            outcome = federation.train(run_file.run.rounds, run_file.run.seed, resume=self._resume, through=through)
             released = b""
             if outcome.released is not None:
                 released = pack_released(_inputs(out), modules.arrays(outcome.released))

@@ -21,11 +21,11 @@ from moretta.deployment.silo_file import SiloFile
 from moretta.deployment.site import Site, log_to, take_turn
 from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
+from moretta.engines.flare.kits import SILO
 from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
 
-SITE_FILE = "moretta.json"  # in the kit's local/: where silo.toml is (`moretta kit patch`)
 SILENCE = 600.0  # seconds without a word from the server after which a job that it left behind ends
 LOOK, HEARD = 5.0, 15.0  # seconds; its server speaks to a site at least every ten
 
@@ -93,12 +93,11 @@ def file_of(folder: Path) -> SiloFile:
     Raises `moretta.errors.ParameterError` where it names none.
     """
     try:
-        content = json.loads((folder / SITE_FILE).read_text())
+        content = json.loads((folder / SILO).read_text())
         path = Path(content["silo"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ParameterError(
-            f"{folder / SITE_FILE} does not say where this site's silo.toml is; "
-            "run: moretta kit patch KIT --silo silo.toml"
+            f"{folder / SILO} does not say where this site's silo.toml is; run: moretta kit patch KIT --silo silo.toml"
         ) from None
     file = silo_file.load(path)
     changed = {"edge": True} if content.get("edge") else {}

@@ -32,6 +32,7 @@ from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.silo_file import SiloFile
 from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
 from moretta.engines.files import write_atomically
+from moretta.engines.flare.desk import UNFIT
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError
@@ -92,7 +93,11 @@ class Site:
         Raises `moretta.errors.ParameterError` where versions, what was told or the model differ from the server's.
         """
         self._check(hello)
-        client, messages = self._role.client(hello)
+        try:
+            client, messages = self._role.client(hello)
+        except ParameterError as error:  # of its own rows, which the sentence may quote
+            log.error("cannot take part: %s", error)
+            raise ParameterError(UNFIT) from error
         path = self._file.out / hello.run
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = RunFolder(path)

@@ -11,7 +11,7 @@ over all of them; of one silo nothing, and the silos nothing. With the scheme ``
 Where sums are blind (`cgd`) the server relays this one as it does the others, and the participants alone read it
 (`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A run that is killed after its sum and
 resumed among other silos sums again, and the difference is of those who are in one of the two alone.
-A silo answers after the last round only, so that its scores of one round's model and the next are not for the asking.
+An honest server asks after the last round only, and a silo refuses before: but the round is what the server says it is.
 With dp-noise nothing is asked, as a score would be a release without noise.
 
 **Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of all that is uploaded
