@@ -10,8 +10,8 @@ steady    5,000 rounds of the small one at ten a second: most threads in the ser
 killed    a site's job process killed (SIGKILL) while rounds go on: seconds until a round ended without it, and until
           one ended with it again; then the server, all of it, killed, and begun again by --resume: seconds from that
           command to the first new round
-bank      FedSGD with pairwise masks on bank marketing (--data or MORETTA_DATA has bank_marketing/), 100 rounds: `bank_wall_ratio`,
-          seconds of the rounds over those of the same run in-process, median of three pairs
+bank      FedSGD with pairwise masks on bank marketing (--data or MORETTA_DATA has bank_marketing/), 100 rounds:
+          `bank_wall_ratio`, seconds of the rounds over those of the same run in-process, median of three pairs
 
 What they are to stay within: small 20 ms and 40 ms; large 2.5 s; 300 threads, memory flat; a killed site noticed in 1 s
 and back in 5 s; 30 s to resume.
