@@ -80,6 +80,7 @@ class Site:
         self._file, self._job = file, digest_of(text)
         self._run_file = config.loads(text, file.base / "told.toml")
         self._role = _role(self._run_file, file)
+        self._listed = "" if roster is None or self.name not in roster.keys else fingerprint(roster.keys[self.name])
         self.fingerprint = "" if file.silo.identity is None else _fingerprint(file.base / file.silo.identity)
         self._folder: RunFolder | None = None
         self._recorder: Recorder | None = None
@@ -163,6 +164,11 @@ class Site:
             raise ParameterError(
                 f"was told another run than the server plays (digests {self._job[:12]} and {hello.job[:12]}): the job "
                 "was edited by hand; make it anew by moretta job or serve"
+            )
+        if self._listed not in ("", self.fingerprint):
+            raise ParameterError(
+                f"the identity of silo `{self.name}` is not the one that the roster lists for it; expected "
+                f"{self._listed}, got {self.fingerprint} (moretta keys show)"
             )
         self._role.check(hello)
 
