@@ -310,3 +310,13 @@ def test_baffle_says_what_its_noise_bounds(make_run):
     assert "with ε = 4.5" in server
     assert "Not counted: means of the columns." in server
     assert SPAN in server
+
+
+def test_a_run_over_many_machines_travelled_and_tells_no_first_parameters(make_run):
+    here = read_run(make_run("pbpfl"))
+    far = here.model_copy(update={"settings": {**here.settings, "engine": {"name": "flare"}}})
+    assert "Nothing travelled over a network" in said(here, "An eavesdropper")
+    assert "by NVIDIA FLARE over TLS with a certificate on either side" in said(far, "An eavesdropper")
+    assert "All roles of this run were played by one process" not in " ".join(reading_notes(far))
+    assert "The initial weights follow from the training seed" in said(here, "A silo")
+    assert "The initial weights follow from the training seed" not in said(far, "A silo")

@@ -348,7 +348,11 @@ def _again(records: Sequence[RunRecord]) -> str:
     ]
     head = _head("Program", *labels(records), numbers=True)
     folders = [shlex.quote(record.folder.name or ".") for record in records]
-    commands = [f"moretta train {folder}/run.toml --out {folder}-again" for folder in folders]
+    commands = [
+        f"moretta {'serve' if record.setting('engine', 'name') == 'flare' else 'train'} {folder}/run.toml "
+        f"--out {folder}-again"
+        for folder, record in zip(folders, records, strict=True)
+    ]
     commands.append(f"moretta report {' '.join(folders)} --out report.html")
     return (
         _table("Versions that the runs recorded.", head, [f"<tbody>{''.join(rows)}</tbody>"])
