@@ -480,9 +480,7 @@ def test_sites_that_do_not_come(hospitals: Callable[..., Hospitals]) -> None:
 
 
 def test_sites_that_do_not_fit(hospitals: Callable[..., Hospitals], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "from moretta import result\nours = result.versions\nresult.versions = lambda: ours() | {'moretta': '0.0.1'}\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text("import moretta\nmoretta.__version__ = '0.0.1'\n")
     older = {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
     hospital = hospitals()
     other = hospital.site("south") / "paced.py"

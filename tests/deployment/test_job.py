@@ -20,7 +20,7 @@ from moretta.deployment import job
 from moretta.deployment import site as site_module
 from moretta.deployment.site import take_turn
 from moretta.engines.flare.envelope import digest_of
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity, public_line
 
 RUN = """
@@ -130,7 +130,7 @@ def test_a_site_refuses_what_was_edited(run_file: RunFile, tmp_path: Path) -> No
     _, given = arguments(tmp_path / "job")
     edited = {**given, "told": given["told"].replace("learning-rate = 0.1", "learning-rate = 0.2")}
     assert edited != given
-    with pytest.raises(ParameterError, match=r"was told another run than the job was made of: .*edited by hand"):
+    with pytest.raises(PeerError, match=r"was told another run than the job was made of: .*edited by hand"):
         Executor(**edited)._site(tmp_path, "north")
     with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is"):
         Executor(**given)._site(tmp_path, "north")  # past the digest

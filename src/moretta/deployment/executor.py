@@ -22,7 +22,7 @@ from moretta.deployment.site import Site, log_to, take_turn
 from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
 from moretta.engines.flare.kits import SILO
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, PeerError
 
 log = logging.getLogger("moretta")
 
@@ -76,7 +76,7 @@ class Executor(FlareExecutor):
 
     def _site(self, folder: Path, name: str) -> Site:
         if digest_of(self._told) != self._digest:
-            raise ParameterError(
+            raise PeerError(
                 "was told another run than the job was made of: the job was edited by hand; make it anew by moretta "
                 "job or serve"
             )

@@ -32,7 +32,7 @@ from moretta.engines.flare.envelope import (
     pack,
     request_of,
 )
-from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
 from moretta.protocol import Client, Message
 
 log = logging.getLogger("moretta")
@@ -184,7 +184,7 @@ class Desk:
             silo = self._silo = self._silo or self._make()
         except MorettaError as error:
             log.error("cannot take part: %s", error)
-            self._settle(hello, None, UNFIT)
+            self._settle(hello, None, _sentence(error) if isinstance(error, PeerError) else UNFIT)
             return
         except (Exception, SystemExit):
             log.exception("cannot take part")
