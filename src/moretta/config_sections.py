@@ -20,7 +20,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.training import Positive, kebab
 from moretta.secure_aggregation import Credentials, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
-from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
+from moretta.secure_aggregation.identity import Identity, Roster
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -342,11 +342,7 @@ class SecureAggregation(Section):
         if roster is None or self.identity is None:
             return None
         identity = Identity.load(self.identity.replace("{silo}", name))
-        if identity.public_key != roster.keys[name]:
-            raise ParameterError(
-                f"the identity of silo `{name}` is not the one that the roster lists for it; expected "
-                f"{fingerprint(roster.keys[name])}, got {fingerprint(identity.public_key)} (moretta keys show)"
-            )
+        roster.check_identity(name, identity.public_key)
         return Credentials(identity, roster)
 
     @model_validator(mode="after")

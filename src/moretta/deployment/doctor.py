@@ -401,21 +401,16 @@ def _many(run_file: RunFile) -> str:
 
 def _model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
     """Build the model as the server does, or from what a site is told; there only of code that silo.toml lists."""
-    from moretta import models
     from moretta.deployment import told
 
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:
         return f"{source}: an edge site runs no code of it, and the server sends the graph"
-    if not server and source not in models.BUILT_IN and (file is None or source not in file.silo.models):
-        raise ParameterError(
-            f"[model] source = {source!r} is code that this site has not agreed to run; read it, put it beside "
-            f'silo.toml, and say so there by [silo] models = ["{source}"]'
-        )
     if server:
         federation = told.server_side(run_file, out_of(run_file))
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
     else:
+        told.check_code(source, () if file is None else file.silo.models)
         base = run_file.base if file is None else file.base
         run_file = config.loads(told.told(run_file), base / "told.toml")
         federation = told.server_side(run_file, base)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moretta.deployment import doctor, silo_file
 from moretta.edge.client import RUNS, check_packages
-from moretta.engines.files import write_atomically
+from moretta.engines.files import new_lines, write_atomically
 from moretta.engines.flare import kits, processes
 from moretta.errors import ParameterError, RunFailed
 
@@ -99,8 +99,8 @@ def _wait_for_server(kit: Path, say: Say) -> None:
 
 def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
     """Say what the site's log says until the client ends, and where somebody else has joined by the same kit."""
-    log = _new_lines(out / "log.txt", _size(out / "log.txt"))
-    flare = _new_lines(out / "flare.log", _size(out / "flare.log"))
+    log = new_lines(out / "log.txt", _size(out / "log.txt"))
+    flare = new_lines(out / "flare.log", _size(out / "flare.log"))
     host, port = kits.address_of(kit)
     again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
     connected: deque[float] = deque(maxlen=OFTEN)
@@ -122,18 +122,6 @@ def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
                 "the server drops this site's connection again and again, as it does where the same kit has joined on "
                 "another machine too; leave one of them"
             )
-
-
-def _new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
-    """Yield, each time, the whole lines that have come to a file since."""
-    while True:
-        data = b""
-        with suppress(OSError), path.open("rb") as stream:
-            stream.seek(position)
-            data = stream.read()
-        whole = data.rfind(b"\n") + 1
-        position += whole
-        yield data[:whole].splitlines()
 
 
 def _size(path: Path) -> int:

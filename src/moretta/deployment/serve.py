@@ -18,6 +18,7 @@ from typing import Any
 from moretta.config import RunFile
 from moretta.deployment import job, told
 from moretta.engines.checkpoint import last_checkpoint
+from moretta.engines.files import new_lines
 from moretta.engines.flare import kits, processes
 from moretta.errors import MorettaError, ParameterError, RunFailed
 
@@ -148,16 +149,17 @@ def _follow(
     seen = began = looked = time.monotonic()
     said: Mapping[str, Any] | None = None
     while True:
-        ended = _read(status)  # before the rounds, so that none is missed
-        if ended is not None and ended != said and ended["state"] == "playing":
-            history.begin(int(ended["after"]))
-        if ended is not None and ended != said and ended["state"] == "waiting":
-            say(str(ended["sentence"]))
+        state = _read(status)  # before the rounds, so that none is missed
+        if state is not None and state != said:
+            said = state
+            if state["state"] == "playing":
+                history.begin(int(state["after"]))
+            elif state["state"] == "waiting":
+                say(str(state["sentence"]))
+            else:
+                history.report()
+                return state
         history.report()
-        if ended is not None and ended["state"] in ("playing", "waiting"):
-            said, ended = ended, None
-        if ended is not None:
-            return ended
         if server.poll() is not None:
             raise RunFailed(
                 f"FLARE's server ended with exit code {server.returncode}; {places.work / 'server.log'} says why, and "
@@ -183,22 +185,15 @@ class _History:
 
     def __init__(self, path: Path, rounds: int, progress: Progress) -> None:
         self._path, self._rounds, self._progress = path, rounds, progress
-        self._after, self._position = -1, 0
+        self._after, self._lines = 0, iter(list[list[bytes]]())
 
     def begin(self, after: int) -> None:
         """Report rounds after this one: by now the history has forgotten what will be played again."""
-        self._after, self._position = after, 0
+        self._after, self._lines = after, new_lines(self._path, 0)
 
     def report(self) -> None:
         """Report what is new."""
-        if self._after < 0 or not self._path.exists():
-            return
-        with self._path.open("rb") as stream:
-            stream.seek(self._position)
-            data = stream.read()
-        whole = data.rfind(b"\n") + 1
-        self._position += whole
-        for text in data[:whole].splitlines():
+        for text in next(self._lines, []):
             with suppress(ValueError):
                 line = json.loads(text)
                 if line["round"] > self._after:

@@ -70,8 +70,8 @@ class Site:
 
     def __init__(self, file: SiloFile, text: str, certificate: str) -> None:
         self.name = file.silo.name
-        roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
-        expected = self.name if roster is None else roster.engine_name(self.name)
+        self._roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
+        expected = self.name if self._roster is None else self._roster.engine_name(self.name)
         if expected != certificate:
             raise ParameterError(
                 f"silo.toml says name = {self.name!r}, and this site's certificate is of `{certificate}`; use the "
@@ -80,8 +80,9 @@ class Site:
         self._file, self._job = file, digest_of(text)
         self._run_file = config.loads(text, file.base / "told.toml")
         self._role = _role(self._run_file, file)
-        self._listed = "" if roster is None or self.name not in roster.keys else fingerprint(roster.keys[self.name])
-        self.fingerprint = "" if file.silo.identity is None else _fingerprint(file.base / file.silo.identity)
+        identity = file.silo.identity
+        self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
+        self.fingerprint = fingerprint(self._key) if self._key else ""
         self._folder: RunFolder | None = None
         self._recorder: Recorder | None = None
         self._place = Place("", 0, 0, "")
@@ -165,11 +166,8 @@ class Site:
                 f"was told another run than the server plays (digests {self._job[:12]} and {hello.job[:12]}): the job "
                 "was edited by hand; make it anew by moretta job or serve"
             )
-        if self._listed not in ("", self.fingerprint):
-            raise ParameterError(
-                f"the identity of silo `{self.name}` is not the one that the roster lists for it; expected "
-                f"{self._listed}, got {self.fingerprint} (moretta keys show)"
-            )
+        if self._roster is not None:
+            self._roster.check_identity(self.name, self._key)
         self._role.check(hello)
 
     def _restore(self, client: Client, hello: Hello) -> None:
@@ -210,10 +208,6 @@ def log_to(path: Path) -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-
-
-def _fingerprint(path: Path) -> str:
-    return fingerprint(Identity.load(path).public_key)
 
 
 def pack_released(inputs: Mapping[str, object], tensors: Tensors) -> bytes:

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import secrets
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -88,12 +89,8 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
     run do not fit each other.
     """
-    source, aggregation = run_file.model.source, aggregation_at(run_file, site)
-    if source not in models.BUILT_IN and source not in site.silo.models:
-        raise ParameterError(
-            f"[model] source = {source!r} of the run is code that this site has not agreed to run; read it, put it "
-            f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
-        )
+    aggregation = aggregation_at(run_file, site)
+    check_code(run_file.model.source, site.silo.models)
     silos, names = silos_at(run_file, site)
     return replace(
         _federation(run_file, run_file.run.seed, silos),
@@ -102,6 +99,15 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
         feature_names=names,
         insecure_secret_seed=site.silo.insecure_secret_seed,
     )
+
+
+def check_code(source: str, agreed: Sequence[str]) -> None:
+    """Raise `moretta.errors.ParameterError` for a model of code that a site has not agreed to run."""
+    if source not in models.BUILT_IN and source not in agreed:
+        raise ParameterError(
+            f"[model] source = {source!r} of the run is code that this site has not agreed to run; read it, put it "
+            f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
+        )
 
 
 def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from moretta.codec import size
@@ -11,6 +12,8 @@ from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
 from moretta.errors import PeerError
 from moretta.protocol import Ask, Message, Missing, Reason, Replies
+
+log = logging.getLogger("moretta")
 
 
 class Delivery(Protocol):
@@ -65,6 +68,20 @@ class Traffic:
         """Return the bytes since the last call, and begin again."""
         taken, self._bytes = dict(self._bytes), defaultdict(int)
         return taken
+
+
+def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) -> Replies:
+    """Return what came of an ask, in its order, and log who is missing. answer: gives a silo's answer, or why none."""
+    answers: dict[str, Message] = {}
+    missing: dict[str, Missing] = {}
+    for silo, message in ask.messages.items():
+        given = answer(silo, message)
+        if isinstance(given, Missing):
+            log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, given.reason, given.detail)
+            missing[silo] = given
+        else:
+            answers[silo] = given
+    return Replies(answers, missing)
 
 
 def valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+
+def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
+    """Yield, each time, the whole lines that have come to a file since, from a position in bytes on."""
+    while True:
+        data = b""
+        with suppress(OSError), path.open("rb") as stream:
+            stream.seek(position)
+            data = stream.read()
+        whole = data.rfind(b"\n") + 1
+        position += whole
+        yield data[:whole].splitlines()
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from moretta.codec import Codec, size
 from moretta.engines.checkpoint import Place
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
-from moretta.engines.delivery import Traffic, valid
+from moretta.engines.delivery import Traffic, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
@@ -55,10 +54,9 @@ class InProcess:
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
-        answers: dict[str, Any] = {}
-        missing: dict[str, Missing] = {}
         lengths: dict[int, int] = {}  # the same message often goes to every silo
-        for silo, message in ask.messages.items():
+
+        def exchanged(silo: str, message: Message) -> Message | Missing:
             if id(message) not in lengths:
                 lengths[id(message)] = size(message)
             self._traffic.down(message, lengths[id(message)])
@@ -67,13 +65,10 @@ class InProcess:
             if isinstance(answer, Message):
                 self._traffic.up(message, answer)
                 self._record("server", "received", silo, answer)
-                answer = valid(silo, ask, message, answer)
-            if isinstance(answer, Missing):
-                log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, answer.reason, answer.detail)
-                missing[silo] = answer
-            else:
-                answers[silo] = answer
-        return Replies(answers, missing)
+                return valid(silo, ask, message, answer)
+            return answer
+
+        return replies_of(ask, exchanged)
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""

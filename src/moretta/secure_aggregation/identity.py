@@ -232,6 +232,15 @@ class Roster:
         parts = [part for silo in sorted(self.keys) for part in (silo, self.keys[silo], self.engine_name(silo))]
         return hashlib.sha256(encode_purpose("roster", *parts)).hexdigest()
 
+    def check_identity(self, silo: str, key: bytes) -> None:
+        """Raise `moretta.errors.ParameterError` where a silo that is listed has another public key than this."""
+        listed = self.keys.get(silo, key)
+        if key != listed:
+            raise ParameterError(
+                f"the identity of silo `{silo}` is not the one that the roster lists for it; expected "
+                f"{fingerprint(listed)}, got {fingerprint(key)} (moretta keys show)"
+            )
+
     def check(self, silos: Iterable[str]) -> None:
         """Raise `moretta.errors.ParameterError` unless the roster has all these silos; it may have more."""
         if missing := sorted(set(silos) - self.keys.keys()):

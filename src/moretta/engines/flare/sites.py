@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from moretta.codec import Codec
 from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
-from moretta.engines.delivery import Traffic, valid
+from moretta.engines.delivery import Traffic, replies_of, valid
 from moretta.engines.flare.envelope import (
     Busy,
     Done,
@@ -161,16 +161,7 @@ class Sites:
             self._traffic.down(message, len(bodies[silo]))
             self._record("sent", silo, message, bodies[silo])
         outcomes = self._exchange("answer", bodies, self._deadline)
-        answers: dict[str, Message] = {}
-        missing: dict[str, Missing] = {}
-        for silo, message in ask.messages.items():
-            answer = self._answer(silo, ask, message, outcomes[silo])
-            if isinstance(answer, Missing):
-                log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, answer.reason, answer.detail)
-                missing[silo] = answer
-            else:
-                answers[silo] = answer
-        return Replies(answers, missing)
+        return replies_of(ask, lambda silo, message: self._answer(silo, ask, message, outcomes[silo]))
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
