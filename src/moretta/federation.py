@@ -155,7 +155,7 @@ class Federation:
             raise ParameterError(f"seed = {seed}: expected at least 0")
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
-        place = Place(self._run_id(seed), 0, 0, self._digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
         players = cast(self.protocol, self._setting(seed, rounds, place.session))  # before anything is written
         silos = self._players_names(players)
         if len(silos) < players.least:
@@ -188,13 +188,17 @@ class Federation:
         players = cast(self.protocol, self._setting(seed, rounds, session))
         return players.clients[name], players.messages
 
+    def players(self, rounds: int, seed: int) -> Cast:
+        """Cast all roles of a run anew, with secrets of their own until they are given a run's states."""
+        return cast(self.protocol, self._setting(seed, rounds, session=0))
+
     def _players_names(self, players: Cast) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
         return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Cast all roles and write nothing: raises what `train` would raise before its first round."""
-        cast(self.protocol, self._setting(seed, rounds, session=0))
+        self.players(rounds, seed)
 
     def _check_silos(self) -> None:
         names = Counter(silo.name for silo in self.silos)
@@ -376,7 +380,7 @@ class Federation:
         """Return what a run id ends with, so that silos with another roster refuse it."""
         return "" if self._roster is None else self._roster.digest[:RUN_DIGEST]
 
-    def _digest(self, seed: int, rounds: int) -> str:
+    def digest(self, seed: int, rounds: int) -> str:
         """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
         if self.run_file:
             return self.run_file[1]
@@ -399,7 +403,7 @@ class Federation:
                 f"{folder.path} holds no checkpoint to resume from; start without --resume, in an empty folder"
             )
         place, states = found
-        if place.digest != self._digest(seed, rounds):
+        if place.digest != self.digest(seed, rounds):
             raise ParameterError(
                 f"{folder.path} was begun with another run file or other settings; resume with those it was begun "
                 f"with ({folder.path / 'run.toml'}), or name another folder by --out"

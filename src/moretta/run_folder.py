@@ -8,6 +8,8 @@ released.safetensors   what the silos may be given
 models/<silo>.safetensors   where each silo has its own
 participants/<name>/confined.safetensors   of CGD, and only where one machine simulates all participants; then
                      model.safetensors is D, what they have all moved by
+truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
+audit.json  audit/     what attacks came to (moretta.audit), and their pictures
 inputs.json            what inputs mean: columns, standardisation, classes
 best/                  under early stopping, checkpoints of the best rounds, secrets and all
 """
@@ -32,6 +34,7 @@ from moretta.errors import ParameterError
 from moretta.protocol import Array, Tensors
 
 FORMAT = 1
+ROWS = "rows.sha256"  # in truth/
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
 Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
 """

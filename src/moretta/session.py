@@ -17,10 +17,12 @@ from torch import nn
 from moretta import result
 from moretta.codec import Codec
 from moretta.config_sections import FaultPhase
+from moretta.engines import views
 from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, Dropped, RoundEnd
 from moretta.engines.faults import Injector
+from moretta.engines.files import write_atomically
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import ParameterError, RunFailed
@@ -34,8 +36,8 @@ from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import standardised
 from moretta.protocols.fedsgd.params import Centralised, Local
 from moretta.result import Result
-from moretta.roles import Cast, row_shape
-from moretta.run_folder import RunFolder
+from moretta.roles import Cast, row_shape, rows_digest
+from moretta.run_folder import ROWS, RunFolder
 from moretta.secure_aggregation import agreement, statistics, unmasking
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class Session:
         self._rounds, self._seed, self._progress = rounds, seed, progress
         recorder = None
         if folder is not None and federation.record_views:
-            recorder = Recorder(folder.path / "views", federation.record_views, place.session)
+            recorder = Recorder(folder.path / "views", federation.record_views, place.session, place.run)
         self._recorder = recorder
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[dict[str, Any]] = [] if folder is None else folder.history(up_to=place.round)
@@ -120,6 +122,7 @@ class Session:
             else:
                 begin_session(self._folder.path / "checkpoint", self._place)
                 self._find_best(self._folder)
+            self._keep_truth(self._place.round)
         driver = Driver(
             self._players.server,
             self._silos,
@@ -157,6 +160,7 @@ class Session:
             every = 1 if counts else self._of.checkpoint_every
             if line["round"] % every == 0 or line["round"] == self._rounds:
                 self._save(line["round"])
+            self._keep_truth(line["round"])
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)
         return stops
@@ -283,6 +287,21 @@ class Session:
         self._engine.keep(place)  # first, so that every silo elsewhere can go on from where the server does
         save_checkpoint(self._folder.path / "checkpoint", place, self._states())
 
+    def _keep_truth(self, number: int) -> None:
+        """Keep the roles' states before and after each recorded round apart from the views, for an audit's scorer.
+
+        Where silos are elsewhere there is no such place: nobody has all of it.
+        """
+        wanted, folder = self._of.record_views, self._folder
+        if folder is None or not wanted or any(silo.elsewhere for silo in self._of.silos):
+            return
+        if isinstance(wanted, bool) or number in wanted or number + 1 in wanted:
+            place = replace(self._place, round=number)
+            save_checkpoint(folder.path / "truth", place, self._states(), kept=None)
+            rows = folder.path / "truth" / ROWS
+            if not rows.exists():
+                write_atomically(rows, rows_digest(self._of.silos).encode(), mode=0o600)
+
     def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
         of = self._of
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
@@ -296,6 +315,7 @@ class Session:
             released=None if outcome.released is None else self._module(outcome.released),
             models={name: self._module(tensors) for name, tensors in outcome.models.items()},
             folder=None if of.out is None else Path(of.out),
+            played=(of, self._rounds, self._seed),
         )
 
     def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
@@ -333,6 +353,7 @@ class Session:
             "warnings": self._warnings(outcome),
             "settings": dict(of.settings or {}),
             "insecure_secret_seed": of.insecure_secret_seed is not None,
+            "views": "" if self._folder is None else views.digest(self._folder.path / "views"),
             "versions": result.versions(),
         }
 

@@ -376,7 +376,7 @@ def models_of(folder: Path) -> dict[str, bytes]:
     """The bytes of all models in a run folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*.safetensors") if "checkpoint" not in path.parts
+        for path in folder.rglob("*.safetensors") if not {"checkpoint", "truth"} & set(path.parts)
     }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def asked(data: bytes) -> tuple[str, int] | None:
 def models_in(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*.safetensors") if "checkpoint" not in path.parts
+        for path in folder.rglob("*.safetensors") if not {"checkpoint", "truth"} & set(path.parts)
     }  # fmt: skip
 
 

@@ -36,8 +36,11 @@ class Place:
     digest: str
 
 
-def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State]) -> None:
-    """Write the roles' states of a round's end into the run's ``checkpoint`` folder, and drop all but the last two."""
+def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State], kept: int | None = KEPT) -> None:
+    """Write the roles' states of a round's end into the run's ``checkpoint`` folder, and drop all but the last two.
+
+    kept: how many are kept, None for all.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     final, partial = folder / f"round-{place.round:06d}", folder / f".round-{place.round:06d}.partial"
     for left in folder.glob(".round-*.partial"):  # by a crash
@@ -50,7 +53,7 @@ def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State]) -> 
         final.rename(folder / f".{final.name}.old.partial")
     partial.rename(final)
     _sync(folder)
-    for old in _found(folder)[:-KEPT]:
+    for old in _found(folder)[:-kept] if kept else ():
         shutil.rmtree(old)
     for old in folder.glob(".round-*.partial"):
         shutil.rmtree(old)

@@ -3,20 +3,30 @@
 ``views/<role>/round-000012.0.bin`` holds round 12 as seen in session 0 (a resumed run is in its next session). Each
 record is the length of a JSON line and the line (``{"direction": "sent" | "received", "peer": ..}``), then the length
 of the message and the message; lengths are 8 bytes, little-endian. A file begins with `MAGIC`.
+
+``views/index.jsonl`` says of which run they are, and then has a line for each file with its SHA-256; the digest of the
+index is in the run's ``result.json``. A file without a line is of a round that was never finished.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 
 MAGIC = b"moretta views 1\n"
+FORMAT = 1
+INDEX = "index.jsonl"
+_NAME = re.compile(r"(?P<role>[A-Za-z0-9_-][A-Za-z0-9._-]{0,63})/round-(?P<round>\d{6,})\.(?P<session>\d+)\.bin")
 
 
 @dataclass(frozen=True)
@@ -32,12 +42,16 @@ class Recorder:
     """Keeps what each role sees in the rounds that are wanted.
 
     folder: the run's ``views``. rounds: True for all, or their numbers. session: how often the run was resumed.
+    run: its id.
     """
 
-    def __init__(self, folder: Path, rounds: bool | tuple[int, ...], session: int = 0) -> None:
-        self._folder, self._rounds, self._session = folder, rounds, session
+    def __init__(self, folder: Path, rounds: bool | tuple[int, ...], session: int = 0, run: str = "") -> None:
+        self._folder, self._rounds, self._session, self._run = folder, rounds, session, run
         self._pending: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
         self._round = 0
+        index = folder / INDEX
+        if index.exists() and not (data := index.read_bytes()).endswith(b"\n"):  # a crash cut its last line short
+            write_atomically(index, data[: data.rfind(b"\n") + 1])
 
     def wants(self, number: int) -> bool:
         """Return whether a round is recorded; the set-up before the first round counts with it."""
@@ -52,11 +66,117 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what was noted, at the end of a round."""
+        lines = []
         for (role, number), records in self._pending.items():
-            path = self._folder / role / f"round-{number:06d}.{self._session}.bin"
+            name, data = f"{role}/round-{number:06d}.{self._session}.bin", MAGIC + b"".join(records)
+            path = self._folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, MAGIC + b"".join(records), mode=0o600)  # uploads in the clear may be among them
+            write_atomically(path, data, mode=0o600)  # uploads in the clear may be among them
+            lines.append(json.dumps({"file": name, "sha256": hashlib.sha256(data).hexdigest()}) + "\n")
+        if lines:
+            index = self._folder / INDEX
+            if not index.exists():
+                lines.insert(0, json.dumps({"format": FORMAT, "run": self._run}) + "\n")
+            with index.open("a", encoding="utf-8") as stream:
+                stream.writelines(lines)
+                stream.flush()
+                os.fsync(stream.fileno())
         self._pending.clear()
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of the index of a run's views, in hex; empty where none were recorded."""
+    index = folder / INDEX
+    return hashlib.sha256(index.read_bytes()).hexdigest() if index.exists() else ""
+
+
+@dataclass(frozen=True)
+class Views:
+    """The recorded views of a finished run, every file of which is the one that was recorded.
+
+    files: by role, and by round: the last session that finished it.
+    """
+
+    folder: Path
+    files: Mapping[str, Mapping[int, str]]
+    digests: Mapping[str, str]
+
+    @classmethod
+    def open(cls, folder: Path, run: str, wanted: str) -> Views:
+        """Open a run's ``views``. run: its id; wanted: the digest of its index, both from ``result.json``.
+
+        Raises `moretta.errors.ParameterError` where there are none, or they are another run's or version's, or not as
+        they were recorded.
+        """
+        index = folder / INDEX
+        if not index.exists() and any(folder.glob("*/round-*.bin")):
+            raise ParameterError(
+                f"{folder} has views and no {INDEX}, by which they are checked: another version recorded them, or it "
+                "was removed; restore it, or run again"
+            )
+        if not index.exists():
+            raise ParameterError(
+                f"{folder.parent} has no recorded views; run it again with record-views in [run], true for all rounds "
+                "or a list of rounds (from Python: Federation record_views)"
+            )
+        if not wanted:
+            raise ParameterError(f"{folder.parent}: result.json says nothing of views; was it written by this version?")
+        if digest(folder) != wanted:
+            raise ParameterError(
+                f"{index} is not the index that this run ended with; restore the views as they were recorded"
+            )
+        head, *lines = _index(index)
+        if head.get("format") != FORMAT:
+            raise ParameterError(f"{index}: expected views of format {FORMAT}; were they recorded by another version?")
+        if head.get("run") != run:
+            raise ParameterError(f"{index}: expected the views of this run, these are of another one")
+        files: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        digests = {}
+        for line in lines:  # a later session comes later, and what it played again is what counts
+            name, hashed = line.get("file"), line.get("sha256")
+            if not isinstance(name, str) or not isinstance(hashed, str):
+                raise ParameterError(f"{index} is damaged (a line without a file and its SHA-256)")
+            found = _NAME.fullmatch(name)
+            if found is None:
+                raise ParameterError(f"{index}: expected names of views, got {name!r:.80}")
+            files[found["role"]][int(found["round"])] = name
+            digests[name] = hashed
+        return cls(folder, files, digests)
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds of which the server's view was recorded."""
+        return tuple(sorted(self.files.get("server", {})))
+
+    def data(self, role: str, number: int) -> bytes:
+        """Return one file's bytes. Raises `moretta.errors.ParameterError` where they are not what was recorded."""
+        name = self.files[role][number]
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ParameterError(f"{path}: expected a recorded view; {error.strerror}") from None
+        if hashlib.sha256(data).hexdigest() != self.digests[name]:
+            raise ParameterError(f"{path} is not as it was recorded (SHA-256 differs); restore the file")
+        return data
+
+    def check(self, roles: Collection[str] | None = None) -> None:
+        """Read every file of some roles, or of all. Raises as `data`."""
+        for role in self.files if roles is None else roles:
+            for number in self.files[role]:
+                self.data(role, number)
+
+
+def _index(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"{path} is damaged ({error})") from None
+    if lines and not isinstance(lines[0], dict):
+        lines[0] = {}  # of no format
+    if not lines or not all(isinstance(line, dict) for line in lines):
+        raise ParameterError(f"{path} is damaged (a line that is no object)")
+    return lines
 
 
 def read(path: Path) -> Iterator[Seen]:
@@ -65,15 +185,20 @@ def read(path: Path) -> Iterator[Seen]:
         data = path.read_bytes()
     except OSError as error:
         raise ParameterError(f"{path}: expected recorded views; {error.strerror}") from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, where: str) -> Iterator[Seen]:
+    """Return the messages of one file's bytes, in order. where: it, for an error; raises as `read`."""
     if not data.startswith(MAGIC):
-        raise ParameterError(f"{path}: expected recorded views of format 1; was it recorded by another version?")
+        raise ParameterError(f"{where}: expected recorded views of format 1; was it recorded by another version?")
     position = len(MAGIC)
 
     def take() -> bytes:
         nonlocal position
         end = position + 8 + int.from_bytes(data[position : position + 8], "little")
         if end > len(data) or position + 8 > len(data):
-            raise ParameterError(f"{path}: the recorded view ends in the middle of a message; the file is damaged")
+            raise ParameterError(f"{where}: the recorded view ends in the middle of a message; the file is damaged")
         part, position = data[position + 8 : end], end
         return part
 
@@ -82,7 +207,7 @@ def read(path: Path) -> Iterator[Seen]:
             line = json.loads(take())
             seen = Seen(line["direction"], line["peer"], take())
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ParameterError(f"{path}: the recorded view is damaged ({error})") from None
+            raise ParameterError(f"{where}: the recorded view is damaged ({error})") from None
         if seen.direction not in ("sent", "received") or not isinstance(seen.peer, str):
-            raise ParameterError(f"{path}: the recorded view is damaged (a message neither sent nor received)")
+            raise ParameterError(f"{where}: the recorded view is damaged (a message neither sent nor received)")
         yield seen

@@ -100,8 +100,7 @@ class Server:
         with self.phase("perturbation"):
             sizes = self._sizes or self._synthetic_sizes(now)
             rho = self._rho(sizes)
-            stream = self._root.stream("perturbation", now.run, now.round)
-            key = self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
+            key = self._draw_key(now, rho, sizes)
             noisy = self._perturbation.perturb(self._tensors, key)
         wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight())
         exchanged: Exchanged | None = None
@@ -135,6 +134,15 @@ class Server:
             log_normaliser = softmax.mean_log_normaliser([exchanged.true[silo] for silo in total.silos])
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
         return Report({"loss": self._loss, **figures})
+
+    def key(self, now: Stamp) -> Key:
+        """Return the key of the coming round, the same for every attempt at it: the server's secret."""
+        sizes = self._sizes or self._synthetic_sizes(now)
+        return self._draw_key(now, self._rho(sizes), sizes)
+
+    def _draw_key(self, now: Stamp, rho: float, sizes: Sizes) -> Key:
+        stream = self._root.stream("perturbation", now.run, now.round)
+        return self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
     def _deltas(self, now: Stamp, silo: str) -> Keystream:
         """Return what a silo's deltas are drawn from: two answers about one row never share them."""
