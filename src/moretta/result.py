@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.training import Training
 
+if TYPE_CHECKING:
+    from moretta.audit import Audit
+    from moretta.federation import Federation
+
 PHASES = ("perturbation", "local_forward", "local_backward", "aggregation", "update")
 
 
@@ -28,6 +32,7 @@ class Result:
 
     record: the content of ``result.json``. history: a mapping a round. model: the true model, as the server holds it
     (None where silos train alone). released: what the silos may be given. models: each silo's own, where it has one.
+    played: the federation, its rounds and its seed, of which an audit needs the silos' rows and the architecture.
     """
 
     record: Mapping[str, Any]
@@ -36,6 +41,7 @@ class Result:
     released: nn.Module | None
     models: Mapping[str, nn.Module]
     folder: Path | None = None
+    played: tuple[Federation, int, int] | None = field(default=None, repr=False)
 
     @property
     def test(self) -> Mapping[str, Any]:
@@ -59,6 +65,26 @@ class Result:
         if self.folder is None:
             raise ParameterError("a report is made from a run folder; train with Federation(.., out=FOLDER)")
         return write_report([self.folder], Path(path))
+
+    def audit(
+        self,
+        *,
+        thorough: bool = False,
+        background: tuple[Array, Array] | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> Audit:
+        """Attack what the run recorded, and return what each role could learn (`moretta.audit`).
+
+        Arguments as of `moretta.audit.audit`. Raises `moretta.errors.ParameterError` for a run without recorded views.
+        """
+        from moretta.audit import audit
+
+        if self.folder is None or self.played is None:
+            raise ParameterError(
+                "an audit reads a run folder; train with Federation(.., out=FOLDER, record_views=True)"
+            )
+        federation, rounds, seed = self.played
+        return audit(self.folder, federation, rounds, seed, thorough=thorough, background=background, progress=progress)
 
 
 def traffic(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:

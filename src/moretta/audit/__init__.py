@@ -1,0 +1,39 @@
+"""The audit: attacks on what a run recorded, so that what each role could learn is a measured figure.
+
+    views of a role, background knowledge, what is public          what the run kept apart (`truth`)
+                     |                                                       |
+        `attack`, in a process of its own (`attacker`)                       |
+                     |                                                       |
+                     +---- a claim: arrays ---->  `score`, in ours <---------+
+                                                     |
+                                  score, chance, interval, one sentence
+
+**Threat model.** An attacker is honest but curious: one role, or several who put together what they saw. It has that
+role's messages of the recorded rounds, what is public of the run (`run.Run`), and the background knowledge that the
+attack declares. A role's own secrets, such as the server's key under PBPFL, are part of what it knows and are given to
+it by name. It is computed in a child process that is sent nothing else, not even the run folder's path.
+
+**Scores** are higher the more was learned, beside what guessing scores. An attack succeeded where the whole 95 %
+interval of its score lies above chance; any other says "this attack failed", which is never to say that a role is safe:
+a stronger attack may exist.
+
+Rooms: `attack` says what one is, `attacks/` has one a file, `case` is what an attacker is given, `truth` what a scorer
+reads, `attacker` the child process, `auditor` runs them all, `intervals` has the statistics.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moretta.audit.auditor import Audit, audit
+
+__all__ = ["Audit", "audit"]
+
+
+def __getattr__(name: str) -> Any:
+    # An attacker's process imports this package, and must not wait for torch, which the auditor needs.
+    if name not in __all__:
+        raise AttributeError(f"module 'moretta.audit' has no attribute {name!r}")
+    return getattr(importlib.import_module("moretta.audit.auditor"), name)

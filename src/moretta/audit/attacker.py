@@ -1,0 +1,125 @@
+"""The process of one attack: reads its case on stdin, writes its claim on stdout, and reaches nothing else.
+
+What keeps it honest is that it is sent a case and no path: no argument, variable or working directory names the run
+folder, and it is confined (`moretta.audit.confinement`) before the attack's own module is so much as imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from moretta.audit.attack import Attack, Claim
+from moretta.audit.case import Case
+from moretta.audit.confinement import confine
+from moretta.errors import RunFailed
+
+
+class AttackFailed(Exception):
+    """An attack came to no claim; the message is one sentence."""
+
+
+def claim_of(
+    attack: Attack,
+    case: Case,
+    seconds: float,
+    started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
+) -> Claim:
+    """Run an attack in a process of its own and return its claim.
+
+    started: is told of the process, to end it where nobody waits any more.
+    Raises `AttackFailed` where it comes to no claim in that time.
+    """
+    file = "" if attack.module.startswith("moretta.") else _file(attack.module)
+    header = json.dumps({"module": attack.module, "file": file}).encode()
+    environment = {"OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = "/"  # there already, so that torch.optim finds it and makes none
+    command = [sys.executable, "-E", "-P", "-W", "ignore", "-m", "moretta.audit.attacker"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment) as process:
+        started(process)
+        try:
+            out, said = process.communicate(len(header).to_bytes(8, "little") + header + case.pack(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AttackFailed(f"it had not ended after {seconds:.0f} s") from None
+    if process.returncode:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({process.returncode})")
+    try:
+        return load(out)
+    except SafetensorError as error:
+        raise AttackFailed(f"its claim cannot be read: {error}") from None
+
+
+def _file(module: str) -> str:
+    file = sys.modules[module].__file__
+    if file is None:
+        raise RunFailed(f"{module}: expected an attack in a file")
+    return str(Path(file).resolve())
+
+
+def main() -> None:
+    """Read a case, attack, write the claim."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an attack prints is no claim
+    data = sys.stdin.buffer.read()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    case = Case.unpack(data[8 + size :])
+    readable = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1], *filter(Path.is_dir, _site())]
+    try:
+        if case.architecture.source not in ("", *_built_in()):
+            case.model()  # imports the user's module while that can be read
+        confine([*readable, *map(Path, filter(None, [header["file"]]))])
+        attack = _imported(header["module"], header["file"])
+        claim = attack.attack(case)
+        packed = save({name: np.array(value, order="C") for name, value in claim.items()})
+    except Exception as error:  # noqa: BLE001  # said in one line to the process that waits
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+    out.write(packed)
+    out.flush()
+    os._exit(0)  # nothing that an attack left behind runs
+
+
+def _imported(name: str, file: str) -> Attack:
+    """Return the attack of a module: one of this package, or one in a file of its own."""
+    if not file:
+        found: Attack = importlib.import_module(name).ATTACK
+        return found
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise RunFailed(f"{name}: expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    own: Attack = module.ATTACK
+    return own
+
+
+def _site() -> list[Path]:
+    return [Path(entry) for entry in sys.path if "-packages" in entry]
+
+
+def _built_in() -> Sequence[str]:
+    from moretta.models import BUILT_IN
+
+    return BUILT_IN
+
+
+if __name__ == "__main__":
+    main()

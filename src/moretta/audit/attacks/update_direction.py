@@ -1,0 +1,136 @@
+"""A silo follows the model's steps below the head, although scales and channels are drawn afresh every round.
+
+W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`moretta.audit.canonical`). One step moves a channel little
+against how far channels lie apart, so that those of two consecutive rounds find each other by the assignment of least
+squared distance. The difference is the step that the server took, in canonical form: the part of it that changes the
+function. The head is left out, as its rows hold an unknown offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.case import Case
+from moretta.audit.intervals import kept, of_errors
+from moretta.audit.run import Run
+from moretta.errors import ParameterError
+from moretta.protocol import Tensors
+from moretta.protocols.pbpfl.messages import TrainOn
+
+if TYPE_CHECKING:
+    from moretta.audit.canonical import Named
+    from moretta.audit.truth import Truth
+    from moretta.protocols.pbpfl.scales import ScalePlan
+
+ROUNDS = 11  # the last so many that have a neighbour
+MOST_ENTRIES = 20_000_000  # of all steps together
+
+
+def fits(run: Run) -> str:
+    """Say why not."""
+    if not run.head:
+        return "the model has no linear layer with an output each"
+    return (
+        "" if any(number + 1 in run.recorded for number in _training(run)) else "no two rounds in a row were recorded"
+    )
+
+
+def _training(run: Run) -> list[int]:
+    return [number for number in run.recorded if 1 <= number < run.rounds]
+
+
+def given(truth: Truth) -> Given:
+    """Give the first silo its view."""
+    from moretta.audit.canonical import plan_of, structure
+
+    silo, recorded = truth.run.silos[0], truth.recorded
+    rounds = [number for number in recorded if {number - 1, number + 1} & set(recorded)][-ROUNDS:]
+    return Given(
+        {silo: rounds}, structure(plan_of(truth)), view=f"{rounds_of(len(rounds))} of {silo}", knowledge="nothing"
+    )
+
+
+def attack(case: Case) -> Claim:
+    """Claim of each pair of rounds the canonical trunk before it and the step: ``before/<round>/<tensor>``."""
+    from moretta.audit.canonical import plan_from
+
+    (silo,) = case.views
+    asks, plan = case.last_of_each_round(silo, TrainOn), plan_from(case.arrays)
+    pairs = [number for number in sorted(asks) if number + 1 in asks]
+    if not pairs:
+        raise ParameterError(f"{silo} was sent no models in two rounds in a row")
+    size = sum(array.size for array in next(iter(asks.values())).parameters.values())
+    most = max(2, MOST_ENTRIES // size)
+    found: dict[str, np.ndarray] = {}
+    for number in pairs[-most:]:
+        before, step = step_of(plan, asks[number].parameters, asks[number + 1].parameters)
+        found |= {f"before/{number}/{name}": value for name, value in before.items()}
+        found |= {f"step/{number}/{name}": value for name, value in step.items()}
+    return found
+
+
+def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Named]:
+    """Return the canonical trunk before a step and the step in it, with the channels of the former."""
+    from moretta.audit.canonical import canonical, matched, trunk
+
+    one, two = (canonical(plan, trunk(plan, tensors)) for tensors in (before, after))
+    two = matched(plan, two, one)
+    return one, {name: two[name] - one[name] for name in one}
+
+
+def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, Named]) -> tuple[float, float]:
+    """Return the cosine of a claimed step with the true one, and with the true one's rows in random order.
+
+    claimed, true: as `step_of` returns them. All steps of one kind of data have something in common, such as the inputs
+    that they follow; with rows in random order that is left, and so it is what guessing scores.
+    """
+    from moretta.audit.canonical import cosine, order, ordered
+
+    step = ordered(plan, claimed[1], order(plan, claimed[0], true[0]))
+    generator = np.random.Generator(np.random.PCG64(0))
+    shuffled = {name: generator.permutation(value, axis=0) for name, value in true[1].items()}
+    return cosine(step, true[1]), cosine(step, shuffled)
+
+
+def score(claim: Claim, truth: Truth) -> Finding:
+    """Compare with the true steps in canonical form: the median cosine over pairs of rounds."""
+    from moretta.audit.canonical import plan_of
+
+    plan = plan_of(truth)
+    found = []
+    for number in sorted({int(name.split("/")[1]) for name in claim}):
+        claimed = _of_round("before", number, claim), _of_round("step", number, claim)
+        true = step_of(plan, truth.parameters(number), truth.parameters(number + 1))
+        found.append(likeness(plan, claimed, true))
+    cosines, shuffled = np.array(found).T
+    median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
+    return Finding(
+        measure="cosine of the step below the head with the true one, median over rounds",
+        score=median,
+        chance=float(np.median(guesses)),
+        interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
+        sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
+        "although the key is fresh every round",
+        figures={"rounds": float(len(cosines)), "lowest": float(cosines.min())},
+    )
+
+
+def _of_round(what: str, number: int, claim: Mapping[str, np.ndarray]) -> Named:
+    prefix = f"{what}/{number}/"
+    return {name.removeprefix(prefix): value for name, value in claim.items() if name.startswith(prefix)}
+
+
+ATTACK = Attack(
+    name="update-direction",
+    role="silo",
+    source="canonical forms of consecutive rounds; contradicts the confidentiality of updates in Feng et al., II-C",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

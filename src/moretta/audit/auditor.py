@@ -1,0 +1,231 @@
+"""Run every attack that fits a run, score what they claim, and write ``audit.json``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from moretta.audit import attacks
+from moretta.audit.attack import Attack, Claim, Finding, Given
+from moretta.audit.attacker import AttackFailed, claim_of
+from moretta.audit.truth import Truth
+from moretta.engines import views
+from moretta.engines.files import write_atomically
+from moretta.errors import MorettaError, ParameterError
+from moretta.federation import Federation
+from moretta.protocol import Array
+from moretta.run_folder import RunFolder
+
+SECONDS = 120.0  # that an attack may take
+SECONDS_THOROUGH = 3600.0
+PICTURES = 8  # at most, of an attack
+
+Progress = Callable[[int, int, str], None]
+"""Called after each attack with how many have ended, of how many, and its name."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit came to; `record` is the content of ``audit.json``."""
+
+    record: Mapping[str, Any]
+
+    @property
+    def attacks(self) -> Sequence[Mapping[str, Any]]:
+        """What each attack came to, in the order of `moretta.audit.attacks`."""
+        return self.record["attacks"]  # type: ignore[no-any-return]
+
+    def above(self, limits: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the scores above these limits, by attack. Raises ParameterError for a name that did not run."""
+        scores = {one["attack"]: float(one["score"]) for one in self.attacks}
+        for name in limits:
+            if name not in scores:
+                told = next((one["because"] for one in self.record["not_run"] if one["attack"] == name), None)
+                ran = f"those that ran are {', '.join(scores)}" if scores else "none ran"
+                why = f"it did not run: {told}" if told else ran
+                raise ParameterError(f"--fail-above {name}: expected an attack that ran on this run; {why}")
+        return {name: scores[name] for name, limit in limits.items() if scores[name] > limit}
+
+
+def audit(
+    folder: Path,
+    federation: Federation,
+    rounds: int,
+    seed: int,
+    *,
+    thorough: bool = False,
+    background: tuple[Array, Array] | None = None,
+    progress: Progress | None = None,
+    chosen: Iterable[Attack] | None = None,
+) -> Audit:
+    """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
+
+    federation, rounds, seed: that were played. thorough: also slow attacks, with more time for each. background: rows
+    that attackers may have, None for the first half of the test rows. chosen: None for all that fit.
+    Raises `moretta.errors.ParameterError` for a run without views, or views that are not as they were recorded.
+    """
+    truth = Truth(folder, federation, rounds, seed, background)
+    if not os.access(folder, os.W_OK):
+        raise ParameterError(f"{folder}: expected a folder that can be written, for audit.json; copy the run elsewhere")
+    if background is not None:
+        _check_background(background, truth)
+    done: list[tuple[int, dict[str, Any], Sequence[Any]]] = []
+    missed: list[tuple[int, dict[str, str]]] = []
+    ready: list[tuple[int, Attack]] = []
+    for place, attack in enumerate(attacks.all_attacks() if chosen is None else chosen):
+        if truth.run.protocol not in attack.protocols:
+            continue
+        why = "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
+        if why:
+            missed.append((place, {"attack": attack.name, "role": attack.role, "because": why}))
+        else:
+            ready.append((place, attack))
+    if ready:
+        _ = truth.architecture  # once, and here: the threads below would each export the model
+    for place, attack, given, came_to in _attacked(ready, truth, thorough, progress):
+        if isinstance(came_to, str) or given is None:
+            missed.append((place, {"attack": attack.name, "role": attack.role, "because": str(came_to)}))
+        else:
+            finding, seconds = came_to
+            done.append((place, _line(attack, given, finding, seconds), finding.pictures))
+    done.sort(key=lambda one: one[0])
+    record = {
+        "run": truth.run.id,
+        "index": views.digest(folder / "views"),
+        "protocol": truth.run.protocol,
+        "thorough": thorough,
+        "views": truth.views.rounds,
+        "attacks": [line for _, line, _ in done],
+        "not_run": [line for _, line in sorted(missed, key=lambda one: one[0])],
+    }
+    shutil.rmtree(folder / "audit", ignore_errors=True)  # pictures of an earlier audit
+    for _, line, pictures in done:
+        if pictures:
+            _write_pictures(folder, line, pictures)
+    RunFolder(folder).write_json("audit.json", record)
+    return Audit(record)
+
+
+def _attacked(
+    ready: Sequence[tuple[int, Attack]], truth: Truth, thorough: bool, progress: Progress | None
+) -> Iterable[tuple[int, Attack, Given | None, tuple[Finding, float] | str]]:
+    """Yield each attack as it ends, with what it was given and its finding and seconds, or why there is none.
+
+    Whatever goes wrong in one attack is said of it, and the others go on.
+    """
+    ended = 0
+    # One attack a core: each is a process of one thread.
+    pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        pending: dict[Future[tuple[Claim, float]], tuple[int, Attack, Given]] = {}
+        for place, attack in ready:
+            try:
+                given = attack.given(truth)
+            except Exception as error:  # noqa: BLE001
+                yield place, attack, None, _said(error)
+            else:
+                pending[pool.submit(_run, attack, given, truth, thorough, processes.append)] = (place, attack, given)
+        ended = len(ready) - len(pending)
+        for future in as_completed(pending):
+            place, attack, given = pending[future]
+            try:
+                claim, seconds = future.result()
+                yield place, attack, given, (_finite(attack.score(claim, truth)), seconds)
+            except Exception as error:  # noqa: BLE001
+                yield place, attack, given, _said(error)
+            ended += 1
+            if progress is not None:
+                progress(ended, len(ready), attack.name)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # of an audit that is interrupted, nothing more begins
+        for process in processes:
+            process.kill()  # and nothing goes on; of one that has ended this does nothing
+
+
+def _finite(finding: Finding) -> Finding:
+    """Return a finding whose figures are numbers, as a limit is compared with them."""
+    if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():
+        raise AttackFailed("it came to no finite score")
+    return finding
+
+
+def _run(
+    attack: Attack, given: Given, truth: Truth, thorough: bool, started: Callable[[subprocess.Popen[bytes]], None]
+) -> tuple[Claim, float]:
+    case = truth.case(given.views, given.arrays, thorough=thorough)
+    began = time.perf_counter()
+    claim = claim_of(attack, case, SECONDS_THOROUGH if thorough else SECONDS, started)
+    return claim, time.perf_counter() - began
+
+
+def _said(error: Exception) -> str:
+    """Return why an attack came to nothing: an error of ours is a sentence already, any other has its kind in it."""
+    if isinstance(error, AttackFailed | MorettaError):
+        return str(error)
+    said = str(error).partition("\n")[0]
+    return f"it ended with {type(error).__name__}{f': {said:.300}' if said else ''}"
+
+
+def _check_background(background: tuple[Array, Array], truth: Truth) -> None:
+    """Refuse rows that are not of the silos' kind, before any attack runs."""
+    x, y = background
+    if x.shape[1:] != truth.run.shape:
+        raise ParameterError(f"background: expected rows of shape {truth.run.shape}, as the silos', got {x.shape[1:]}")
+    if x.dtype.kind not in "fiu" or not np.isfinite(x).all():
+        raise ParameterError("background: expected x of finite numbers")
+    if len(x) != len(y) or len(x) < 2:
+        raise ParameterError(f"background: expected at least two rows, as many of x as of y, got {len(x)} and {len(y)}")
+    _ = truth.background  # of which y is checked as a silo's is
+
+
+def _line(attack: Attack, given: Given, finding: Finding, seconds: float) -> dict[str, Any]:
+    said = finding.sentence if finding.succeeded else f"{finding.sentence}: this attack failed"
+    return {
+        "attack": attack.name,
+        "role": attack.role,
+        "view": given.view,
+        "knowledge": given.knowledge,
+        "measure": finding.measure,
+        "score": finding.score,
+        "chance": finding.chance,
+        "interval": list(finding.interval),
+        "succeeded": finding.succeeded,
+        "seconds": seconds,
+        "sentence": f"{plainly(said)}.",
+        "figures": dict(finding.figures),
+        "source": attack.source,
+    }
+
+
+def plainly(text: str) -> str:
+    """Return a sentence with its numbers as a person writes them: 0.025 for 2.5e-02, 1.6e-4 for 1.6e-04."""
+
+    def written(found: re.Match[str]) -> str:
+        value, exponent = float(found[0]), int(found[2])
+        return f"{value:.{len(found[1])}g}" if -3 <= exponent <= 4 else f"{found[1]}e{exponent}"
+
+    return re.sub(r"\b(\d(?:\.\d+)?)e([+-]\d+)\b", written, text)
+
+
+def _write_pictures(folder: Path, line: dict[str, Any], pictures: Sequence[Any]) -> None:
+    """Write an attack's pictures, of which some are the silos' own rows, for the owner of the folder alone."""
+    (folder / "audit").mkdir(mode=0o700, exist_ok=True)
+    line["pictures"] = []
+    for number, picture in enumerate(pictures):
+        name = f"audit/{line['attack']}-{number}.safetensors"
+        shown = {"true": picture.true[:PICTURES], "found": picture.found[:PICTURES]}
+        data = save({key: np.ascontiguousarray(value, dtype=np.float32) for key, value in shown.items()})
+        write_atomically(folder / name, data, mode=0o600)
+        line["pictures"].append({"file": name, "caption": picture.caption})

@@ -1,0 +1,115 @@
+"""Keep a process to what it has: no files but those of some folders, for reading, no sockets, no other processes.
+
+Python's audit events tell of what Python code does, and refuse it. That stops an attack that reads more than it
+declares, by mistake or on purpose, not native code that sets out to break Python. Where Linux has Landlock (5.13 on),
+the kernel refuses the same to native code as well, and looks at other processes. Without it, what reads files natively
+(`safetensors.safe_open`) and links below /proc stay open to an attack that means harm. Whether a path that it guesses
+exists, an attack can always find out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_REFUSED = (
+    "socket.",
+    "subprocess.",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.kill",
+    "ctypes.",
+    "pty.",
+    "sqlite3.",  # which opens files by itself
+)
+_READS = ("open", "os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.chdir", "os.getxattr", "os.listxattr")
+_WRITES = (
+    "os.remove", "os.rename", "os.link", "os.symlink", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown",
+    "os.utime", "os.setxattr", "os.removexattr", "os.chflags", "os.lockf",
+)  # fmt: skip
+_HARMLESS = (os.devnull, "/dev/urandom")
+# What the system's libraries read as they are loaded, beside the installed packages.
+_SYSTEM = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo",
+    "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system", *_HARMLESS,
+)  # fmt: skip
+
+
+def confine(folders: Sequence[Path]) -> None:
+    """Refuse this process from now on all files but those of some folders, for reading, and sockets and processes.
+
+    folders: single files may be among them.
+    """
+    allowed = tuple(f"{folder.resolve()}{os.sep}" for folder in folders)
+    refused, changing, reading, harmless = _REFUSED, _WRITES, _READS, _HARMLESS  # an attack can bind the names anew
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "ctypes.dlopen" and arguments[0] and os.path.realpath(arguments[0]).startswith(allowed):
+            return  # as torch does when it is imported; no function in it can be looked up
+        if event.startswith(refused):
+            raise PermissionError(f"an attack is given its case and nothing else, and tried {event}")
+        if event in changing:
+            raise PermissionError(f"an attack is given its case and nothing else, and tried {event}")
+        if event not in reading or not arguments or isinstance(arguments[0], int):
+            return
+        path = os.path.realpath(os.fsdecode(arguments[0] or "."))
+        writes = event == "open" and _flags(arguments) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        inside = f"{path}{os.sep}".startswith(allowed)
+        if path not in harmless and (writes or not inside):
+            raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of a file")
+
+    tempfile.tempdir = os.devnull  # nobody can write there; libraries that ask for its name find it without trying
+    kernel(folders)
+    # No audit event tells of this one, by which multiprocessing starts Python anew.
+    for module in filter(None, (sys.modules.get("_posixsubprocess"), subprocess)):
+        for name in {"fork_exec", "_fork_exec"} & vars(module).keys():
+            setattr(module, name, _refused)
+    sys.addaudithook(watch)
+
+
+def kernel(folders: Sequence[Path]) -> bool:
+    """Have the kernel refuse this process the same, for ever, where it can; return whether it does.
+
+    Landlock, docs.kernel.org/userspace-api/landlock.html: files but for reading in those folders, programs, TCP, other
+    processes' /proc, and signals to them.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    create, add, restrict = 444, 445, 446  # the same on all architectures
+    version = call(create, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return False
+    read_file, read_folder, every = 1 << 2, 1 << 3, (1 << {1: 13, 2: 14}.get(version, 15)) - 1
+    tcp, scopes = 3, 3  # both of each
+    parts = (every, tcp, scopes)[: 3 if version >= 6 else 2 if version >= 4 else 1]
+    wanted = struct.pack(f"={len(parts)}Q", *parts)
+    rules = call(create, wanted, ctypes.c_size_t(len(wanted)), 0)
+    for path in (*map(str, folders), *filter(os.path.exists, _SYSTEM)):
+        file = os.open(path, os.O_PATH)
+        rights = read_file | (read_folder if os.path.isdir(path) else 0)
+        call(add, rules, 1, struct.pack("=Qi", rights, file), 0)
+        os.close(file)
+    no_new_privileges = ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+    held = bool(rules >= 0 and no_new_privileges == 0 and call(restrict, rules, 0) == 0)
+    if rules >= 0:
+        os.close(rules)
+    return held
+
+
+def _refused(*arguments: object) -> None:
+    raise PermissionError("an attack is given its case and nothing else, and tried to start a process")
+
+
+def _flags(arguments: tuple[Any, ...]) -> int:
+    return int(arguments[2]) if len(arguments) > 2 and arguments[2] is not None else 0

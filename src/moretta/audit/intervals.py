@@ -1,0 +1,207 @@
+"""Confidence intervals of 95 %, and scores that several attacks share.
+
+Where chance is all there is, an interval must lie above it in no more than 2.5 % of cases, however few values it is of.
+Of n values that lie on either side of chance with even odds all lie on one side in 2^(1 - n) of cases: fewer than
+`FEWEST` = 6 say nothing by their order, and drawing them again says no more. There the whole range is the interval,
+but of relative errors, whose size itself is a matter of luck (`of_errors`).
+
+scipy and scikit-learn are imported where they are used: an attacker's process imports this with its attack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.protocol import Array
+
+Interval = tuple[float, float]
+
+SIDE = 0.025  # of chance, below an interval and above it
+FEWEST = 6  # values, of which all lie on one side of their median in 2 / 64 of cases
+FEW_RANKS = 8  # in the smaller of two groups: up to here the law of ranks is counted out
+DENSEST = 2.0  # the density of a guessed number's logarithm, at the most (`of_errors`)
+TINY = 1e-300
+
+
+def of_rate(hits: int, tries: int) -> Interval:
+    """Return Clopper and Pearson's interval of a rate of independent tries, (0, 1) of none."""
+    from scipy import stats
+
+    if not tries:
+        return 0.0, 1.0
+    found = stats.binomtest(hits, tries).proportion_ci(1 - 2 * SIDE, "exact")
+    return float(found.low), float(found.high)
+
+
+def of_mean(values: Array, low: float = -math.inf, high: float = math.inf) -> Interval:
+    """Return Student's interval of a mean, within a range.
+
+    It is all of the range of one value, and of fewer than `FEWEST` that are all the same: such are counts, not
+    measurements, and that few of them agree by luck.
+    """
+    from scipy import stats
+
+    values = np.asarray(values, dtype=np.float64)
+    few = values.size < FEWEST and (values.size < 2 or not np.ptp(values))
+    if few:
+        return low, high
+    mean = float(values.mean())
+    spread = float(stats.sem(values)) * float(stats.t.ppf(1 - SIDE, values.size - 1))
+    return max(low, mean - spread), min(high, mean + spread)
+
+
+def bootstrapped(
+    values: Array,
+    statistic: Callable[[Array], float],
+    draws: int = 2000,
+    seed: int = 0,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> Interval:
+    """Return the percentile interval of a statistic of rows drawn again with replacement. values: [rows, ...].
+
+    Its percentiles are those that make it Student's for a mean (Hesterberg, The American Statistician 2015, section
+    5.3). Of fewer than `FEWEST` rows it is the range of the statistic, from low to high.
+    """
+    from scipy import stats
+
+    count = len(values)
+    if count < FEWEST:
+        return low, high
+    generator = np.random.Generator(np.random.PCG64(seed))
+    found = [statistic(values[generator.integers(0, count, count)]) for _ in range(draws)]
+    side = float(stats.norm.cdf(math.sqrt(count / (count - 1)) * stats.t.ppf(SIDE, count - 1)))
+    least, most = np.quantile(found, [side, 1 - side])
+    return float(least), float(most)
+
+
+def of_median(values: Array, low: float, high: float) -> Interval:
+    """Return the order statistics between which a median lies, of any law; of fewer than `FEWEST` values low and high.
+
+    The k-th from either side, k the largest with P(fewer than k of n below the median) <= 2.5 %.
+    """
+    from scipy import stats
+
+    if len(values) < FEWEST:
+        return low, high
+    place, ordered = int(stats.binom.ppf(SIDE, len(values), 0.5)), np.sort(np.asarray(values, dtype=np.float64))
+    return float(ordered[place - 1]), float(ordered[-place])
+
+
+def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
+    """Return the interval of the median relative error of units that were drawn anew, such as keys of rounds.
+
+    errors: by unit. guesses: the error that a guess has, of each or of all; 1 is that of a guess of nothing at all.
+    Of six units or more it is `of_median` of errors over guesses. Of fewer their size is what there is to go by.
+    A claim that has nothing of a true value is off by a part e of a guess's error, or less, with a chance of at most
+    2 e: its sign is right in one case of two, and its logarithm must be within e of the true one, which has a density
+    of `DENSEST` or less; in more dimensions the chance is less. So of n units the largest is below e with a chance of
+    at most (2 e)^n, and errors of a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %: from nothing to that.
+    """
+    errors = np.asarray(errors, dtype=np.float64)
+    guesses = np.broadcast_to(np.asarray(guesses, dtype=np.float64), errors.shape)
+    parts, scale = errors / np.maximum(guesses, TINY), float(np.median(guesses))
+    few = 0.0, DENSEST * float(parts.max()) / SIDE ** (1 / len(parts))
+    low, high = of_median(parts, *few)
+    middle = float(np.median(errors))
+    return min(low * scale, middle), max(high * scale, middle)
+
+
+def of_gain(squares: Array) -> Interval:
+    """Return the interval of 1 - squared error of units / that of a guess, at least 0. squares: both, [units, 2].
+
+    Units are drawn again (`bootstrapped`), or where they are few, the size of errors is what there is (`of_errors`).
+    """
+    if len(squares) >= FEWEST:
+        return bootstrapped(squares, gain)
+    found, guess = np.sqrt(np.asarray(squares, dtype=np.float64)).T
+    low, high = of_errors(found / np.maximum(guess, TINY))
+    return max(0.0, 1.0 - high**2), max(0.0, 1.0 - low**2)
+
+
+def gain(squares: Array) -> float:
+    """Return 1 - squared error of units / that of a guess, at least 0. squares: both, [units, 2]."""
+    found, guess = np.asarray(squares, dtype=np.float64).sum(axis=0)
+    return max(0.0, 1.0 - float(found) / float(guess)) if guess else float(found == 0)
+
+
+def auc(members: Array, others: Array) -> tuple[float, Interval]:
+    """Return the area under the ROC curve of scores that are to be higher for members, and its interval.
+
+    The interval is Newcombe's (Statistics in Medicine 2006, method 5): the areas t with |found - t| <= 1.96 sqrt(V(t)),
+    V after Hanley and McNeil at t, not at what was found; so it has a width also where that is 0 or 1. A normal law
+    says too much of few scores: where ranks as far apart have a chance of more than 2.5 %, it holds 1/2 too.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    labels = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
+    area = float(roc_auc_score(labels, np.concatenate([members, others])))
+    low, high = (_limit(area, end, len(members), len(others)) for end in (0.0, 1.0))
+    if _by_ranks(members, others) > SIDE:
+        low = min(low, 0.5)
+    if _by_ranks(others, members) > SIDE:
+        high = max(high, 0.5)
+    return area, (low, high)
+
+
+def _limit(area: float, end: float, n: int, m: int) -> float:
+    """Return how far towards an end of the range an area may truly be."""
+    from scipy import optimize
+
+    half = (n + m) / 2 - 1
+
+    def over(true: float) -> float:
+        variance = true * (1 - true) * (1 + half * ((1 - true) / (2 - true) + true / (1 + true))) / (n * m)
+        return (area - true) ** 2 - 1.96**2 * max(variance, 0.0)
+
+    if area == end:
+        return end
+    # At the area itself it is not above 0, unless that is an end too: then it is 0 there, and a little inside below.
+    inside = area + (end - area) * 1e-9
+    return float(optimize.brentq(over, inside, end)) if over(end) > 0 else end
+
+
+def _by_ranks(higher: Array, lower: Array) -> float:
+    """Return the chance of ranks as high, or higher, of scores of one law (Mann and Whitney).
+
+    Ties of few scores count against, by which the chance is at the least what it is.
+    """
+    from scipy import stats
+
+    if min(len(higher), len(lower)) > FEW_RANKS:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = float(stats.mannwhitneyu(higher, lower, alternative="greater", method="asymptotic").pvalue)
+        return 1.0 if math.isnan(found) else found
+    scores = np.concatenate([higher, lower])
+    first = np.arange(len(scores)) < len(higher)
+    ranks = np.empty(len(scores))
+    ranks[np.lexsort((~first, scores))] = np.arange(len(scores))
+    return float(stats.mannwhitneyu(ranks[first], ranks[~first], alternative="greater", method="exact").pvalue)
+
+
+def relative_error(found: Array, true: Array) -> float:
+    """Return |found - true| / |true| in the Euclidean norm, float64; 0 / 0 is 0."""
+    a, b = (np.asarray(one, dtype=np.float64).ravel() for one in (found, true))
+    scale = float(np.linalg.norm(b))
+    miss = float(np.linalg.norm(a - b))
+    return miss / scale if scale else float(miss > 0)
+
+
+def recovered(errors: Array | float) -> NDArray[np.float64]:
+    """Return 1 - relative error, at least 0: what a guess of nothing at all scores is 0."""
+    return np.maximum(0.0, 1.0 - np.asarray(errors, dtype=np.float64))
+
+
+def kept(interval: Interval) -> Interval:
+    """Return the interval of `recovered` of that of an error."""
+    low, high = interval
+    return float(recovered(high)), float(recovered(low))
+
+
+def to_error(error: float) -> str:
+    """Return an error in words: "exactly", or "to a relative error of"."""
+    return f"to a relative error of {error:.1e}" if error else "exactly"

@@ -1,0 +1,80 @@
+"""The audit of a run folder, as the command line asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from moretta import config, config_errors
+from moretta.assembly import federation_of
+from moretta.audit import Audit, audit
+from moretta.audit.attacks import all_attacks
+from moretta.audit.auditor import Progress
+from moretta.errors import ParameterError
+from moretta.protocol import Array
+
+
+def audit_folder(
+    folder: Path, *, thorough: bool = False, background: Path | None = None, progress: Progress | None = None
+) -> Audit:
+    """Audit a finished run; its rows and architecture are made again from its own run file.
+
+    background: a file of `read_background`. Raises `moretta.errors.ParameterError` for a folder that holds no finished
+    run, or a run made from Python, whose rows are not in it.
+    """
+    given = None if background is None else read_background(background)
+    if not folder.is_dir():
+        raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
+    if not (folder / "result.json").exists():
+        raise ParameterError(f"{folder}: expected a finished run; it has no result.json, so go on with it by --resume")
+    if not (folder / "run.toml").exists():
+        raise ParameterError(
+            f"{folder}: expected a run of `moretta train`; one made from Python has its rows there, so call "
+            "Result.audit() of what train() returned"
+        )
+    run_file = config.load(folder / "run.toml")
+    federation, run = federation_of(run_file, folder), run_file.run
+    return audit(folder, federation, run.rounds, run.seed, thorough=thorough, background=given, progress=progress)
+
+
+def read_background(path: Path) -> tuple[Array, Array]:
+    """Return rows that attackers may have: x and y of a .npz file, as silos have theirs."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            x, y = held["x"], held["y"]
+    except FileNotFoundError:
+        raise ParameterError(f"--background {path}: there is no such file; expected .npz with x and y") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        said = str(error).partition("\n")[0]
+        raise ParameterError(f"--background {path}: expected .npz with arrays x and y ({said})") from None
+    if not x.ndim or not y.ndim or y.dtype.kind not in "iufb":
+        raise ParameterError(
+            f"--background {path}: expected a row of x and a number of y for each sample, got x {x.dtype}"
+            f"{list(x.shape)} and y {y.dtype}{list(y.shape)}"
+        )
+    return x, y
+
+
+def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
+    """Return the scores of ``--fail-above NAME=SCORE``, by attack.
+
+    Raises `moretta.errors.ParameterError` for a text that is no such pair, or no attack that there is.
+    """
+    limits: dict[str, float] = {}
+    known = [attack.name for attack in all_attacks()] if texts else []
+    for text in texts:
+        name, sign, number = text.rpartition("=")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            sign = ""
+        if not sign or not name or np.isnan(limits[name]):
+            raise ParameterError(f"--fail-above {text}: expected NAME=SCORE, for example gamma-least-squares=0.5")
+        if name not in known:
+            close = config_errors.nearest(name, known)
+            hint = f"did you mean {close}?" if close else f"the attacks are {', '.join(known)}"
+            raise ParameterError(f"--fail-above {text}: there is no attack {name}; {hint}")
+    return limits

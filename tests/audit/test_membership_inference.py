@@ -1,0 +1,128 @@
+"""Members of an overfitted model are found, and of one that was hardly trained they are not."""
+
+import numpy as np
+import pytest
+import torch
+from recorded import attacked, claimed, recorded
+
+from moretta.audit import shadows, work
+from moretta.audit.attacks import membership_of_local_models
+from moretta.audit.attacks.membership_inference import ATTACK, hits_at, likelihood_ratio
+from moretta.audit.network import flat, loss_of
+from moretta.audit.truth import gradient
+from moretta.errors import ParameterError
+from moretta.protocols import modules
+
+
+def random_labels(folder):
+    """Write rows whose labels can only be learnt by heart."""
+    generator = np.random.Generator(np.random.PCG64(2))
+    rows = np.column_stack([generator.standard_normal((320, 12)), generator.integers(0, 2, 320)])
+    names = ",".join([*"abcdefghijkl", "label"])
+    np.savetxt(folder / "rows.csv", rows, delimiter=",", header=names, comments="", fmt="%.6g")
+    return {"source": str(folder / "rows.csv"), "batch-size": 0, "test-fraction": 0.5}
+
+
+def trained(folder, rounds, rate, **protocol):
+    return recorded(
+        folder,
+        run={"rounds": rounds},
+        data=random_labels(folder),
+        model={"hidden": [128]},
+        protocol={"name": "fedsgd", "loss": "cross-entropy", "learning-rate": rate, **protocol},
+    )
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "pbpfl"])
+def test_members_of_an_overfitted_model_are_found(tmp_path, name):
+    found = attacked(ATTACK, trained(tmp_path, 60, 0.5, name=name))
+    assert found.score > 0.6
+    assert found.succeeded
+    assert found.figures["candidates"] > 80
+
+
+def test_members_of_an_untrained_model_are_not(tmp_path):
+    found = attacked(ATTACK, trained(tmp_path, 1, 1e-6))
+    assert not found.succeeded
+    assert found.interval[0] < 0.5 < found.interval[1]
+
+
+def test_displacement_is_attacked_too(tmp_path):
+    found = attacked(ATTACK, trained(tmp_path, 5, 0.1, name="cgd", delta=0.05))
+    assert 0 <= found.interval[0] < found.interval[1] <= 1
+
+
+@pytest.mark.parametrize(("noise", "known"), [(0.0, True), (20.0, False)])
+def test_noise_bounds_membership(tmp_path, noise, known):
+    """Without noise, and rows clipped less than they are long, dp-clip alone leaves members to be found."""
+    truth = trained(tmp_path, 60, 0.5, **{"dp-noise": noise, "dp-clip": 10.0})
+    found = attacked(ATTACK, truth)
+    assert found.succeeded == known
+    assert shadows.plan_of(truth.run).row_clip == 10.0
+
+
+def test_local_models_tell_members(tmp_path):
+    truth = trained(tmp_path, 60, 0.5, name="local")
+    found = attacked(membership_of_local_models.ATTACK, truth)
+    assert found.score > 0.6
+    assert found.succeeded
+    claim = claimed(membership_of_local_models.ATTACK, truth)
+    other = {**claim, "score": np.random.Generator(np.random.PCG64(1)).permutation(claim["score"])}
+    assert not membership_of_local_models.ATTACK.score(other, truth).succeeded
+
+
+def test_clipped_gradients_of_rows_are_those_of_the_run(tmp_path):
+    truth = trained(tmp_path, 1, 0.5, **{"dp-noise": 0.0, "dp-clip": 0.5})
+    model, rows, plan = truth.case({}, {}, thorough=False).model(), truth.rows("silo-1"), shadows.plan_of(truth.run)
+    by_row = [flat(gradient(model, truth.parameters(1), rows.part([row]), truth.loss)) for row in range(4)]
+    wanted = np.mean([one / max(1.0, np.linalg.norm(one) / 0.5) for one in by_row], axis=0)
+    modules.load(model, truth.parameters(1))
+    x, y = torch.tensor(rows.x[:4]), torch.tensor(rows.y[:4])
+    for program in (False, True):  # one by one, as of an exported program, comes to the same
+        found = shadows.Steps(model, plan, loss_of("cross-entropy"), program=program)._clipped(x, y)
+        names = [name for name, _ in model.named_parameters()]
+        got = flat({name: one.numpy() for name, one in zip(names, found, strict=True)})
+        np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+def test_steps_follow_from_the_model_alone(tmp_path):
+    truth = trained(tmp_path, 60, 0.5)
+    model, plan = truth.case({}, {}, thorough=False).model(), shadows.plan_of(truth.run)
+    assert work.of_row(model, (12,)) == 12 * 128 + 2 * 128 + 128  # two layers' products, and entries of ReLU
+    assert work.times(1.0, 1e6, 10, 10_000) == 3000
+    x = truth.background.x
+    assert shadows.steps_of(model, plan, x, 100, 8, 5.0) == 60
+    assert shadows.steps_of(model, plan, x, 100, 8, 0.0) == shadows.LEAST_STEPS
+
+
+def test_likelihood_ratio():
+    inside = np.array([[True, False], [False, True]] * 500)
+    generator = np.random.Generator(np.random.PCG64(0))
+    shadows = generator.standard_normal(inside.shape) + 2.0 * inside
+    # log N(x; 2, 1) - log N(x; 0, 1) = 2 x - 2; means of 500 are known to 0.045, three of which times x are 0.3
+    found = likelihood_ratio(np.array([2.0, 0.0]), shadows, inside)
+    assert found == pytest.approx([2.0, -2.0], abs=0.5)
+
+
+def test_hits_are_above_nearly_all_others():
+    assert hits_at(np.array([0.5, 2.0]), np.linspace(0, 1, 100)) == 0.5
+
+
+def test_split_columns_are_refused_in_words(tmp_path):
+    data = {"source": "wdbc", "silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}
+    truth = recorded(tmp_path, protocol={"name": "cgd"}, data=data, run={"rounds": 1})
+    with pytest.raises(ParameterError, match="columns are split"):
+        ATTACK.given(truth)
+
+
+def test_shadows_begin_with_drawn_weights_where_running_statistics_are_not_zero():
+    from torch import nn
+
+    from moretta.audit import shadows
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    for parameter in model.parameters():  # as an attacker's model comes, beside statistics that are 1
+        nn.init.zeros_(parameter)
+    begun = shadows.start_of(model, 0)
+    assert begun["0.weight"].std() > 0
+    assert begun["1.weight"].tolist() == [1.0] * 4

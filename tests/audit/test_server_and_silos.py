@@ -1,0 +1,85 @@
+"""The server and all silos but one, on recorded runs."""
+
+import numpy as np
+import pytest
+from recorded import attacked, claimed, recorded
+
+from moretta.audit.attacks.server_and_silos import ATTACK
+from moretta.audit.uploads import uploaded
+from moretta.errors import ParameterError
+
+
+@pytest.mark.parametrize("scheme", ["pairwise", "additive-shares"])
+def test_what_is_left_is_the_last_silos_upload(tmp_path, scheme):
+    found = attacked(ATTACK, recorded(tmp_path, secure_aggregation={"scheme": scheme}))
+    assert found.succeeded
+    assert found.figures["relative_error"] < 1e-6  # the ring's steps and float32
+    # One colluder fewer: the mean of two uploads, far from either.
+    assert found.figures["relative_error_with_one_silo_fewer"] > 0.05
+
+
+def test_under_pbpfl(tmp_path):
+    found = attacked(ATTACK, recorded(tmp_path, protocol={"name": "pbpfl", "rho": 3.0}))
+    assert found.succeeded
+    assert found.figures["relative_error"] < 1e-5
+
+
+def test_two_silos_that_keep_out_are_not_told_apart(tmp_path):
+    truth = recorded(tmp_path)
+    claim = dict(claimed(ATTACK, truth))
+    claim["alone"] = claim["pair"]
+    assert ATTACK.score(claim, truth).figures["relative_error"] > 0.05
+
+
+def test_needs_a_secure_sum(tmp_path):
+    assert "in the clear" in ATTACK.fits(recorded(tmp_path, secure_aggregation={"scheme": "none"}).run)
+
+
+def test_silo_lost_in_a_round(tmp_path):
+    """A sum of the survivors is worked out from what they gave of their masks with the lost one.
+
+    The victim is the first silo that was always there.
+    """
+    drops = [{"round": 2, "silo": "silo-4"}, {"round": 3, "silo": "silo-1"}]
+    truth = recorded(tmp_path, data={"silos": 4}, engine={"faults": {"drop": drops}})
+    claim = claimed(ATTACK, truth)
+    assert (int(claim["victim"]), claim["others"].tolist()) == (1, [3, 2, 2, 3, 3, 3])
+    found = ATTACK.score(claim, truth)
+    assert found.figures["rounds"] == 6
+    assert found.figures["relative_error"] < 1e-6
+    assert found.sentence.startswith("With the server the other 2 to 3 silos of a round can do the subtraction")
+
+
+def test_first_silo_lost_in_all_rounds(tmp_path):
+    drops = [{"round": number, "silo": "silo-1"} for number in range(1, 7)]
+    truth = recorded(tmp_path, engine={"faults": {"drop": drops}})
+    found = attacked(ATTACK, truth)
+    assert found.succeeded
+    assert "the other silo can do the subtraction and have the upload of silo-2 " in found.sentence
+    assert not [name for name in ATTACK.given(truth).arrays if "silo-1" in name]
+
+
+def test_silos_that_take_part_by_turns(tmp_path):
+    truth = recorded(tmp_path, run={"participation": 0.6}, data={"silos": 5})
+    found = attacked(ATTACK, truth)
+    assert found.figures["relative_error"] < 1e-6
+    assert found.figures["rounds"] < 6  # those in which the victim took part
+    assert "the other 2 silos of a round can do" in found.sentence
+
+
+def test_no_sum_of_two_silos_is_refused(tmp_path, monkeypatch):
+    truth = recorded(tmp_path, run={"rounds": 1})
+    monkeypatch.setattr(truth, "heard", lambda role, number: [])
+    with pytest.raises(ParameterError, match="in no recorded round did the uploads of 2 silos count"):
+        ATTACK.given(truth)
+
+
+def test_no_error_at_all_is_said_as_exactly(tmp_path):
+    truth = recorded(tmp_path, run={"rounds": 1}, secure_aggregation={"ring_bits": 64})
+    claim = dict(claimed(ATTACK, truth))
+    own = uploaded(truth, "silo-1", 1)
+    claim["alone"] = np.concatenate([np.asarray(own[name], np.float64).ravel() for name in sorted(own)])[None]
+    assert (
+        "have the upload of silo-1 exactly, with one silo fewer to a relative error of "
+        in ATTACK.score(claim, truth).sentence
+    )

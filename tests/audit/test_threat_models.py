@@ -1,0 +1,52 @@
+"""docs/threat-models.md says of every attack what it tests, and its tables are those of the kept results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from moretta import config
+from moretta.assembly import federation_of
+from moretta.audit.attacks import all_attacks
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "threat-models.md"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "audit"))
+    yield importlib.import_module("threat_models")
+    sys.modules.pop("threat_models", None)
+
+
+def test_the_page_names_every_attack_and_no_other():
+    named = set(re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", PAGE.read_text()))
+    assert {attack.name for attack in all_attacks()} <= named
+
+
+def test_tables_are_those_of_the_results(script):
+    page = PAGE.read_text()
+    marks = re.findall(r"<!-- measured: (\S+) -->", page)
+    assert set(script.RUNS) <= set(marks)
+    assert script.filled(page) == page
+
+
+def test_every_run_can_be_played(script):
+    for file, *settings in script.RUNS.values():
+        run_file = config.load(ROOT / file, settings)
+        federation_of(run_file, None).rehearse(run_file.run.rounds, run_file.run.seed)
+
+
+def test_results_are_of_the_runs_that_the_script_has(script):
+    for name in script.RUNS:
+        kept = json.loads((script.RESULTS / f"{name}.json").read_text())
+        assert kept["commands"] == [f"moretta {shlex.join(words)}" for words in script.commands(name, Path("runs"))]
+        assert kept["attacks"]
+        assert not any("it ended with" in one["because"] for one in kept["not_run"])  # a crash is no result

@@ -1,0 +1,66 @@
+"""What the scorer takes for true is what the roles used."""
+
+import numpy as np
+import pytest
+import torch
+from recorded import recorded
+
+from moretta.protocols.fedsgd.messages import TrainOn
+from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
+from moretta.secure_aggregation.plain import PlainUpload
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_key_is_the_one_of_the_round(tmp_path, loss):
+    truth = recorded(tmp_path, run={"rounds": 4}, protocol={"name": "pbpfl", "loss": loss})
+    for number in (1, 3):  # before the first round the server's own state lacks what the set-up agreed on
+        key, true = truth.key(number), truth.parameters(number)
+        perturbation = truth.players(number).server._perturbation
+        noisy = perturbation.perturb({name: torch.tensor(value) for name, value in true.items()}, key)
+        for silo in truth.run.silos:
+            heard = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOnNoisy)]
+            sent = heard[-1].parameters
+            assert sent.keys() == noisy.keys()
+            for name, value in sent.items():
+                np.testing.assert_array_equal(noisy[name], value)
+            assert any(np.any(value != true[name]) for name, value in sent.items())
+
+
+@pytest.fixture(scope="module")
+def clear(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("clear"), secure_aggregation={"scheme": "none"})
+
+
+def test_gradient_is_the_upload(clear):
+    for number in (1, 5):
+        for silo in clear.run.silos:
+            heard = [one.message for one in clear.heard(silo, number)]
+            upload = next(one for one in heard if isinstance(one, PlainUpload))
+            found = clear.gradient(silo, number)
+            for name, value in found.items():
+                np.testing.assert_allclose(upload.tensors[f"gradient/{name}"], value, rtol=1e-5, atol=1e-7)
+            sent = next(one for one in heard if isinstance(one, TrainOn)).parameters
+            for name, value in clear.parameters(number).items():
+                np.testing.assert_array_equal(sent[name], value)
+
+
+def test_batch_is_what_silos_used(clear):
+    for silo in clear.run.silos:
+        for number in (1, 6):
+            rows = clear.rows(silo).part(clear.batch(silo, number))
+            # The role itself, as it stood before the round, takes its batch.
+            x, y = clear.players(number).clients[silo]._rows.batch(number)
+            np.testing.assert_array_equal(x.numpy(), rows.x)
+            np.testing.assert_array_equal(y.numpy(), rows.y)
+    first, later = (clear.batch("silo-1", number) for number in (1, 2))
+    assert not set(first) & set(later)  # of one epoch
+
+
+def test_background_and_others_are_nobodys_training_rows(clear):
+    trained = {row.tobytes() for silo in clear.run.silos for row in clear.rows(silo).x}
+    background, others = ({row.tobytes() for row in rows.x} for rows in (clear.background, clear.others))
+    assert background
+    assert others
+    assert not trained & background
+    assert not trained & others
+    assert not background & others
