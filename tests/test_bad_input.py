@@ -388,8 +388,14 @@ def test_a_damaged_checkpoint_is_named(here: Path, mine: Path) -> None:
         (("run.toml", "--protocols", "fedsgd,pbpfl,fedsgd"), r"--protocols names fedsgd twice"),
         (("run.toml",), r"needs --protocols, for example --protocols fedsgd,pbpfl"),
         (("run.toml", "run.toml"), r"run\.toml is not a run folder"),
-        (("mine", "--protocols", "fedsgd"), r"--protocols and --set go with one run file, not with run folders"),
-        (("mine", "--set", "run.rounds=3"), r"--protocols and --set go with one run file, not with run folders"),
+        (
+            ("mine", "--protocols", "fedsgd"),
+            r"--protocols, --variant and --set go with one run file, not with run folders",
+        ),
+        (
+            ("mine", "--set", "run.rounds=3"),
+            r"--protocols, --variant and --set go with one run file, not with run folders",
+        ),
         (("mine", "nowhere"), r"nowhere is not a run folder"),
     ],
 )

@@ -78,7 +78,17 @@ def test_the_page_is_written_and_holds_all_four(demo: Path) -> None:
 def test_a_run_folder_is_whole_and_each_part_says_its_format(demo: Path) -> None:
     folder = demo / "pbpfl"
     assert call("report", folder).code == 0
-    parts = {"run.toml", "result.json", "history.jsonl", "inputs.json", "log.txt", "report.html", "views", "checkpoint"}
+    parts = {
+        "run.toml",
+        "result.json",
+        "history.jsonl",
+        "inputs.json",
+        "log.txt",
+        "report.html",
+        "views",
+        "truth",
+        "checkpoint",
+    }
     assert {path.name for path in folder.iterdir()} == parts | {"model.safetensors", "released.safetensors"}
     for name in ("result.json", "inputs.json"):
         assert json.loads((folder / name).read_text())["format"] == run_folder.FORMAT
@@ -98,8 +108,8 @@ def test_a_run_folder_is_whole_and_each_part_says_its_format(demo: Path) -> None
 
 def test_views_are_recorded_in_the_rounds_of_the_run_file(demo: Path) -> None:
     folder = demo / "pbpfl" / "views"
-    assert {path.name for path in folder.iterdir()} == {"server", "silo-1", "silo-2", "silo-3"}
-    for role in folder.iterdir():
+    assert {path.name for path in folder.iterdir()} == {"server", "silo-1", "silo-2", "silo-3", "index.jsonl"}
+    for role in filter(Path.is_dir, folder.iterdir()):
         assert sorted(path.name for path in role.iterdir()) == [f"round-{number:06d}.0.bin" for number in range(1, 21)]
     first = list(views.read(folder / "silo-2" / "round-000001.0.bin"))
     assert {seen.peer for seen in first} == {"server"}

@@ -22,6 +22,7 @@ from moretta.protocols.pbpfl.params import PBPFL
 from moretta.shell import AsJson, Overrides, RunPath, needs_torch, out_of, print_result, say, screen
 
 if TYPE_CHECKING:
+    from moretta.audit import Audit
     from moretta.federation import Result
 
 HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
@@ -88,6 +89,16 @@ def compare(
     protocols: Annotated[
         str | None, typer.Option(help="With a run file: the protocols to run, for example fedsgd,pbpfl.")
     ] = None,
+    variant: Annotated[
+        list[str],
+        typer.Option(
+            metavar='"PROTOCOL KEY=VALUE ..."',
+            help='A protocol with settings of its own, for example "pbpfl partitions=all". May repeat.',
+        ),
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    audits: Annotated[
+        bool, typer.Option("--audit", help="Also audit each run, and compare what each role could learn.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Where the runs and report.html go; runs/NAME by default.")] = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
@@ -98,18 +109,24 @@ def compare(
 
         folders, home = runs, out
         if len(runs) == 1 and runs[0].suffix == ".toml":
-            if not protocols:
+            if not protocols and not variant:
                 raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
             run_file = config.load(runs[0], overrides)
             home = out or out_of(run_file)
-            variants = comparison.variants(run_file, [name.strip() for name in protocols.split(",")])
+            named = [name.strip() for name in protocols.split(",")] if protocols else []
+            if audits:
+                run_file = comparison.recording(run_file)
+            variants = comparison.variants(run_file, named, variant)
             folders = [home / name for name in variants]
             comparison.refuse_existing(folders)
             comparison.rehearse(list(variants.values()))
-            for variant, folder in zip(variants.values(), folders, strict=True):
-                _train(variant, folder, resume=False)
-        elif protocols or overrides:
-            raise ParameterError("--protocols and --set go with one run file, not with run folders")
+            for changed, folder in zip(variants.values(), folders, strict=True):
+                _train(changed, folder, resume=False)
+        elif protocols or variant or overrides:
+            raise ParameterError("--protocols, --variant and --set go with one run file, not with run folders")
+        if audits:
+            for folder in folders:
+                _audit(folder)
         page = None if home is None else home / "report.html"
         differences = comparison.weight_differences(folders)
         written = None
@@ -117,7 +134,7 @@ def compare(
             from moretta.report import write_report
 
             written = write_report(folders, page, differences)
-    _print_comparison(folders, differences, as_json, written)
+    _print_comparison(folders, differences, as_json, written, audits)
 
 
 @app.command()
@@ -133,6 +150,31 @@ def report(
 
         page = write_report(folders, out or folders[0] / "report.html", comparison.weight_differences(folders))
     say({"report": str(page)}, as_json, lambda: print(page))
+
+
+@app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run with recorded views.")],
+    thorough: Annotated[bool, typer.Option("--thorough", help="Also slow attacks; up to an hour.")] = False,
+    background: Annotated[
+        Path | None, typer.Option(help="Rows that attackers may have: .npz with x and y; else half of the test rows.")
+    ] = None,
+    fail_above: Annotated[
+        list[str], typer.Option("--fail-above", metavar="NAME=SCORE", help="Exit 1 where an attack scores more.")
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Attack what a run recorded, and say what each role could learn."""
+    with needs_torch():
+        from moretta import auditing
+
+        limits = auditing.limits_of(fail_above)
+        found = _audit(folder, thorough, background)
+    say(_read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
+    if above := found.above(limits):
+        raise RunFailed(
+            "; ".join(f"{name} scores {score:.4g}, above {limits[name]:g}" for name, score in above.items())
+        )
 
 
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
@@ -333,21 +375,49 @@ def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
             raise
 
 
-def _print_comparison(
-    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, page: Path | None
-) -> None:
+def _audit(folder: Path, thorough: bool = False, background: Path | None = None) -> Audit:
+    from moretta import auditing
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(f"audit of {folder.name}", total=None)
+
+        def progress(done: int, of: int, name: str) -> None:
+            bar.update(task, description=f"audit of {folder.name}: {name}", completed=done, total=of)
+
+        try:
+            return auditing.audit_folder(folder, thorough=thorough, background=background, progress=progress)
+        except KeyboardInterrupt:
+            raise RunFailed("interrupted; nothing was written of this audit") from None
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
     from moretta.run_folder import read_json
 
-    told = {
-        "runs": [read_json(folder / "result.json") for folder in folders],
+    return dict(read_json(folder / name))
+
+
+def _print_comparison(
+    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, page: Path | None, audits: bool
+) -> None:
+    from moretta.report import comparison_table, read_run
+    from moretta.report.audit import leaks_table, side_by_side
+
+    runs = [_read(folder, "result.json") for folder in folders]
+    told: dict[str, Any] = {
+        "runs": runs,
         "weight_difference_from_fedsgd": dict(differences),
         "report": None if page is None else str(page),
     }
+    records = [read_run(folder) for folder in folders]
+    if audits:
+        told["runs"] = [run | {"audit": _read(folder, "audit.json")} for run, folder in zip(runs, folders, strict=True)]
+        told["leaks"] = side_by_side(records)
 
     def plainly() -> None:
-        from moretta.report import comparison_table, read_run
-
-        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
+        Console().print(comparison_table(records, differences))
+        if any(record.audit is not None for record in records):
+            Console().print(leaks_table(records))
         if page is not None:
             print(f"report: {page}")
 
@@ -393,6 +463,19 @@ def _print_check(found: Mapping[str, Any]) -> None:
         )
     for forced in found["forced_to_one"]:
         print(f"  unperturbed: {forced['tensor']}: {forced['because']}")
+
+
+def _print_audit(folder: Path) -> None:
+    from moretta.report import read_run
+    from moretta.report.audit import audit_lines
+
+    found = read_run(folder).audit
+    if found is None:  # it was just written
+        raise RunFailed(f"{folder / 'audit.json'} is gone")
+    Console().print(audit_lines(found))
+    for one in found.not_run:
+        print(f"{one.role}: {one.attack} did not run: {one.because}")
+    print(f"audit: {folder / 'audit.json'}   (moretta report {folder} shows it)")
 
 
 for command in (commands.serve, commands.join, commands.job, commands.doctor):

@@ -1,7 +1,8 @@
 """A finished run folder, read into a frozen record.
 
-Only two files are read: `result.json` (the outcome) and `history.jsonl` (a line a round). Their keys are the run
-folder's contract; keys not known here are ignored, so that a newer engine may add some within the same format.
+Three files are read: `result.json` (the outcome), `history.jsonl` (a line a round) and, where the run was audited,
+`audit.json`. Their keys are the run folder's contract; keys not known here are ignored, so that a newer engine may add
+some within the same format.
 """
 
 from __future__ import annotations
@@ -109,11 +110,70 @@ class RoundRecord(_Part):
     test_mse: float | None = None
 
 
+class Picture(_Part):
+    """A file of images in the run folder, reconstructed ones against true ones, and what they are."""
+
+    file: str = Field(pattern=r"^audit/[A-Za-z0-9_-]+\.safetensors$")  # and nowhere else
+    caption: str
+
+
+class Attacked(_Part):
+    """What one attack came to. score, chance, interval: None where they are no number; sentence: with its full stop."""
+
+    attack: str
+    role: str
+    view: str
+    knowledge: str
+    measure: str
+    score: float | None
+    chance: float | None
+    interval: tuple[float | None, float | None]
+    succeeded: bool
+    seconds: float
+    sentence: str
+    figures: Mapping[str, float | None] = {}
+    source: str = ""
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def advantage(self) -> float:
+        """How far above chance the score is, of what there is above it: 0 for guessing, 1 for the highest score.
+
+        It compares attacks whose scores measure different things.
+        """
+        if self.score is None or self.chance is None or not self.succeeded:
+            return 0.0
+        return (self.score - self.chance) / (1.0 - self.chance) if self.chance < 1.0 else self.score
+
+
+class NotRun(_Part):
+    """An attack that was not tried, or came to nothing, and why."""
+
+    attack: str
+    role: str
+    because: str
+
+
+class AuditRecord(_Part):
+    """`audit.json`: what attacks on the run's recorded views came to."""
+
+    run: str
+    index: str = ""
+    thorough: bool = False
+    views: tuple[int, ...] = ()
+    attacks: tuple[Attacked, ...]
+    not_run: tuple[NotRun, ...] = ()
+
+
 class RunRecord(_Part):
-    """All that a report knows of one run. `folder` and `history` are set by `read_run`, the rest is `result.json`."""
+    """All that a report knows of one run.
+
+    `folder`, `history` and `audit` (None where there was none) are set by `read_run`, the rest is `result.json`.
+    """
 
     folder: Path = Field(default=Path(), exclude=True)
     history: tuple[RoundRecord, ...] = Field(default=(), exclude=True)
+    audit: AuditRecord | None = Field(default=None, exclude=True)
 
     name: str
     run: str = ""
@@ -133,6 +193,7 @@ class RunRecord(_Part):
     warnings: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, JsonValue]] = {}
     insecure_secret_seed: bool = False
+    views: str = ""
 
     @model_validator(mode="after")
     def _has_a_total(self) -> RunRecord:
@@ -155,24 +216,42 @@ _P = TypeVar("_P", bound=_Part)
 def read_run(folder: Path) -> RunRecord:
     """Read a finished run folder.
 
-    Raises ParameterError, in one sentence, if the folder or one of its two files is missing, is of another format
-    version, or holds something else than the contract says; the sentence names the file, the line and the key.
+    Raises ParameterError, in one sentence, if the folder or one of its files is missing, is of another format version,
+    or holds something else than the contract says; the sentence names the file, the line and the key. An audit may be
+    missing; one of another run is left out, and the record's warnings say so.
     """
     if not folder.is_dir():
         raise ParameterError(f"{folder} is not a run folder: there is no such directory.")
     file = folder / "result.json"
-    raw = _read(file, "the run has not finished; go on with `moretta train --resume`")
-    found = _parse(_Format, raw, str(file)).format
-    if found != FORMAT:
-        raise ParameterError(f"{file} is of format {found}, and this version of Moretta reads format {FORMAT} only.")
-    record = _parse(RunRecord, raw, str(file))
+    record = _formatted(RunRecord, _read(file, "the run has not finished; go on with `moretta train --resume`"), file)
     lines = folder / "history.jsonl"
     history = tuple(
         _parse(RoundRecord, line, f"{lines}, line {number},")
         for number, line in enumerate(_read(lines, "the folder is not whole").splitlines(), start=1)
         if line.strip()
     )
-    return record.model_copy(update={"folder": folder, "history": history})
+    audit, told = _audit(folder / "audit.json", record)
+    warnings = (*record.warnings, *told)
+    return record.model_copy(update={"folder": folder, "history": history, "audit": audit, "warnings": warnings})
+
+
+def _audit(file: Path, record: RunRecord) -> tuple[AuditRecord | None, tuple[str, ...]]:
+    """Return the audit of this run, if there is one, and a warning where there is another run's."""
+    if not file.exists():
+        return None, ()
+    found = _formatted(AuditRecord, _read(file, "the folder is not whole"), file)
+    if found.index and found.index != record.views:
+        return None, ("audit.json is of an earlier end of this run, so nothing of it is shown; audit it again",)
+    if found.run != record.run:
+        return None, ("audit.json is of another run, so nothing of it is shown; audit this one by `moretta audit`",)
+    return found, ()
+
+
+def _formatted(model: type[_P], raw: bytes, file: Path) -> _P:
+    found = _parse(_Format, raw, str(file)).format
+    if found != FORMAT:
+        raise ParameterError(f"{file} is of format {found}, and this version of Moretta reads format {FORMAT} only.")
+    return _parse(model, raw, str(file))
 
 
 def _read(file: Path, without: str) -> bytes:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
-from moretta.report import plots
-from moretta.report.folder import RunRecord, read_run
+from moretta.report import audit, plots
+from moretta.report.folder import Attacked, AuditRecord, RunRecord, read_run
 from moretta.report.privacy import Statement, privacy_statements, reading_notes
 from moretta.report.style import CSS
 from moretta.report.table import MISSING, PROTOCOLS, comparison_rows, human_bytes, human_seconds, labels, plain
@@ -35,7 +35,8 @@ def write_report(folders: Sequence[Path], out: Path, differences: Mapping[str, f
     written = page([read_run(folder) for folder in folders], differences)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, written.encode("utf-8", "replace"))  # a folder's name need not be UTF-8
+        mode = 0o600 if "<img " in written else 0o644  # pictures may be of silos' own rows
+        write_atomically(out, written.encode("utf-8", "replace"), mode)  # a folder's name need not be UTF-8
     except OSError as error:
         raise ParameterError(f"The report cannot be written to {out}: {error.strerror}.") from error
     return out
@@ -43,13 +44,16 @@ def write_report(folders: Sequence[Path], out: Path, differences: Mapping[str, f
 
 def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> str:
     """The page as text; the same records give the same text."""
-    title = _title(records)
+    title, audits = _title(records), _audits(records)
+    policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; img-src data:" if "<img " in audits else "")
     sections = [
+        _section("Defences side by side", _defences(records)),
         _section("Comparison" if len(records) > 1 else "Result", _comparison(records, differences)),
         _section("Learning curves", _curves(records)),
         _section("Time and traffic", _costs(records)),
         _section("By silo", _silos(records)),
         _section("Dropped silos", _dropped(records)),
+        _section("What each role could learn", audits),
         _section("What was hidden from whom", _privacy(records)),
         _section("Facts and settings", _settings(records)),
         _section("Versions, and how to run it again", _again(records)),
@@ -58,7 +62,7 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<title>{_text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
         f"<header><h1>{_text(title)}</h1>{_banner(records)}{_summary(records)}{_warnings(records)}</header>\n"
         + "\n".join(section for section in sections if section)
@@ -294,6 +298,96 @@ def _dropped(records: Sequence[RunRecord]) -> str:
         [f"<tbody>{''.join(rows)}</tbody>"],
         "words",
     )
+
+
+def _defences(records: Sequence[RunRecord]) -> str:
+    """Runs side by side, where any of them was audited: what each reaches, costs and leaks."""
+    if len(records) < 2 or all(record.audit is None for record in records):
+        return ""
+    rows = []
+    for label, record in zip(labels(records), records, strict=True):
+        numbers = "".join(f'<td class="n">{_figures(cell)}</td>' for cell in audit.costs(record))
+        leaks = "".join(f"<td>{_leak(audit.leak(record.audit, roles))}</td>" for roles in audit.GROUPS.values())
+        rows.append(f'<tr><th scope="row">{_text(label)}</th>{numbers}{leaks}</tr>')
+    costs = "".join(f'<th scope="col" class="n">{name}</th>' for name in (audit.score_name(records), "Time", "Bytes"))
+    leaks = "".join(f'<th scope="col">{name}</th>' for name in audit.HEADERS)
+    caption = (
+        "Of each role’s attacks that succeeded, the one that got furthest from chance towards the highest score, which "
+        "is 1. Bytes are of one silo in one round, up and down. Colluders are silos, or the server and silos, that put "
+        "together what they saw; an outsider counts as one. Where attacks failed, a stronger one may exist."
+    )
+    head = f'<tr><th scope="col">Run</th>{costs}{leaks}</tr>'
+    return _table(caption, head, [f"<tbody>{''.join(rows)}</tbody>"], "words defences")
+
+
+def _leak(found: audit.Leak) -> str:
+    if found.worst is None:
+        return f'<span class="held">{_text(found.said)}</span>'
+    return f'<strong class="leak">{_text(found.said)}</strong><br><code>{_text(found.worst.attack)}</code>'
+
+
+def _audits(records: Sequence[RunRecord]) -> str:
+    """A table for each audited run, and its pictures."""
+    drawn = []
+    for label, record in zip(labels(records), records, strict=True):
+        if record.audit is not None:
+            drawn += [_attacks(label, record.audit), _pictures(record), _not_run(record.audit)]
+    if not drawn:
+        return ""
+    drawn.append(
+        '<p class="note">An attack succeeded where the whole 95 % interval of its score lies above chance. One that '
+        "failed says that this attack failed and no more: a stronger one may exist. Roles are honest but curious: each "
+        "follows the protocol, and keeps what it saw.</p>"
+    )
+    return "\n".join(filter(None, drawn))
+
+
+def _attacks(label: str, record: AuditRecord) -> str:
+    bodies = []
+    for role, some in audit.by_role(record):
+        heading = f'<tr class="group"><th colspan="6" scope="rowgroup">{_text(role)}</th></tr>'
+        bodies.append(f"<tbody>{heading}{''.join(map(_attack, some))}</tbody>")
+    if not bodies:
+        return f"<p><strong>{_text(label)}</strong>: no attack came to a score on this run.</p>"
+    numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Score", "Chance", "95 %", "Seconds"))
+    head = f'<tr><th scope="col">Attack, and what it used</th><th scope="col">What it came to</th>{numbers}</tr>'
+    thorough = ", a thorough one" if record.thorough else ""
+    caption = f"<strong>{_text(label)}</strong>: the audit{thorough}, of {len(record.views):,} recorded rounds"
+    return _table(caption, head, bodies, "words audit")
+
+
+def _attack(one: Attacked) -> str:
+    mark = f'<span class="verdict {audit.verdict(one)}">{audit.verdict(one)}</span>'
+    name = f"<code>{_text(one.attack)}</code><br><small>{_text(audit.used(one))}</small>"
+    said = f"{mark} {_text(one.sentence)}<br><small>Score: {_text(one.measure)}</small>"
+    low, high = map(_figures, map(audit.figure, one.interval))
+    numbers = (_figures(audit.figure(one.score)), _figures(audit.figure(one.chance)), f"{low} to {high}",
+               _figures(f"{one.seconds:.1f}"))  # fmt: skip
+    cells = "".join(f'<td class="n">{cell}</td>' for cell in numbers)
+    return f'<tr><th scope="row">{name}</th><td>{said}</td>{cells}</tr>'
+
+
+def _pictures(record: RunRecord) -> str:
+    drawn = [
+        f'<figure class="pictures"><img src="{true}" alt="True rows"><img src="{found}" alt="Rows as reconstructed">'
+        f"<figcaption>{_text(attack)}: {_text(caption)}; true rows above, reconstructed below</figcaption></figure>"
+        for attack, caption, (true, found) in audit.pictures(record)
+    ]
+    if not drawn:
+        return ""
+    note = "These are rows of the silos: a page with them is for the silos’ own eyes and not to be handed on."
+    return f'<p class="rows"><strong>{note}</strong></p><div class="figures">{"".join(drawn)}</div>'
+
+
+def _not_run(record: AuditRecord) -> str:
+    if not record.not_run:
+        return ""
+    items = "".join(
+        f"<li><code>{_text(one.attack)}</code> ({_text(audit.ROLES.get(one.role, one.role).lower())}): "
+        f"{_text(one.because)}</li>"
+        for one in record.not_run
+    )
+    return f'<div class="note not-run"><p>Not run, so that nothing is known of these:</p><ul>{items}</ul></div>'
 
 
 def _privacy(records: Sequence[RunRecord]) -> str:

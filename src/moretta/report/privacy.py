@@ -4,17 +4,30 @@ The sentences are those of the design's sections "What it hides, honestly", and 
 what", put plainly. Which of them hold depends on the settings of the run and on what it recorded. A protocol or a
 scheme without such a section gets a sentence saying so. A value is called obfuscated where the design calls it
 obfuscated; stronger words are for what a proof or an accountant supports.
+
+A sentence that attacks of `moretta.audit` test stands with their names; where the run was audited, what they came to is
+its evidence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moretta.report.folder import RunRecord
+from moretta.report.folder import Attacked, RunRecord
+from moretta.report.table import MISSING
 
 Role = Literal["Server", "A silo", "An eavesdropper"]
+
+_OF_A_MODEL = ("membership-inference", "silo-property")  # attacks of whoever holds the model
+_OF_A_SUM = (
+    "gradient-inversion", "gradient-inversion-of-sum", "labels-from-head", "float-masks",
+    "shared-mask",
+)  # fmt: skip
+_OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher", "lemma-7-hit-rate")
+_OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -23,27 +36,56 @@ UNTESTED = "not yet tested by an attack on this run"
 
 @dataclass(frozen=True)
 class Statement:
-    """What one role sees or can work out. tested: the attack on this run that tested it, None for none yet."""
+    """What one role sees or can work out. tested: a phrase for each attack that tested it on this run."""
 
     role: Role
     text: str
-    tested: str | None = None
+    tested: tuple[str, ...] = ()
 
     @property
     def evidence(self) -> str:
         """How well the sentence is supported, in words."""
-        return UNTESTED if self.tested is None else f"tested by {self.tested}"
+        if not self.tested:
+            return UNTESTED
+        return f"tested on this run by {'; by '.join(self.tested)}"
+
+
+def _came_to(one: Attacked) -> str:
+    score, chance = (MISSING if value is None else f"{value:.3g}" for value in (one.score, one.chance))
+    return f"{one.attack}: score {score}, chance {chance}, {'it succeeded' if one.succeeded else 'this attack failed'}"
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A sentence that attacks test. attacks: by the names that they have in an audit."""
+
+    text: str
+    attacks: tuple[str, ...]
+
+
+_Sentence = str | _Tested
+"""A sentence, where it is a plain one, is tested by no attack that there is."""
+
+
+def _tested(text: str, *attacks: str) -> _Tested:
+    return _Tested(text, attacks)
 
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
     """The sentences that hold for the protocol, loss, model and aggregation of this run, the server's first."""
+    server: Sequence[_Sentence]
+    silo: Sequence[_Sentence]
     match record.protocol:
         case "pbpfl":
             server, silo = _pbpfl_server(record), _pbpfl_silo(record)
         case "fedsgd" | "fedavg":
             upload = "gradient" if record.protocol == "fedsgd" else "weight change"
             server = [*_sum(record, upload), "Holds the model.", *_noise(record), *_server_statistics(record)]
-            silo = ["Receives the model itself, every round.", *_silo_statistics(record), *_two_silos(record, upload)]
+            silo = [
+                _tested("Receives the model itself, every round.", *_OF_A_MODEL),
+                *_silo_statistics(record),
+                *_two_silos(record, upload),
+            ]
         case "local":
             server = [
                 "Receives each silo’s loss and number of rows in every round, and its whole model at the end, for the "
@@ -67,10 +109,17 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
         case other:
             server = silo = [f"This version of the report has no sentence about the protocol {other}."]
     return (
-        *(Statement("Server", text) for text in (*server, *_server_scores(record))),
-        *(Statement("A silo", text) for text in silo),
-        Statement("An eavesdropper", _eavesdropper(record)),
+        *(_statement(record, "Server", said) for said in (*server, *_server_scores(record))),
+        *(_statement(record, "A silo", said) for said in silo),
+        _statement(record, "An eavesdropper", _eavesdropper(record)),
     )
+
+
+def _statement(record: RunRecord, role: Role, said: _Sentence) -> Statement:
+    if isinstance(said, str):
+        return Statement(role, said)
+    came_to = () if record.audit is None else record.audit.attacks
+    return Statement(role, said.text, tuple(_came_to(one) for one in came_to if one.attack in said.attacks))
 
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
@@ -89,7 +138,7 @@ def reading_notes(record: RunRecord) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _noise(record: RunRecord) -> list[str]:
+def _noise(record: RunRecord) -> Sequence[_Sentence]:
     """What noise on the gradients bounds, where there is any (DP-SGD)."""
     epsilon, delta = record.facts.get("epsilon"), record.facts.get("delta")
     if epsilon is None or not isinstance(delta, float):
@@ -105,7 +154,7 @@ def _noise(record: RunRecord) -> list[str]:
     return [f"{said}." + (f" Not counted: {left_out}." if left_out else "")]
 
 
-def _cgd_aggregator(record: RunRecord) -> list[str]:
+def _cgd_aggregator(record: RunRecord) -> Sequence[_Sentence]:
     first, *keys = _sum(record, "gradient")
     if not _is_summed(record):
         return [first, "Holds no model.", *_server_statistics(record)]
@@ -120,29 +169,42 @@ def _cgd_aggregator(record: RunRecord) -> list[str]:
     return [*said, *keys, *statistics]
 
 
-def _cgd_participant(record: RunRecord) -> list[str]:
-    said = ["Holds its own confined model, which no other participant sees.", *_displacement(record)]
+def _cgd_participant(record: RunRecord) -> Sequence[_Sentence]:
+    said = [
+        _tested("Holds its own confined model, which no other participant sees.", "confined-inversion"),
+        *_displacement(record),
+    ]
     said.append("One iterate of another’s model, if it leaks, gives all of that one’s iterates, earlier and later.")
     if record.setting("data", "grid") or record.setting("data", "columns"):
         if record.setting("protocol", "vertical") == "independent":
             said.append("Holds the labels of its rows, whoever else holds columns of them.")
         else:
             said += [
-                "Whoever holds a row’s labels sees the sum of the parts of its first layer’s values in every round. "
-                "With D of all columns, which one member of each column group has, that gives the row’s raw features "
-                "after as many rounds as there are columns for each unit of the first layer, and one more.",
-                "A participant without labels receives the loss’s derivative at the first layer for each of its rows, "
-                "by which rows fall into clusters of like labels.",
+                _tested(
+                    "Whoever holds a row’s labels sees the sum of the parts of its first layer’s values in every "
+                    "round. With D of all columns, which one member of each column group has, that gives the row’s raw "
+                    "features after as many rounds as there are columns for each unit of the first layer, and one "
+                    "more.",
+                    "raw-features",
+                ),
+                _tested(
+                    "A participant without labels receives the loss’s derivative at the first layer for each of its "
+                    "rows, by which rows fall into clusters of like labels.",
+                    "labels-from-delta",
+                ),
             ]
     if record.silos == 2 or any("nobody else" in warning for warning in record.warnings):
         said.append(
-            "Where two participants share layers, each works out the other’s gradient from the sum and its own: groups "
-            "of fewer than three expose each other."
+            _tested(
+                "Where two participants share layers, each works out the other’s gradient from the sum and its own: "
+                "groups of fewer than three expose each other.",
+                "two-party-exposure",
+            )
         )
     return [*said, *_silo_statistics(record)]
 
 
-def _displacement(record: RunRecord) -> list[str]:
+def _displacement(record: RunRecord) -> Sequence[_Sentence]:
     """What a participant can do with D, with this run's own figure where it has one."""
     test = record.test
     alone = ""
@@ -156,28 +218,39 @@ def _displacement(record: RunRecord) -> list[str]:
             f" (on this run’s test rows an mse of {test.displacement.mse:.3g}, the worst confined model {test.mse:.3g})"
         )
     return [
-        "Knows D, the sum of all steps, of the layers that it shares; D alone is a model, and can predict better than "
-        f"confined ones{alone}: confinement keeps a participant’s start from the others, not a good model."
+        _tested(
+            "Knows D, the sum of all steps, of the layers that it shares; D alone is a model, and can predict better "
+            f"than confined ones{alone}: confinement keeps a participant’s start from the others, not a good model.",
+            "displacement-alone",
+            "outsider-displacement",
+        )
     ]
 
 
-def _pbpfl_server(record: RunRecord) -> list[str]:
+def _pbpfl_server(record: RunRecord) -> Sequence[_Sentence]:
     said = [*_sum(record, "upload"), "Holds the true model.", *_server_statistics(record)]
     if _cross_entropy(record):
         said.append(
-            "In the cross-entropy exchange, sees each sample of each silo’s batch by itself: its softmax, and alpha, "
-            "the sum of the last layer’s inputs."
+            _tested(
+                "In the cross-entropy exchange, sees each sample of each silo’s batch by itself: its softmax, and "
+                "alpha, the sum of the last layer’s inputs.",
+                "server-softmax",
+            )
         )
     return said
 
 
-def _pbpfl_silo(record: RunRecord) -> list[str]:
+def _pbpfl_silo(record: RunRecord) -> Sequence[_Sentence]:
     parts = record.setting("protocol", "partitions")
     here = f" (here m = {parts})" if isinstance(parts, int) else ""
     said = [
         *_received_model(record),
-        f"The offset of the last layer has m unknowns{here}, and a silo that has labels fits them by least squares "
-        "(to a relative error of 10⁻⁴ after 20 rounds on the digits data).",
+        _tested(
+            f"The offset of the last layer has m unknowns{here}, and a silo that has labels fits them by least squares "
+            "(to a relative error of 10⁻⁴ after 20 rounds on the digits data).",
+            "gamma-least-squares",
+            "silos-together",
+        ),
     ]
     if _cross_entropy(record):
         if record.setting("protocol", "variant") == "paper":
@@ -188,34 +261,48 @@ def _pbpfl_silo(record: RunRecord) -> list[str]:
         else:
             softmax = "Is handed the true softmax of each sample of its batch, whatever the size of the batch"
         said.append(
-            f"{softmax}, and then the differences between the last layer’s offsets from a single sample: with the "
-            "public direction they give the whole offset where m is below the number of outputs."
+            _tested(
+                f"{softmax}, and then the differences between the last layer’s offsets from a single sample: with the "
+                "public direction they give the whole offset where m is below the number of outputs.",
+                "softmax-from-sum",
+                "offset-from-softmax",
+            )
         )
-    said.append("The released model is the true function.")
+    said.append(_tested("The released model is the true function.", "canonical-form", *_OF_A_MODEL))
     follow = record.setting("run", "seed") is not None and record.setting("protocol", "warm-start") is None
     if follow and record.setting("engine", "name") != "flare":  # there they are drawn from the operating system
         said.append(
-            "The initial weights follow from the training seed in the run file, so whoever has the file knows the true "
-            "model of round 1."
+            _tested(
+                "The initial weights follow from the training seed in the run file, so whoever has the file knows the "
+                "true model of round 1.",
+                "training-seed",
+            )
         )
     return [*said, *_silo_statistics(record), *_two_silos(record, "")]
 
 
-def _received_model(record: RunRecord) -> list[str]:
+def _received_model(record: RunRecord) -> Sequence[_Sentence]:
     free, forced, powers = _fact(record, "free_scales"), _fact(record, "forced_to_one"), _powers_of_two(record)
+    said: list[_Sentence]
     if free == 0:
         order = "" if powers else ", at most in another order,"
         said = [
-            f"Receives a model of which nothing is scaled: its true parameter values{order} but for the offset of the "
-            "last layer."
+            _tested(
+                f"Receives a model of which nothing is scaled: its true parameter values{order} but for the offset of "
+                "the last layer.",
+                *_OF_A_NOISY_MODEL,
+            )
         ]
         seen = None if powers else "the order of their channels"
     elif powers:
         how = "scales" if free is None else f"{free} secret scales"
         said = [
-            "Receives a noisy model whose scales are powers of two: below the last layer the sign and the mantissa of "
-            f"each parameter value are plain to it, in their place, and only exponents are obfuscated, by {how} of "
-            "three values each.",
+            _tested(
+                "Receives a noisy model whose scales are powers of two: below the last layer the sign and the mantissa "
+                f"of each parameter value are plain to it, in their place, and only exponents are obfuscated, by {how} "
+                "of three values each.",
+                *_OF_A_NOISY_MODEL,
+            ),
             "As exponents are drawn anew in every round, their averages over rounds give the true ones; how much of "
             "itself a step adds to a weight is plain from two consecutive rounds.",
         ]
@@ -227,7 +314,7 @@ def _received_model(record: RunRecord) -> list[str]:
         seen = "powers of two"
     else:
         how = "where a scale is free, and the run does not say where" if free is None else f"by {free} secret scales"
-        said = [f"Receives a noisy model: its parameter values are obfuscated {how}."]
+        said = [_tested(f"Receives a noisy model: its parameter values are obfuscated {how}.", *_OF_A_NOISY_MODEL)]
         seen = "the network’s own scaling and permutation symmetry"
     if forced:
         which = "1 weight or bias tensor has" if forced == 1 else f"{forced} weight and bias tensors have"
@@ -235,7 +322,8 @@ def _received_model(record: RunRecord) -> list[str]:
             f"{which} no free scale, on one side or on both (forced_to_one in result.json says which tensors, and why)."
         )
     exactly = "as they are" if seen is None else f"up to {seen}"
-    return [*said, f"Sees the hidden layers {exactly}, so the function that they compute is plain to it."]
+    plain = f"Sees the hidden layers {exactly}, so the function that they compute is plain to it."
+    return [*said, _tested(plain, "update-direction")]
 
 
 def _powers_of_two(record: RunRecord) -> bool:
@@ -248,7 +336,7 @@ def _fact(record: RunRecord, name: str) -> int | None:
     return int(value) if isinstance(value, int | float) else None
 
 
-def _server_statistics(record: RunRecord) -> list[str]:
+def _server_statistics(record: RunRecord) -> Sequence[_Sentence]:
     """What the server learns of the silos' rows beside the updates."""
     by_whom = "over all silos" if _is_summed(record) else "of each silo by itself"
     columns = _standardised_columns(record, by_whom)
@@ -262,7 +350,7 @@ def _server_statistics(record: RunRecord) -> list[str]:
     return said
 
 
-def _server_scores(record: RunRecord) -> list[str]:
+def _server_scores(record: RunRecord) -> Sequence[_Sentence]:
     """What the server learns of rows that silos hold back."""
     if not record.setting("data", "score-at-silos"):
         return []
@@ -272,7 +360,7 @@ def _server_scores(record: RunRecord) -> list[str]:
     return [f"Learns, at the end, how many rows are held back to score models on, and the scores on them, of {whose}."]
 
 
-def _silo_statistics(record: RunRecord) -> list[str]:
+def _silo_statistics(record: RunRecord) -> Sequence[_Sentence]:
     """What a silo learns of the others' rows."""
     said = [f"Receives {which}."] if (which := _standardised_columns(record)) else []
     whole_epochs = record.protocol == "fedavg" or bool(record.setting("protocol", "local-epochs"))
@@ -293,20 +381,25 @@ def _standardised_columns(record: RunRecord, by_whom: str = "over all silos") ->
     return f"the mean and standard deviation of each input column, {by_whom}{where}"
 
 
-def _baffle_server(record: RunRecord) -> list[str]:
+def _baffle_server(record: RunRecord) -> Sequence[_Sentence]:
     upload = _baffle_upload(record)
-    said = _sum(record, upload)
+    said = [*_sum(record, upload)]
     if not record.setting("protocol", "local-epochs"):
         said.append(
-            "With the directions, which it knows, the sum gives the silos’ gradient as far as it lies in their span: K "
-            "numbers of it a round."
+            _tested(
+                "With the directions, which it knows, the sum gives the silos’ gradient as far as it lies in their "
+                "span: K numbers of it a round.",
+                *_OF_LOSS_DIFFERENCES,
+            )
         )
     return [*said, "Holds the model.", *_noise(record), *_server_statistics(record)]
 
 
-def _baffle_silo(record: RunRecord) -> list[str]:
+def _baffle_silo(record: RunRecord) -> Sequence[_Sentence]:
     return [
-        "Receives the model itself, every round; runs it forward only, and knows all directions.",
+        _tested(
+            "Receives the model itself, every round; runs it forward only, and knows all directions.", *_OF_A_MODEL
+        ),
         *_silo_statistics(record),
         *_two_silos(record, _baffle_upload(record)),
     ]
@@ -316,11 +409,11 @@ def _baffle_upload(record: RunRecord) -> str:
     return "weight change" if record.setting("protocol", "local-epochs") else "loss-difference vector"
 
 
-def _two_silos(record: RunRecord, update: str) -> list[str]:
+def _two_silos(record: RunRecord, update: str) -> Sequence[_Sentence]:
     """What a silo works out by subtracting its own part. update: what a pair works out of each other, if anything."""
     if record.silos < 2:
         return []
-    said = []
+    said: list[_Sentence] = []
     when = "With two silos" if record.silos == 2 else "In rounds with fewer than three silos"
     if record.protocol == "pbpfl" and _fact(record, "free_scales") == 0:
         update = "gradient below the last layer"  # nothing there differs from the true model but the channels' order
@@ -328,13 +421,19 @@ def _two_silos(record: RunRecord, update: str) -> list[str]:
         update = "gradient (at the last layer approximately)"  # exponents average out
     if _fewest(record) <= 2 and record.protocol == "pbpfl" and not update:
         said.append(
-            f"{when}, the model changes by its own part and the other’s, so that only the perturbation keeps the "
-            "other’s gradient from it: groups of fewer than three expose each other."
+            _tested(
+                f"{when}, the model changes by its own part and the other’s, so that only the perturbation keeps the "
+                "other’s gradient from it: groups of fewer than three expose each other.",
+                "two-party-exposure",
+            )
         )
     elif _fewest(record) <= 2 and update:
         said.append(
-            f"{when}, works out the other’s {update} from consecutive models and its own: groups of fewer than three "
-            "expose each other."
+            _tested(
+                f"{when}, works out the other’s {update} from consecutive models and its own: groups of fewer than "
+                "three expose each other.",
+                "two-party-exposure",
+            )
         )
     if record.silos == 2 and _standardised_columns(record):
         said.append(
@@ -366,14 +465,18 @@ def _is_summed(record: RunRecord) -> bool:
     return record.secure_aggregation is not None and record.secure_aggregation.scheme != "none"
 
 
-def _sum(record: RunRecord, upload: str) -> list[str]:
+def _sum(record: RunRecord, upload: str) -> Sequence[_Sentence]:
     used = record.secure_aggregation
     if used is None or used.scheme == "none":
-        return [f"Sees the {upload} of each silo by itself: no secure aggregation was used."]
+        alone = f"Sees the {upload} of each silo by itself: no secure aggregation was used."
+        return [_tested(alone, *_OF_A_SUM, *_OF_LOSS_DIFFERENCES)]
     if used.scheme not in ("pairwise", "additive-shares"):
         return [f"This version of the report has no sentence about the aggregation scheme {used.scheme}."]
     ring = f" (modulo 2{str(used.ring_bits).translate(_RAISED)})" if used.ring_bits else ""
-    said = [f"Sees only the ring sum{ring} of the silos’ {upload}s, not the {upload} of any one of them."]
+    only = f"Sees only the ring sum{ring} of the silos’ {upload}s, not the {upload} of any one of them."
+    said: list[_Sentence] = [_tested(only, *_OF_A_SUM, *_OF_LOSS_DIFFERENCES)]
+    together = f"Together with all silos but one it has that one’s {upload}, as the sum less theirs."
+    said.append(_tested(together, "server-and-silos"))
     if any(one.reason.startswith("late") for one in record.dropped):
         what = "a sum of shares" if used.scheme == "additive-shares" else "shares for which a round was repeated"
         said.append(

@@ -40,6 +40,8 @@ tr > :last-child { padding-right: .2rem; }
 thead th { font-weight: 600; vertical-align: bottom; border-bottom: .75px solid var(--ink); }
 thead th.over { text-align: center; border-bottom: .75px solid var(--rule); }
 th.n, td.n { text-align: right; white-space: nowrap; padding-left: .9rem; }
+thead th.n { white-space: normal; min-width: 4.5rem; }
+tbody tr > th[scope="row"] { min-width: 8rem; }
 .group th { font-weight: 600; padding-top: .8rem; }
 tbody:first-of-type .group th { padding-top: .45rem; }
 tbody tr:not(.group):hover > * { background: var(--soft); }
@@ -52,6 +54,20 @@ sup { font-size: .72em; line-height: 0; }
 .privacy tbody td:first-child { padding-left: .9rem; }
 .privacy tbody:hover, .privacy tbody tr:hover > * { background: none !important; }
 .evidence { width: 17rem; font-style: italic; }
+.audit, .defences { width: 100%; }
+.audit caption { caption-side: top; padding: 0 0 .35rem; opacity: 1; font-size: .95rem; }
+.audit tbody th { width: 17rem; overflow-wrap: anywhere; }
+.audit th.n, .audit td.n { padding-left: .3rem; }
+.audit small { font-size: .8rem; opacity: .78; }
+.verdict { font-weight: 600; padding: 0 .4em; border: 1.5px solid currentColor; border-radius: .2em; }
+.verdict.succeeded { color: var(--paper); background: var(--alarm); border-color: var(--alarm); }
+.verdict.failed { border-style: dashed; border-color: var(--faint); font-weight: 400; }
+.leak { color: var(--alarm); }
+.held { font-style: italic; }
+.rows { border-left: 3px solid var(--alarm); padding-left: .7rem; }
+.not-run ul { max-width: none; padding-left: 1.2rem; }
+.pictures img { display: block; width: auto; max-width: 100%; height: 7rem; object-fit: contain;
+  object-position: left; image-rendering: pixelated; margin-bottom: .3rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 1rem 2rem; }
 figure { margin: 0; break-inside: avoid; }
 figure svg { display: block; width: 100%; height: auto; }
@@ -67,12 +83,14 @@ pre { background: var(--soft); padding: .7rem .9rem; overflow-x: auto; }
   .privacy { min-width: 36rem; }
   .privacy tbody th { width: 6rem; }
   .evidence { width: 10rem; }
+  .audit, .defences { min-width: 44rem; }
 }
 @media print {
   body { font-size: 10.5pt; }
   main { max-width: none; padding: 0; }
   h2 { break-after: avoid; }
   tr, .banner, pre { break-inside: avoid; }
+  .verdict.succeeded { color: var(--alarm); background: none; border-width: 2.5px; }
   .wide { overflow: visible; }
   pre { white-space: pre-wrap; }
   details::details-content { content-visibility: visible; display: block; height: auto; }

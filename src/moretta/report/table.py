@@ -57,7 +57,8 @@ class Row:
 def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """A short, distinct name for each run: its protocol, and its folder or number where that is not enough."""
     names = [PROTOCOLS.get(record.protocol, record.protocol) for record in records]
-    names = _told_apart(names, [record.folder.name or record.name for record in records])
+    # A folder called by its protocol and more, such as pbpfl-partitions-all, needs to say only what is more.
+    names = _told_apart(names, [_further(record) for record in records])
     return tuple(_told_apart(names, [str(number) for number in range(1, len(records) + 1)]))
 
 
@@ -132,7 +133,12 @@ def plain(value: float | None, digits: int = 4) -> str:
 
 def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
     count = Counter(names)
-    return [f"{name} ({more})" if count[name] > 1 else name for name, more in zip(names, further, strict=True)]
+    return [f"{name} ({more})" if count[name] > 1 and more else name for name, more in zip(names, further, strict=True)]
+
+
+def _further(record: RunRecord) -> str:
+    name = record.folder.name or record.name
+    return name.removeprefix(record.protocol).lstrip("-") if f"{name}-".startswith(f"{record.protocol}-") else name
 
 
 def _words(key: str) -> str:

@@ -1,0 +1,236 @@
+"""What audits came to, as tables: the attacks on one run by role, and runs side by side with the worst of each role.
+
+Attacks measure different things, so the worst of a role's is the successful one that got furthest from chance towards
+the highest score (`moretta.report.folder.Attacked.advantage`), and stands with its name. An attack that did not succeed
+failed; a role of which all failed is not thereby safe.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from moretta.errors import ParameterError
+from moretta.report.folder import Attacked, AuditRecord, RunRecord
+from moretta.report.table import MISSING, human_bytes, human_seconds, labels, plain
+
+ROLES: Mapping[str, str] = {
+    "server": "The server",
+    "silo": "A silo",
+    "silos together": "Silos together",
+    "server and silos": "The server with silos",
+    "outsider": "An outsider",
+}
+"""Roles as an audit writes them, in the order of a page, and as a page does."""
+
+GROUPS: Mapping[str, Sequence[str]] = {
+    "server": ("server",),
+    "silo": ("silo",),
+    "others": ("silos together", "server and silos", "outsider"),
+}
+"""The roles that stand together where runs are side by side."""
+
+HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders")
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What attacks of some roles came to. tried: how many ended; worst: of those that succeeded, None where none did.
+
+    audited: whether anyone tried.
+    """
+
+    audited: bool
+    tried: int = 0
+    succeeded: int = 0
+    worst: Attacked | None = None
+
+    @property
+    def said(self) -> str:
+        """It in a few words."""
+        if self.worst is not None:
+            return f"{figure(self.worst.score)} (chance {figure(self.worst.chance)})"
+        if not self.audited:
+            return "not audited"
+        return (
+            f"{'the attack' if self.tried == 1 else f'all {self.tried} attacks'} failed"
+            if self.tried
+            else "no attack tried"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON content."""
+        worst = self.worst
+        named = None if worst is None else {"attack": worst.attack, "score": worst.score, "chance": worst.chance}
+        return {"tried": self.tried, "succeeded": self.succeeded, "worst": named}
+
+
+def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
+    """Return what attacks of these roles came to."""
+    if audit is None:
+        return Leak(False)
+    tried = [one for one in audit.attacks if one.role in roles]
+    succeeded = [one for one in tried if one.succeeded]
+    return Leak(True, len(tried), len(succeeded), max(succeeded, key=lambda one: one.advantage, default=None))
+
+
+def by_role(audit: AuditRecord) -> Iterable[tuple[str, Sequence[Attacked]]]:
+    """Yield roles that attacks were tried in, as a page writes them, each with its attacks."""
+    seen = dict.fromkeys([*ROLES, *(one.role for one in audit.attacks)])
+    for role in seen:
+        if some := [one for one in audit.attacks if one.role == role]:
+            yield ROLES.get(role, role), some
+
+
+def figure(value: float | None) -> str:
+    """A score in a few digits: 0.999, and 1 only where it is no less."""
+    if value is None:
+        return MISSING
+    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
+
+
+def interval(one: Attacked) -> str:
+    """The 95 % interval of a score."""
+    return f"{figure(one.interval[0])} to {figure(one.interval[1])}"
+
+
+def verdict(one: Attacked) -> str:
+    """Whether an attack succeeded, in a word."""
+    return "succeeded" if one.succeeded else "failed"
+
+
+def used(one: Attacked) -> str:
+    """What an attack was given, in words."""
+    return f"{one.view}; {'knows nothing else' if one.knowledge == 'nothing' else f'knows {one.knowledge}'}"
+
+
+def side_by_side(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return what runs reach, cost and leak, an object a run, as JSON content."""
+    return [
+        {
+            "run": label,
+            "folder": str(record.folder),
+            "accuracy": record.test.accuracy,
+            "mse": record.test.mse,
+            "seconds": record.seconds["total"],
+            "bytes_per_silo_per_round": _bytes(record),
+            "audited": record.audit is not None,
+            **{group: leak(record.audit, roles).to_json() for group, roles in GROUPS.items()},
+        }
+        for label, record in zip(labels(records), records, strict=True)
+    ]
+
+
+def costs(record: RunRecord) -> tuple[str, str, str]:
+    """What a run reaches on its test rows, its seconds and its bytes per silo and round, as text."""
+    test = record.test
+    score = plain(test.mse if test.accuracy is None else test.accuracy)
+    return score, human_seconds(record.seconds["total"]), human_bytes(_bytes(record))
+
+
+def score_name(records: Sequence[RunRecord]) -> str:
+    """The name of the score of these runs, of one task as a rule."""
+    names = dict.fromkeys("MSE" if record.test.accuracy is None else "Accuracy" for record in records)
+    return " or ".join(names)
+
+
+def leaks_table(records: Sequence[RunRecord]) -> Table:
+    """Runs for a terminal, one below the other: what each reaches, costs and leaks to whom."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Leak")
+    table.add_column("Score", justify="right")
+    table.add_column("Chance", justify="right")
+    table.add_column("By the attack", overflow="fold")
+    for label, record in zip(labels(records), records, strict=True):
+        score, seconds, sent = costs(record)
+        table.add_row(Text(label, style="bold"))
+        table.add_row(Text(f"  {score_name([record]).lower()} {score}, {seconds}, {sent} a round", style="dim"))
+        for header, roles in zip(HEADERS, GROUPS.values(), strict=True):
+            found = leak(record.audit, roles)
+            name = Text(f"  {header.removeprefix('Leak ')}")
+            if found.worst is None:
+                table.add_row(name, "", "", Text(found.said, style="dim"))
+            else:
+                figures = (Text(figure(value)) for value in (found.worst.score, found.worst.chance))
+                table.add_row(name, *figures, Text(found.worst.attack, style="bold"))
+    return table
+
+
+def audit_lines(audit: AuditRecord) -> Group:
+    """The attacks on one run for a terminal, under their roles: each with its figures, and what they mean below."""
+    lines: list[RenderableType] = []
+    for role, some in by_role(audit):
+        lines.append(Text(role, style="bold underline"))
+        for one in some:
+            mark = Text(f" {verdict(one)} ", style="bold reverse" if one.succeeded else "dim")
+            numbers = f"{figure(one.score)} [{interval(one)}], chance {figure(one.chance)}, {one.seconds:.1f} s"
+            lines.append(Padding(Text.assemble((one.attack, "bold"), " ", mark, f" {numbers}"), (0, 0, 0, 2)))
+            lines.append(Padding(Text(one.sentence), (0, 0, 0, 4)))
+            lines.append(Padding(Text(f"Score: {one.measure}. Used: {used(one)}.", style="dim"), (0, 0, 0, 4)))
+    if not lines:
+        lines.append(Text("no attack came to a score on this run"))
+    return Group(*lines)
+
+
+def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
+    """Yield the pictures of a run's audit: the attack, the caption, and PNG data URIs of true and found images.
+
+    Raises `moretta.errors.ParameterError` for a file of pictures that is not there or none.
+    """
+    for one in () if record.audit is None else record.audit.attacks:
+        for picture in one.pictures:
+            true, found = _images(record.folder / picture.file)
+            scale = float(true.min(initial=0.0)), float(true.max(initial=0.0))
+            yield one.attack, picture.caption, [_sheet(images, scale) for images in (true, found)]
+
+
+def _bytes(record: RunRecord) -> float:
+    return record.traffic.up_per_silo_per_round + record.traffic.down_per_silo_per_round
+
+
+def _images(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return true and found images of a file, [n, C, H, W]."""
+    try:
+        held = load_file(file)
+        true, found = (np.asarray(held[name], dtype=np.float64) for name in ("true", "found"))
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ParameterError(f"{file} holds no pictures ({error}); audit the run again") from None
+    if true.ndim != 4 or true.shape != found.shape or not true.size:
+        raise ParameterError(f"{file}: expected as many found images as true ones; audit the run again")
+    return true, found
+
+
+def _sheet(images: NDArray[np.float64], scale: tuple[float, float]) -> str:
+    """Return images side by side, a white pixel apart, as the data URI of a PNG. scale: what is black and white."""
+    count, channels, height, width = images.shape
+    kept = images if channels == 3 else images[:, :1].repeat(3, axis=1)  # of other channels, the first
+    low, high = scale
+    levels = np.clip((np.nan_to_num(kept, nan=low) - low) / ((high - low) or 1.0), 0.0, 1.0)
+    sheet = np.full((height, count * (width + 1) - 1, 3), 255, dtype=np.uint8)
+    for number, image in enumerate(np.round(levels * 255).astype(np.uint8)):
+        start = number * (width + 1)
+        sheet[:, start : start + width] = image.transpose(1, 2, 0)
+    return f"data:image/png;base64,{base64.b64encode(_png(sheet)).decode()}"
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return RGB pixels, [height, width, 3], as a PNG."""
+    from matplotlib.image import imsave
+
+    stream = io.BytesIO()
+    imsave(stream, pixels, format="png")
+    return stream.getvalue()

@@ -1,0 +1,103 @@
+"""An audit on a report's page: its table, its pictures, runs side by side, and the evidence of sentences."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from moretta.errors import ParameterError
+from moretta.report import privacy_statements, read_run, write_report
+from moretta.report.audit import side_by_side
+from moretta.report.privacy import UNTESTED
+
+RUN = "9f3c1a77b2d04e55"
+ATTACKS = [
+    ("gamma-least-squares", "silo", 0.997, 0.0, True),
+    ("canonical-form", "silo", 0.9, 0.8, True),
+    ("membership-inference", "silo", 0.51, 0.5, False),
+    ("server-and-silos", "server and silos", 0.0, 0.0, False),
+]
+
+
+def audited(folder, **replaced):
+    came_to = [
+        {
+            "attack": name, "role": role, "view": "20 rounds", "knowledge": "nothing", "measure": "1 - relative error",
+            "score": score, "chance": chance, "interval": [score - 0.1, score + 0.1], "succeeded": succeeded,
+            "seconds": 1.5, "sentence": "It came to <that>.", "figures": {}, "source": "",
+        }
+        for name, role, score, chance, succeeded in ATTACKS
+    ]  # fmt: skip
+    missed = [{"attack": "slow-one", "role": "outsider", "because": "it is slow"}]
+    whole = {"format": 1, "run": RUN, "views": [1, 2], "attacks": came_to, "not_run": missed}
+    (folder / "audit.json").write_text(json.dumps(whole | replaced))
+    return folder
+
+
+def test_the_page_shows_what_succeeded_and_what_failed(make_run, tmp_path):
+    folder = audited(make_run())
+    text = write_report([folder], tmp_path / "a.html").read_text()
+    assert text == write_report([folder], tmp_path / "b.html").read_text()
+    for words in ("What each role could learn", '<span class="verdict succeeded">succeeded</span>', "&lt;that&gt;",
+                  '<span class="verdict failed">failed</span>', "slow-one", "it is slow"):  # fmt: skip
+        assert words in text
+    assert "img-src" not in text
+    assert "Defences side by side" not in text
+    assert "What each role could learn" not in write_report([make_run("fedsgd")], tmp_path / "c.html").read_text()
+
+
+def test_runs_side_by_side_name_the_worst_of_each_role(make_run, tmp_path):
+    folders = [audited(make_run()), make_run("fedsgd")]
+    text = write_report(folders, tmp_path / "a.html").read_text()
+    assert text.index("Defences side by side") < text.index("<h2>Comparison")
+    for words in ("0.997 (chance 0)", "the attack failed", "no attack tried", "not audited"):
+        assert words in text
+    first, second = side_by_side([read_run(folder) for folder in folders])
+    assert first["silo"] == {
+        "tried": 3, "succeeded": 2, "worst": {"attack": "gamma-least-squares", "score": 0.997, "chance": 0.0},
+    }  # fmt: skip
+    assert first["server"] == {"tried": 0, "succeeded": 0, "worst": None}
+    assert (first["audited"], second["audited"]) == (True, False)
+
+
+def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
+    folder = audited(make_run())
+    told = json.loads((folder / "audit.json").read_text())
+    told["attacks"][0]["pictures"] = [{"file": "audit/a-0.safetensors", "caption": "two <rows>"}]
+    (folder / "audit.json").write_text(json.dumps(told))
+    with pytest.raises(ParameterError, match=r"a-0\.safetensors holds no pictures"):
+        write_report([folder], tmp_path / "a.html")
+    (folder / "audit").mkdir()
+    images = np.random.default_rng(0).random((2, 1, 4, 4), dtype=np.float32)
+    save_file({"true": images, "found": images * np.nan}, folder / "audit" / "a-0.safetensors")
+    text = write_report([folder], tmp_path / "a.html").read_text()
+    assert text.count("data:image/png;base64,") == 2
+    for words in ("; img-src data:", "two &lt;rows&gt;", "not to be handed on", "true rows above"):
+        assert words in text
+
+
+@pytest.mark.parametrize(("replaced", "says"), [
+    ({"format": 2}, "is of format 2"),
+    ({"attacks": [{"attack": "a"}]}, r"audit\.json lacks the key attacks\.0\.role"),
+    ({"attacks": "none"}, r"audit\.json is broken at attacks"),
+])  # fmt: skip
+def test_a_bad_audit_is_one_sentence(make_run, replaced, says):
+    with pytest.raises(ParameterError, match=says):
+        read_run(audited(make_run(), **replaced))
+
+
+def test_an_audit_of_another_run_is_left_out_and_said(make_run):
+    record = read_run(audited(make_run(), run="another"))
+    assert record.audit is None
+    assert any("audit.json is of another run" in warning for warning in record.warnings)
+
+
+def test_sentences_have_their_attacks_for_evidence(make_run):
+    said = {one.text: one.evidence for one in privacy_statements(read_run(audited(make_run())))}
+    evidence = next(told for text, told in said.items() if "least squares" in text)
+    assert evidence == "tested on this run by gamma-least-squares: score 0.997, chance 0, it succeeded"
+    server = next(told for text, told in said.items() if "Together with all silos but one" in text)
+    assert server.endswith("server-and-silos: score 0, chance 0, this attack failed")
+    assert "canonical-form" in said["The released model is the true function."]
+    assert said["Holds the true model."] == UNTESTED
