@@ -1,0 +1,153 @@
+"""Play and audit the runs of docs/threat-models.md, keep what came of it in results/, and write the page's tables.
+
+python experiments/audit/threat_models.py [--out DIR] [NAME ..]     trains and audits: about a quarter of an hour
+python experiments/audit/threat_models.py --tables                  only writes the tables of the kept results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE, RESULTS = HERE.parents[1] / "docs/threat-models.md", HERE / "results"
+DIGITS, WDBC = "experiments/audit/digits.toml", "examples/wdbc.toml"
+CE, NONE = "protocol.loss=cross-entropy", "secure-aggregation.scheme=none"
+CGD = ("protocol.name=cgd", CE, "protocol.learning-rate=0.5", "data.batch-size=0", "model.hidden=[32]")
+
+RUNS: dict[str, list[str]] = {
+    "wdbc-pbpfl": [WDBC],
+    "digits-pbpfl": [DIGITS],
+    "digits-pbpfl-all": [DIGITS, "protocol.partitions=10"],
+    "digits-pbpfl-ce": [DIGITS, CE, "protocol.variant=paper", "protocol.partitions=5"],
+    "digits-fedsgd": [DIGITS, "protocol.name=fedsgd", CE],
+    "single-images": ["experiments/audit/single_images.toml"],
+    "single-images-masked": ["experiments/audit/single_images.toml", "secure-aggregation.scheme=pairwise"],
+    "digits-cgd": [DIGITS, *CGD, "run.rounds=200", "run.record-views=[1, 2, 3, 4, 5, 6, 200]"],
+    "digits-cgd-two": [DIGITS, *CGD, "data.silos=2"],
+    "grid": ["experiments/audit/grid.toml"],
+    "linear": ["experiments/audit/linear.toml"],
+    "digits-baffle": [DIGITS, "protocol.name=baffle", CE],
+}
+"""A run file, and what of it is set otherwise, by the name of the run."""
+
+
+DEFENCES = (
+    "fedsgd",
+    "fedsgd dp-noise=1 dp-clip=1",
+    "pbpfl loss=mse partitions=1",
+    "pbpfl loss=mse partitions=all",
+    "pbpfl partitions=1",
+    "pbpfl partitions=all variant=paper",
+    "cgd delta=0.1",
+    "baffle k=100 optimizer=adam learning-rate=0.03",
+)
+"""What `compare` sets side by side, of experiments/audit/defences.toml."""
+
+
+def commands(name: str, out: Path) -> tuple[list[str], list[str]]:
+    """Return the two commands of a run: the one that trains, and the one that audits."""
+    file, *settings = RUNS[name]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ["train", file, "--out", str(out / name), *sets], ["audit", str(out / name)]
+
+
+def compared(out: Path) -> list[str]:
+    """Return the command that compares the defences."""
+    variants = [word for variant in DEFENCES for word in ("--variant", variant)]
+    return ["compare", "experiments/audit/defences.toml", *variants, "--audit", "--out", str(out / "defences")]
+
+
+def measure(name: str, out: Path) -> None:
+    """Train where that has not been done, audit, and keep the audit."""
+    if name == "defences":
+        found = _moretta(compared(out))
+        _keep(name, {"commands": [f"moretta {shlex.join(compared(Path('runs')))}"], "leaks": found["leaks"]})
+        return
+    trained, audited = commands(name, out)
+    if not (out / name / "result.json").exists():
+        _moretta(trained)
+    found = _moretta(audited)
+    _keep(name, {"commands": [f"moretta {shlex.join(words)}" for words in commands(name, Path("runs"))], **found})
+
+
+def _keep(name: str, kept: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _moretta(words: list[str]) -> dict[str, Any]:
+    print("moretta", *words, file=sys.stderr)
+    command = [str(Path(sys.executable).parent / "moretta"), *words, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout)
+
+
+def table(name: str) -> str:
+    """Return a run's table, as the page has it."""
+    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    lines = [f"    {command}" for command in kept["commands"]]
+    if "leaks" in kept:
+        return "\n".join([*lines, "", *_side_by_side(kept["leaks"])])
+    lines += ["", "| role | attack | measured | score (95 %) | chance |", "|---|---|---|---|---|"]
+    for one in kept["attacks"]:
+        low, high = one["interval"]
+        scored = f"{one['score']:.3g} ({low:.3g} to {high:.3g})"
+        lines.append(f"| {one['role']} | `{one['attack']}` | {one['sentence']} | {scored} | {one['chance']:.3g} |")
+    if missed := "; ".join(f"`{one['attack']}`: {one['because']}" for one in kept["not_run"]):
+        lines += ["", f"Not tried: {missed}."]
+    return "\n".join(lines)
+
+
+def _side_by_side(leaks: list[dict[str, Any]]) -> list[str]:
+    """Return the table of defences: the successful attack furthest above chance, by whom."""
+    lines = ["| run | accuracy | seconds | kB a silo and round | to the server | to a silo | to colluders |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for one in leaks:
+        cells = [_worst(one[group]) for group in ("server", "silo", "others")]
+        costs = f"{one['accuracy']:.3f} | {one['seconds']:.1f} | {one['bytes_per_silo_per_round'] / 1000:.1f}"
+        lines.append(f"| {one['run']} | {costs} | {' | '.join(cells)} |")
+    return lines
+
+
+def _worst(leak: dict[str, Any]) -> str:
+    if leak["worst"] is None:
+        return f"{leak['tried']} tried, all failed" if leak["tried"] else "none tried"
+    worst = leak["worst"]
+    return f"{worst['score']:.3g} (chance {worst['chance']:.3g}) `{worst['attack']}`"
+
+
+def filled(page: str) -> str:
+    """Return the page with each table between its marks."""
+
+    def fill(mark: re.Match[str]) -> str:
+        if not (RESULTS / f"{mark[1]}.json").exists():
+            return mark[0]
+        return f"<!-- measured: {mark[1]} -->\n\n{table(mark[1])}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- measured: (\S+) -->.*?<!-- end -->", fill, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Measure what is asked for, all if nothing is, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}, defences")
+    parser.add_argument("--out", type=Path, default=Path("runs/threat-models"))
+    parser.add_argument("--tables", action="store_true")
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in (*RUNS, "defences")]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: expected some of {', '.join(RUNS)}, defences")
+    for name in () if given.tables else given.names or (*RUNS, "defences"):
+        measure(name, given.out)
+    PAGE.write_text(filled(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
