@@ -106,7 +106,7 @@ def tried(model: nn.Module, x: Array, label: int, how: str, inputs: Inputs, step
     seen = hidden(clear, how, np.random.Generator(np.random.PCG64([SEED, seed])))
     guess = int(seen[list(seen)[-1]].argmin())  # the last is the head's bias
     at = Gradients(copy.deepcopy(model), modules.arrays(model), seen, "cross-entropy")
-    effort = Effort(starts=1, steps=steps, seconds=60.0)
+    effort = Effort(starts=1, steps=steps)
     found = invert(at, inputs, 1, CLASSES, labels=np.array([guess]), effort=effort, seed=seed)
     image = np.clip(np.nan_to_num(found.x[0]), 0.0, 1.0)
     again = gradient(model, image.astype(np.float32), guess)

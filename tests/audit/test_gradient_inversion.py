@@ -112,7 +112,8 @@ def test_noised_gradients_are_attacked_as_they_are(tmp_path, scheme, noise, know
     )
     attack = OF_SUM if scheme == "pairwise" else ATTACK
     found = attacked(attack, truth)
-    assert found.succeeded == known
+    # Which rows of a sum a search finds hangs on the noise, drawn in secret, so that no interval is asked for here.
+    assert (found.score >= found.chance + 0.25) == known
     # Lots of all rows: the scorer draws them again from the silo's secret.
     assert found.figures["rows"] == (6 if scheme == "pairwise" else 2)
 

@@ -16,8 +16,6 @@ the quotient (dL/dW)_i / (dL/db)_i is x itself (Phong et al., 2018), and for sev
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,15 +56,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried. starts: of each method. steps: of L-BFGS and of Adam in each, Adam 0 to leave it out.
-
-    seconds: after which no new start is begun and one under way ends; a score then depends on the machine.
-    """
+    """How much is tried. starts: of each method. steps: of L-BFGS and of Adam in each, Adam 0 to leave it out."""
 
     starts: int = 2
     steps: int = 200
     adam: int = 0
-    seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,7 @@ def invert(
     labels: the rows' classes, where they are known under cross-entropy; they are then not searched for.
     first: x to start from the first time, [rows, *shape].
     """
-    generator, until = np.random.Generator(np.random.PCG64(seed)), time.monotonic() + effort.seconds
+    generator = np.random.Generator(np.random.PCG64(seed))
     best: Inverted | None = None
     for number in range(effort.starts):
         x = inputs.mean + inputs.deviation * generator.standard_normal((rows, *inputs.mean.shape))
@@ -153,13 +147,13 @@ def invert(
             x = np.asarray(first, dtype=np.float64)
         free = _known(labels, outputs) if labels is not None else 0.1 * generator.standard_normal((rows, outputs))
         for search in (_by_lbfgs, _by_adam):
-            found = search(gradients, inputs, x, free, labels is None, effort, until)
+            found = search(gradients, inputs, x, free, labels is None, effort)
             if found is None:
                 continue
             at, z, distance = found
             if best is None or distance < best.distance:
                 best = Inverted(at, z if gradients._mse else softmax(z), distance, number)
-        if best is not None and (best.distance < EXACT or time.monotonic() > until):
+        if best is not None and best.distance < EXACT:
             break
     if best is None:
         best = Inverted(x, free, float("inf"), 0)
@@ -174,7 +168,7 @@ Found = tuple[Matrix, Matrix, float] | None
 
 
 def _by_lbfgs(
-    gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort, until: float
+    gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort
 ) -> Found:
     from scipy.optimize import minimize
 
@@ -191,13 +185,13 @@ def _by_lbfgs(
         slopes = torch.autograd.grad(found, [at, z] if search_y else [at], materialize_grads=True)
         return float(found.detach()), np.concatenate([one.numpy().ravel() for one in slopes])
 
-    def late(intermediate_result: Mapping[str, float]) -> None:
-        if time.monotonic() > until or intermediate_result["fun"] < EXACT**1.5:
+    def near(intermediate_result: Mapping[str, float]) -> None:
+        if intermediate_result["fun"] < EXACT**1.5:
             raise StopIteration
 
     start = np.concatenate([x.ravel(), free.ravel()]) if search_y else x.ravel()
     options = {"maxiter": effort.steps, "maxfun": 2 * effort.steps, "maxcor": MEMORY, "ftol": 0.0, "gtol": 0.0}
-    ended = minimize(value, start, jac=True, method="L-BFGS-B", callback=late, options=options)
+    ended = minimize(value, start, jac=True, method="L-BFGS-B", callback=near, options=options)
     if not np.isfinite(ended.fun):
         return None
     z = ended.x[size:].reshape(free.shape) if search_y else free
@@ -205,7 +199,7 @@ def _by_lbfgs(
 
 
 def _by_adam(
-    gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort, until: float
+    gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort
 ) -> Found:
     if not effort.adam:
         return None
@@ -224,8 +218,6 @@ def _by_adam(
         schedule.step()
         with torch.no_grad():
             at.copy_(at.clamp(low, high))
-        if time.monotonic() > until:
-            break
     distance = float(gradients.distance(at, z).detach())
     return (at.detach().numpy(), z.detach().numpy(), distance) if np.isfinite(distance) else None
 

@@ -29,12 +29,17 @@ from moretta.errors import ParameterError
 from moretta.protocol import Array
 
 if TYPE_CHECKING:
+    from moretta.audit.inversion import Effort
     from moretta.audit.truth import Truth
 
 ROUNDS = 6  # of the smallest batches, the latest: by then all have moved by more than their starts differ
 ROUNDS_THOROUGH = 10
-SECONDS = 2.0  # for all rounds
+STARTS = 3
+STARTS_THOROUGH = 8
+SECONDS = 2.0  # of an idle core, for all rounds
 SECONDS_THOROUGH = 300.0
+LEAST_STEPS = 20
+STEPS = 300  # at most
 OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 128  # in a sum: of more, inversion has never found any
 
@@ -95,14 +100,12 @@ def _rounds(truth: Truth) -> list[int]:
 
 def attack(case: Case) -> Claim:
     """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
-    from moretta.audit.inversion import Effort, Gradients, Inputs, invert, quotient_start
+    from moretta.audit.inversion import Gradients, Inputs, invert, quotient_start
 
     inputs, claim = Inputs.of(case.arrays["x"]), dict[str, NDArray[np.float64]]()
     model = case.model()
     order = [name for name, one in model.named_parameters() if one.requires_grad]  # a network's first layer first
     rounds = case.arrays["rounds"].tolist()[: ROUNDS_THOROUGH if case.thorough else ROUNDS]
-    seconds = (SECONDS_THOROUGH if case.thorough else SECONDS) / len(rounds)
-    effort = Effort(starts=8 if case.thorough else 3, steps=300, adam=300 if case.thorough else 0, seconds=seconds)
     for number in rounds:
         sums, own = under(case.arrays, f"seen/{number}/"), under(case.arrays, f"model/{number}/")
         seen = {name: sums[name] for name in order}
@@ -112,8 +115,21 @@ def attack(case: Case) -> Claim:
             claim[f"found/{number}"] = first  # needs no weights, so no search among wrong ones betters it
             continue
         gradients = Gradients(model, own, seen, case.run.loss, twice=bool(case.architecture.program))
+        step = gradients.step_cost(np.zeros((count, *case.run.shape)))
+        effort = _effort(step, len(rounds), thorough=case.thorough)
         claim[f"found/{number}"] = invert(gradients, inputs, count, case.run.outputs, first=first, effort=effort).x
     return {name: np.clip(one, inputs.low, inputs.high) for name, one in claim.items()} | {"mean": inputs.mean}
+
+
+def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
+    """Return how much is tried in each of so many rounds. step: what one step of a search costs."""
+    from moretta.audit import work
+    from moretta.audit.inversion import Effort
+
+    if thorough:
+        steps = work.times(SECONDS_THOROUGH / (rounds * STARTS_THOROUGH * 2), step, LEAST_STEPS, STEPS)
+        return Effort(STARTS_THOROUGH, steps, adam=steps)
+    return Effort(STARTS, work.times(SECONDS / (rounds * STARTS), step, LEAST_STEPS, STEPS))
 
 
 def score(claim: Claim, truth: Truth) -> Finding:

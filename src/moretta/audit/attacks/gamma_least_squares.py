@@ -185,7 +185,17 @@ def _solve(found: Seen, y: Floats, by_label: _Whitening, by_step: _Whitening, la
             vector[:, at] += sign * weight * found.spread[at] @ (alpha[at] @ moved)
         matrix[:, t - 1, t] -= weight * both
         matrix[:, t, t - 1] -= weight * both
-    return np.array([np.linalg.lstsq(a, b, rcond=None)[0] for a, b in zip(matrix, vector, strict=True)]).T
+    return np.array([_least_squares(a, b) for a, b in zip(matrix, vector, strict=True)]).T
+
+
+def _least_squares(matrix: Floats, vector: Floats) -> Floats:
+    """Return the solution of normal equations, scaled to a diagonal of ones.
+
+    Weights of rounds may be many orders of magnitude apart, and the smallest would be taken for a lack of rank.
+    """
+    scale = np.sqrt(np.maximum(np.diagonal(matrix), np.finfo(np.float64).tiny))
+    found: Floats = np.linalg.lstsq(matrix / np.outer(scale, scale), vector / scale, rcond=None)[0] / scale
+    return found
 
 
 def errors_of(claim: Claim, truth: Truth) -> Floats:
