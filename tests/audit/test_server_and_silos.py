@@ -18,10 +18,22 @@ def test_what_is_left_is_the_last_silos_upload(tmp_path, scheme):
     assert found.figures["relative_error_with_one_silo_fewer"] > 0.05
 
 
-def test_under_pbpfl(tmp_path):
-    found = attacked(ATTACK, recorded(tmp_path, protocol={"name": "pbpfl", "rho": 3.0}))
-    assert found.succeeded
+@pytest.mark.parametrize("scheme", ["pairwise", "additive-shares"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"loss": "mse"},
+        {"loss": "mse", "partitions": 10},
+        {"loss": "cross-entropy", "variant": "paper", "partitions": 3},
+        {"loss": "cross-entropy", "variant": "probabilities", "label-smoothing": 0.1},
+    ],
+)
+def test_under_pbpfl(tmp_path, scheme, protocol):
+    protocol = {"name": "pbpfl", "rho": 3.0, **protocol}
+    truth = recorded(tmp_path, run={"rounds": 2}, protocol=protocol, secure_aggregation={"scheme": scheme})
+    found = attacked(ATTACK, truth)
     assert found.figures["relative_error"] < 1e-5
+    assert found.figures["relative_error_with_one_silo_fewer"] > 0.01
 
 
 def test_two_silos_that_keep_out_are_not_told_apart(tmp_path):

@@ -167,9 +167,7 @@ def _known(labels: Array, outputs: int) -> Matrix:
 Found = tuple[Matrix, Matrix, float] | None
 
 
-def _by_lbfgs(
-    gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort
-) -> Found:
+def _by_lbfgs(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort) -> Found:
     from scipy.optimize import minimize
 
     size, shape = x.size, x.shape
@@ -198,9 +196,7 @@ def _by_lbfgs(
     return ended.x[:size].reshape(shape), z, float(ended.fun)
 
 
-def _by_adam(
-    gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort
-) -> Found:
+def _by_adam(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort) -> Found:
     if not effort.adam:
         return None
     at, z = torch.tensor(x, requires_grad=True), torch.tensor(free, requires_grad=search_y)

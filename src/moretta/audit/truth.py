@@ -225,14 +225,16 @@ class Truth:
         empty = np.zeros((0, *self.run.shape)), np.zeros(0)
         return empty if self.federation.test is None else self.federation.test
 
-    def gradient(self, silo: str, number: int, parameters: Tensors | None = None) -> Tensors:
-        """Return the gradient of the mean true loss on a silo's batch of a round, by tensor.
+    def gradient(self, silo: str, number: int, parameters: Tensors | None = None, loss: Any = None) -> Tensors:
+        """Return the gradient of the mean loss on a silo's batch of a round, by tensor.
 
-        parameters: None for the true model before the round. Models with dropout draw it anew.
+        parameters: None for the true model before the round. loss: of outputs and targets, None for the run's.
+        Models with dropout draw it anew.
         """
         model = self.federation.model
         rows = self.rows(silo).part(self.batch(silo, number))
-        return gradient(model, self.parameters(number) if parameters is None else parameters, rows, self.loss)
+        at = self.parameters(number) if parameters is None else parameters
+        return gradient(model, at, rows, loss or self.loss)
 
     @property
     def loss(self) -> Any:

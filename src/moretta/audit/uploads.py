@@ -8,7 +8,7 @@ nothing had been added to them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from moretta.errors import ParameterError, PeerError
 from moretta.protocol import Array, Message, Stamp, Tensors
 from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.fedsgd.messages import TrainOn
+from moretta.protocols.pbpfl.messages import Softmax
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
@@ -33,16 +34,19 @@ from moretta.secure_aggregation.sums import Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, commitment, recovered_masks
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from moretta.audit.truth import Truth
 
 PREFIX, NOISY = "gradient/", "noisy/"
+SCALARS = "scalars"  # of PBPFL and BAFFLE: as many as an upload has room for beside its other tensors
 _ASKS = (TrainOn, TrainOnNoisy, Estimate)
 _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """One round of ``fedsgd``, ``fedavg`` or ``baffle``, or of ``pbpfl`` with squared errors, as its server holds it.
+    """One round of ``fedsgd``, ``fedavg``, ``pbpfl`` or ``baffle``, as its server holds it.
 
     parameters: of the model that was sent, under PBPFL the noisy one, under BAFFLE none.
     received: by silo, of the attempt that counted.
@@ -146,14 +150,23 @@ class Uploads:
     def _unpacked(self, words: Array) -> tuple[dict[str, Array], int]:
         """Return tensors that lie behind each other in the order of their names, and the weight before them."""
         start, tensors = 0 if self._public_weights else 1, dict[str, Array]()
-        if self.run.protocol == "pbpfl":
-            raise ParameterError("shares of PBPFL's uploads are not told apart here; their terms have other shapes")
-        for name in sorted(set(self.encoding) - {MOST_WEIGHT}):
-            shape = np.shape(self.parameters[name.partition("/")[2]]) if "/" in name else ()
+        names = sorted(set(self.encoding) - {MOST_WEIGHT})
+        shapes = {name: self._shape(name) for name in names if name != SCALARS}
+        left = words.size - start - sum(int(np.prod(shape, dtype=int)) for shape in shapes.values())
+        for name in names:
+            shape = shapes.get(name, (left,))
             count = int(np.prod(shape, dtype=int))
             tensors[name] = np.array(words[start : start + count]).reshape(shape)
             start += count
         return tensors, int(words[0])
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of an upload: ``PREFIX/PARAMETER`` is as the parameter."""
+        if "/" in name:
+            return np.shape(self.parameters[name.rpartition("/")[2]])
+        if name == "alpha_h":  # of PBPFL's terms
+            return (np.shape(self.parameters[self.run.head])[1] + bool(self.run.head_bias),)
+        return ()
 
     def _decoded(self, tensors: Mapping[str, Array], weight: int, silos: tuple[str, ...]) -> Sum:
         wanted = Wanted(shapes_of(tensors), self.encoding, self.encoding[MOST_WEIGHT])
@@ -179,11 +192,13 @@ def from_heard(run: Run, heard: Sequence[Heard], number: int) -> Uploads:
     here = [(one.peer, one.message) for one in heard[place:] if one.message.stamp == ask.stamp]
     keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys)]
     accepted = [one.message for one in heard[:place] if isinstance(one.message, KeysAccepted)]
+    # Under cross-entropy PBPFL's silos are told how to encode only with the answer that their gradients need.
+    encodings = [ask.encoding, *(message.encoding for _, message in here if isinstance(message, Softmax))]
     return Uploads(
         run=run,
         stamp=ask.stamp,
         parameters={} if isinstance(ask, Estimate) else ask.parameters,
-        encoding=ask.encoding,
+        encoding=encodings[-1],
         received={peer: message for peer, message in here if isinstance(message, _UPLOADS)},
         later=here,
         names=tuple(sorted(keys[-1].keys)) if keys else (),
@@ -275,8 +290,25 @@ def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
     """Return the gradient that a silo uploads in a round, at the parameters that it was sent."""
     if truth.run.protocol != "pbpfl":
         return truth.gradient(silo, number)
-    asks = [one.message for one in truth.heard("server", number) if isinstance(one.message, TrainOnNoisy)]
-    return truth.gradient(silo, number, asks[-1].parameters)
+    heard = truth.heard("server", number)
+    ask = [one.message for one in heard if isinstance(one.message, TrainOnNoisy)][-1]
+    answers = [one.message for one in heard if isinstance(one.message, Softmax) and one.peer == silo]
+    loss = _along(truth, answers[-1].y) if answers else None
+    return truth.gradient(silo, number, ask.parameters, loss)
+
+
+def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return PBPFL's noisy loss under cross-entropy, mean (U y - u) . y^ (`moretta.protocols.pbpfl.terms`)."""
+
+    import torch
+
+    def value(outputs: Tensor, targets: Tensor) -> Tensor:
+        u = truth.loss.weighted_targets(targets, outputs)
+        error = u.sum(dim=1, keepdim=True) * torch.from_numpy(np.array(y)).to(outputs) - u
+        along: Tensor = (error.detach() * outputs).sum(dim=1).mean()
+        return along
+
+    return value
 
 
 def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
