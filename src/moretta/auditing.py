@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -18,12 +18,18 @@ from moretta.protocol import Array
 
 
 def audit_folder(
-    folder: Path, *, thorough: bool = False, background: Path | None = None, progress: Progress | None = None
+    folder: Path,
+    *,
+    thorough: bool = False,
+    background: Path | None = None,
+    progress: Progress | None = None,
+    needed: Iterable[str] = (),
 ) -> Audit:
     """Audit a finished run; its rows and architecture are made again from its own run file.
 
-    background: a file of `read_background`. Raises `moretta.errors.ParameterError` for a folder that holds no finished
-    run, or a run made from Python, whose rows are not in it.
+    background: a file of `read_background`. The rest as of `moretta.audit.audit`.
+    Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python, whose
+    rows are not in it, and as `moretta.audit.audit`.
     """
     given = None if background is None else read_background(background)
     if not folder.is_dir():
@@ -37,7 +43,16 @@ def audit_folder(
         )
     run_file = config.load(folder / "run.toml")
     federation, run = federation_of(run_file, folder), run_file.run
-    return audit(folder, federation, run.rounds, run.seed, thorough=thorough, background=given, progress=progress)
+    return audit(
+        folder,
+        federation,
+        run.rounds,
+        run.seed,
+        thorough=thorough,
+        background=given,
+        progress=progress,
+        needed=needed,
+    )
 
 
 def read_background(path: Path) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ input; a failure is one sentence on stderr.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,7 +169,7 @@ def audit(
         from moretta import auditing
 
         limits = auditing.limits_of(fail_above)
-        found = _audit(folder, thorough, background)
+        found = _audit(folder, thorough, background, limits)
     say(_read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
     if above := found.above(limits):
         raise RunFailed(
@@ -375,7 +375,7 @@ def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
             raise
 
 
-def _audit(folder: Path, thorough: bool = False, background: Path | None = None) -> Audit:
+def _audit(folder: Path, thorough: bool = False, background: Path | None = None, needed: Iterable[str] = ()) -> Audit:
     from moretta import auditing
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -386,7 +386,9 @@ def _audit(folder: Path, thorough: bool = False, background: Path | None = None)
             bar.update(task, description=f"audit of {folder.name}: {name}", completed=done, total=of)
 
         try:
-            return auditing.audit_folder(folder, thorough=thorough, background=background, progress=progress)
+            return auditing.audit_folder(
+                folder, thorough=thorough, background=background, progress=progress, needed=needed
+            )
         except KeyboardInterrupt:
             raise RunFailed("interrupted; nothing was written of this audit") from None
 

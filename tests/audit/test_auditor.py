@@ -115,9 +115,9 @@ def test_scores_above_limits(audited):
     found = audited(attack("one"), attack("unfit", fits=lambda run: "it does not fit"))
     assert found.above({"one": 0.69}) == {"one": 0.7}
     assert found.above({"one": 0.7}) == {}
-    with pytest.raises(ParameterError, match="it did not run: it does not fit"):
+    with pytest.raises(ParameterError, match="it is not: it does not fit"):
         found.above({"unfit": 0.1})
-    with pytest.raises(ParameterError, match="those that ran are one"):
+    with pytest.raises(ParameterError, match="the attacks on this run are one"):
         found.above({"nothing-of-the-kind": 0.1})
 
 

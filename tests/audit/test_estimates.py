@@ -5,7 +5,7 @@ import pytest
 from recorded import recorded
 
 from moretta.audit import uploads
-from moretta.audit.estimates import OPENED, opened, rounds_of
+from moretta.audit.estimates import OPENED, opened, seeded_rounds
 
 
 @pytest.mark.parametrize("phase", ["upload", "unmasking"])
@@ -20,8 +20,8 @@ def test_a_lost_silo_is_not_in_what_was_opened(tmp_path, phase):
         engine={"faults": {"drop": drops}},
     )
     heard = [one for number in truth.recorded for one in truth.heard("server", number)]
-    assert rounds_of(truth.run, heard)[1].silos == truth.run.silos[2:]
-    assert rounds_of(truth.run, heard)[2].silos == truth.run.silos
+    assert seeded_rounds(truth.run, heard)[1].silos == truth.run.silos[2:]
+    assert seeded_rounds(truth.run, heard)[2].silos == truth.run.silos
     found = opened(truth, (1, 2))
     for number in (1, 2):
         # What the server's recorded messages come to, up to the ring's steps and float32's rounding.

@@ -7,7 +7,7 @@ import pytest
 from recorded import attacked, claimed, recorded
 
 from moretta.audit.attacks.loss_differences import ATTACK, uniformity
-from moretta.audit.estimates import forward_of, opened, recipe_of, rounds_of, scalars, used
+from moretta.audit.estimates import forward_of, opened, recipe_of, scalars, seeded_rounds, used
 
 FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no test fails by chance
 BAFFLE = {"name": "baffle", "k": 64, "loss": "mse", "optimizer": "sgd", "learning-rate": 0.02}
@@ -68,7 +68,7 @@ def test_noised_sums_are_opened_from_messages(tmp_path):
     truth = recorded(tmp_path, run={**FIXED, "rounds": 2}, protocol=noised, data={"batch-size": 0})
     number, sums = 2, opened(truth, (1, 2))
     # All rows are in a lot and none is clipped: but for a little noise they are the mean of all rows' numbers.
-    seen = rounds_of(truth.run, [one for at in (1, 2) for one in truth.heard("server", at)])[number]
+    seen = seeded_rounds(truth.run, [one for at in (1, 2) for one in truth.heard("server", at)])[number]
     parts = [truth.rows(silo) for silo in truth.run.silos]
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
     forward = forward_of(copy.deepcopy(truth.federation.model), truth.run, {})

@@ -9,7 +9,7 @@ from recorded import attacked, claimed, recorded
 
 from moretta.audit.attacks import seed_choosing_server
 from moretta.audit.attacks.seed_choosing_server import ATTACK, gain, in_order
-from moretta.audit.estimates import recipe_of, rounds_of, seed_of
+from moretta.audit.estimates import recipe_of, seed_of, seeded_rounds
 from moretta.protocol import Message
 from moretta.protocols.baffle.messages import Agree, Agreed, Revealed
 
@@ -37,7 +37,7 @@ def test_agreed_seed_is_like_any(truth):
 def test_chosen_seed_is_told(truth):
     given = ATTACK.given(truth)
     case = truth.case(given.views, given.arrays, thorough=False)
-    seen = rounds_of(case.run, case.heard("server", Message))[1]
+    seen = seeded_rounds(case.run, case.heard("server", Message))[1]
     target = seed_choosing_server._target(case, seen)
     purpose = (seen.ask.stamp.run, 1, seen.ask.parameter_hash)
 
@@ -53,7 +53,7 @@ def test_chosen_seed_is_told(truth):
 
 
 def test_seed_is_the_one_that_roles_agreed_on(truth):
-    seen = rounds_of(truth.run, heard(truth))[1]
+    seen = seeded_rounds(truth.run, heard(truth))[1]
     contributions = next(one.message.contributions for one in heard(truth) if isinstance(one.message, Agree))
     # a silo's digest of its seed is in the view
     digests = {one.message.digest for one in heard(truth) if isinstance(one.message, Agreed)}

@@ -45,6 +45,22 @@ def test_balance_is_found_by_way_of_other_protocols(tmp_path, protocol):
     assert found.figures["error"] < found.figures["error_of_own"]
 
 
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"loss": "mse", "partitions": 1},
+        {"loss": "cross-entropy", "variant": "probabilities", "partitions": 1},
+        {"loss": "cross-entropy", "variant": "paper", "partitions": 10},  # with one batch of 4 rows
+    ],
+)
+def test_balance_is_found_under_an_offset(tmp_path, protocol):
+    truth = recorded(tmp_path, run={"rounds": 12}, data=SKEWED, protocol={"name": "pbpfl", "rho": 3.0, **protocol})
+    assert not [name for name in ATTACK.given(truth).arrays if name.startswith("model/")]
+    found = attacked(ATTACK, with_background_of_few_labels(truth))
+    assert found.succeeded
+    assert found.figures["error"] < found.figures["error_of_guess"] / 3
+
+
 def test_silos_that_are_alike_gain_little(tmp_path):
     truth = recorded(tmp_path, run={"rounds": 4}, data={"batch-size": 8})
     found = attacked(ATTACK, truth)

@@ -1,14 +1,17 @@
 """An audit on a report's page: its table, its pictures, runs side by side, and the evidence of sentences."""
 
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
+from test_report_page import BROWSER, opened
 
 from moretta.errors import ParameterError
 from moretta.report import privacy_statements, read_run, write_report
-from moretta.report.audit import side_by_side
+from moretta.report.audit import audit_lines, side_by_side
 from moretta.report.privacy import UNTESTED
 
 RUN = "9f3c1a77b2d04e55"
@@ -61,16 +64,49 @@ def test_runs_side_by_side_name_the_worst_of_each_role(make_run, tmp_path):
     assert (first["audited"], second["audited"]) == (True, False)
 
 
-def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
-    folder = audited(make_run())
-    told = json.loads((folder / "audit.json").read_text())
+def illustrated(folder):
+    told = json.loads((audited(folder) / "audit.json").read_text())
     told["attacks"][0]["pictures"] = [{"file": "audit/a-0.safetensors", "caption": "two <rows>"}]
     (folder / "audit.json").write_text(json.dumps(told))
-    with pytest.raises(ParameterError, match=r"a-0\.safetensors holds no pictures"):
-        write_report([folder], tmp_path / "a.html")
+    return folder
+
+
+def draw(folder):
     (folder / "audit").mkdir()
     images = np.random.default_rng(0).random((2, 1, 4, 4), dtype=np.float32)
     save_file({"true": images, "found": images * np.nan}, folder / "audit" / "a-0.safetensors")
+
+
+def rendered(audit):
+    stream = io.StringIO()
+    Console(file=stream, width=400).print(audit_lines(audit))
+    return stream.getvalue()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed")
+def test_a_browser_shows_an_audit_without_complaint(make_run, tmp_path):
+    folders = [illustrated(make_run()), audited(make_run("fedsgd"))]
+    draw(folders[0])
+    dom, complaints = opened(write_report(folders, tmp_path / "a.html"), tmp_path / "profile")
+    assert complaints == []
+    assert dom.count("data:image/png;base64,") == 2
+    assert "Defences side by side" in dom
+
+
+def test_it_is_said_where_the_kernel_did_not_confine_attackers(make_run, tmp_path):
+    said = "Attackers were confined by Python alone"
+    folder = make_run()
+    for by, there in (("python", True), ("kernel", False)):
+        audited(folder, confined_by=by)
+        assert (said in write_report([folder], tmp_path / "a.html").read_text()) == there
+        assert (said in rendered(read_run(folder).audit)) == there
+
+
+def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
+    folder = illustrated(make_run())
+    with pytest.raises(ParameterError, match=r"a-0\.safetensors holds no pictures"):
+        write_report([folder], tmp_path / "a.html")
+    draw(folder)
     text = write_report([folder], tmp_path / "a.html").read_text()
     assert text.count("data:image/png;base64,") == 2
     for words in ("; img-src data:", "two &lt;rows&gt;", "not to be handed on", "true rows above"):

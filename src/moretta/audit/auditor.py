@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from moretta.audit import attacks
 from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.attacker import AttackFailed, claim_of
+from moretta.audit.confinement import landlock
 from moretta.audit.truth import Truth
 from moretta.engines import views
 from moretta.engines.files import write_atomically
@@ -51,11 +52,15 @@ class Audit:
         scores = {one["attack"]: float(one["score"]) for one in self.attacks}
         for name in limits:
             if name not in scores:
-                told = next((one["because"] for one in self.record["not_run"] if one["attack"] == name), None)
-                ran = f"those that ran are {', '.join(scores)}" if scores else "none ran"
-                why = f"it did not run: {told}" if told else ran
-                raise ParameterError(f"--fail-above {name}: expected an attack that ran on this run; {why}")
+                raise _not_tried(name, scores, self.record["not_run"])
         return {name: scores[name] for name, limit in limits.items() if scores[name] > limit}
+
+
+def _not_tried(name: str, tried: Iterable[str], missed: Iterable[Mapping[str, str]]) -> ParameterError:
+    told = next((one["because"] for one in missed if one["attack"] == name), None)
+    others = f"the attacks on this run are {', '.join(tried)}" if tried else "no attack is"
+    why = f"it is not: {told}" if told else others
+    return ParameterError(f"--fail-above {name}: expected an attack that is tried on this run; {why}")
 
 
 def audit(
@@ -68,12 +73,15 @@ def audit(
     background: tuple[Array, Array] | None = None,
     progress: Progress | None = None,
     chosen: Iterable[Attack] | None = None,
+    needed: Iterable[str] = (),
 ) -> Audit:
     """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
 
     federation, rounds, seed: that were played. thorough: also slow attacks, with more time for each. background: rows
-    that attackers may have, None for the first half of the test rows. chosen: None for all that fit.
-    Raises `moretta.errors.ParameterError` for a run without views, or views that are not as they were recorded.
+    that attackers may have, None for the first half of the test rows. chosen: None for all that fit. needed: names of
+    attacks that have to be among them, such as those with a limit.
+    Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, or a
+    needed attack that is not tried on this run; then nothing is written.
     """
     truth = Truth(folder, federation, rounds, seed, background)
     if not os.access(folder, os.W_OK):
@@ -91,6 +99,10 @@ def audit(
             missed.append((place, {"attack": attack.name, "role": attack.role, "because": why}))
         else:
             ready.append((place, attack))
+    names = [attack.name for _, attack in ready]
+    for name in needed:
+        if name not in names:
+            raise _not_tried(name, names, [line for _, line in missed])
     if ready:
         _ = truth.architecture  # once, and here: the threads below would each export the model
     for place, attack, given, came_to in _attacked(ready, truth, thorough, progress):
@@ -105,6 +117,7 @@ def audit(
         "index": views.digest(folder / "views"),
         "protocol": truth.run.protocol,
         "thorough": thorough,
+        "confined_by": "kernel" if landlock() else "python",
         "views": truth.views.rounds,
         "attacks": [line for _, line, _ in done],
         "not_run": [line for _, line in sorted(missed, key=lambda one: one[0])],

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.audit.heads import classes
 from moretta.audit.intervals import Interval, bootstrapped
 from moretta.audit.truth import Rows, Truth
 from moretta.errors import ParameterError
@@ -106,13 +107,6 @@ def _batches(truth: Truth, who: str, rows: int) -> Batches:
 
 
 # How good a model is
-
-
-def classes(values: Array) -> NDArray[np.int64]:
-    """Return each row's class, of outputs or of targets."""
-    if values.ndim > 1:
-        values = values[:, 0] > 0.5 if values.shape[1] == 1 else values.argmax(axis=1)
-    return np.asarray(values, dtype=np.int64)
 
 
 def outputs(truth: Truth, weights: Tensors, x: Array) -> NDArray[np.float64]:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moretta.errors import RunFailed
+
 _REFUSED = (
     "socket.",
     "subprocess.",
@@ -37,6 +39,7 @@ _WRITES = (
     "os.remove", "os.rename", "os.link", "os.symlink", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown",
     "os.utime", "os.setxattr", "os.removexattr", "os.chflags", "os.lockf",
 )  # fmt: skip
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's system calls, the same on all architectures
 _HARMLESS = (os.devnull, "/dev/urandom")
 # What the system's libraries read as they are loaded, beside the installed packages.
 _SYSTEM = (
@@ -69,12 +72,20 @@ def confine(folders: Sequence[Path]) -> None:
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of a file")
 
     tempfile.tempdir = os.devnull  # nobody can write there; libraries that ask for its name find it without trying
-    kernel(folders)
+    if landlock() and not kernel(folders):
+        raise RunFailed("expected the kernel to confine this process, as it has Landlock; it refused")
     # No audit event tells of this one, by which multiprocessing starts Python anew.
     for module in filter(None, (sys.modules.get("_posixsubprocess"), subprocess)):
         for name in {"fork_exec", "_fork_exec"} & vars(module).keys():
             setattr(module, name, _refused)
     sys.addaudithook(watch)
+
+
+def landlock() -> int:
+    """Return the version of the kernel's Landlock, 0 where it has none."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return max(0, int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE, None, ctypes.c_size_t(0), 1)))
 
 
 def kernel(folders: Sequence[Path]) -> bool:
@@ -83,25 +94,22 @@ def kernel(folders: Sequence[Path]) -> bool:
     Landlock, docs.kernel.org/userspace-api/landlock.html: files but for reading in those folders, programs, TCP, other
     processes' /proc, and signals to them.
     """
-    if not sys.platform.startswith("linux"):
+    version = landlock()
+    if not version:
         return False
     call = ctypes.CDLL(None, use_errno=True).syscall
-    create, add, restrict = 444, 445, 446  # the same on all architectures
-    version = call(create, None, ctypes.c_size_t(0), 1)
-    if version < 1:
-        return False
     read_file, read_folder, every = 1 << 2, 1 << 3, (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     tcp, scopes = 3, 3  # both of each
     parts = (every, tcp, scopes)[: 3 if version >= 6 else 2 if version >= 4 else 1]
     wanted = struct.pack(f"={len(parts)}Q", *parts)
-    rules = call(create, wanted, ctypes.c_size_t(len(wanted)), 0)
+    rules = call(_CREATE, wanted, ctypes.c_size_t(len(wanted)), 0)
     for path in (*map(str, folders), *filter(os.path.exists, _SYSTEM)):
         file = os.open(path, os.O_PATH)
         rights = read_file | (read_folder if os.path.isdir(path) else 0)
-        call(add, rules, 1, struct.pack("=Qi", rights, file), 0)
+        call(_ADD, rules, 1, struct.pack("=Qi", rights, file), 0)
         os.close(file)
     no_new_privileges = ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
-    held = bool(rules >= 0 and no_new_privileges == 0 and call(restrict, rules, 0) == 0)
+    held = bool(rules >= 0 and no_new_privileges == 0 and call(_RESTRICT, rules, 0) == 0)
     if rules >= 0:
         os.close(rules)
     return held

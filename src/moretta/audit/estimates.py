@@ -100,7 +100,7 @@ def seed_of(contributions: Mapping[str, bytes]) -> bytes:
     return derive(hashlib.sha256(joined).digest(), "baffle seed", digest)
 
 
-def rounds_of(run: Run, heard: Sequence[Heard]) -> Mapping[int, Round]:
+def seeded_rounds(run: Run, heard: Sequence[Heard]) -> Mapping[int, Round]:
     """Return the rounds of a server's view whose seed it shows, by number."""
     recipe, seed, found = recipe_of(run), b"", dict[int, Round]()
     ask: Estimate | None = None
@@ -174,7 +174,7 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
         return _unmasked(truth, rounds)
     heard = [one for number in rounds for one in truth.heard("server", number)]
     forward, found = forward_of(_copied(truth), truth.run, {}), dict[str, Array]()
-    for number, seen in rounds_of(truth.run, heard).items():
+    for number, seen in seeded_rounds(truth.run, heard).items():
         parts = {silo: truth.rows(silo).part(truth.batch(silo, number)) for silo in seen.silos}
         x, y = (np.concatenate([getattr(part, key) for part in parts.values()]) for key in ("x", "y"))
         found[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, x, y)

@@ -29,11 +29,11 @@ RANK = 1e-3  # of singular values that are taken for 0: what a trained model's g
 
 
 def classes(y: Array) -> NDArray[np.int64]:
-    """Return classes of targets as the loss takes them: whole numbers, one-hot rows, or one column of 0 and 1."""
+    """Return each row's class, of targets as the loss takes them, or of outputs; of one column, 1 above a half."""
     y = np.asarray(y)
-    if y.ndim == 1:
-        return y.astype(np.int64)
-    return np.asarray(np.rint(y[:, 0]).astype(np.int64) if y.shape[1] == 1 else y.argmax(axis=1))
+    if y.ndim > 1:
+        y = y[:, 0] > 0.5 if y.shape[1] == 1 else y.argmax(axis=1)
+    return y.astype(np.int64)
 
 
 def as_outputs(y: Array, outputs: int) -> Matrix:

@@ -44,6 +44,12 @@ GROUPS: Mapping[str, Sequence[str]] = {
 }
 """The roles that stand together where runs are side by side."""
 
+CONFINED = (
+    "Attackers were confined by Python alone, which stops mistakes and not native code that means harm: this machine's "
+    "kernel has no Landlock."
+)
+"""What is said of an audit where the kernel did not confine the attackers."""
+
 HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders")
 
 
@@ -183,6 +189,8 @@ def audit_lines(audit: AuditRecord) -> Group:
             lines.append(Padding(Text(f"Score: {one.measure}. Used: {used(one)}.", style="dim"), (0, 0, 0, 4)))
     if not lines:
         lines.append(Text("no attack came to a score on this run"))
+    if audit.confined_by != "kernel":
+        lines.append(Text(CONFINED, style="dim"))
     return Group(*lines)
 
 

@@ -160,6 +160,7 @@ class AuditRecord(_Part):
     run: str
     index: str = ""
     thorough: bool = False
+    confined_by: Literal["kernel", "python"] = "python"
     views: tuple[int, ...] = ()
     attacks: tuple[Attacked, ...]
     not_run: tuple[NotRun, ...] = ()

@@ -331,7 +331,7 @@ def _audits(records: Sequence[RunRecord]) -> str:
     drawn = []
     for label, record in zip(labels(records), records, strict=True):
         if record.audit is not None:
-            drawn += [_attacks(label, record.audit), _pictures(record), _not_run(record.audit)]
+            drawn += [_attacks(label, record.audit), _pictures(record), _not_run(record.audit), _confined(record.audit)]
     if not drawn:
         return ""
     drawn.append(
@@ -388,6 +388,10 @@ def _not_run(record: AuditRecord) -> str:
         for one in record.not_run
     )
     return f'<div class="note not-run"><p>Not run, so that nothing is known of these:</p><ul>{items}</ul></div>'
+
+
+def _confined(record: AuditRecord) -> str:
+    return "" if record.confined_by == "kernel" else f'<p class="note">{_text(audit.CONFINED)}</p>'
 
 
 def _privacy(records: Sequence[RunRecord]) -> str:

@@ -35,9 +35,9 @@ from moretta.audit.estimates import (
     opened,
     partly_trained,
     recipe_of,
-    rounds_of,
     rounds_seen,
     rows_in,
+    seeded_rounds,
     used,
 )
 from moretta.audit.intervals import of_mean, relative_error
@@ -71,7 +71,7 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim estimates [uploads, n] of rounds and silos (-1 for their sum), and one row for the smallest upload."""
-    seen, recipe = rounds_of(case.run, case.heard("server", Message)), recipe_of(case.run)
+    seen, recipe = seeded_rounds(case.run, case.heard("server", Message)), recipe_of(case.run)
     uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
     size = next(iter(seen.values())).directions.size
     uploads = uploads[-max(1, MOST_ENTRIES // size) :]
@@ -167,7 +167,7 @@ def _loss(name: str, outputs: Any, targets: Any) -> Any:
 
 def score(claim: Claim, truth: Truth) -> Finding:
     """Compare the estimates with the true gradients of the rows in them; and the row with the rows of its batch."""
-    seen = rounds_of(truth.run, [one for number in rounds_seen(truth) for one in truth.heard("server", number)])
+    seen = seeded_rounds(truth.run, [one for number in rounds_seen(truth) for one in truth.heard("server", number)])
     layout, cosines = _layout(truth), list[float]()
     units = list(zip(claim["rounds"], claim["silos"], claim["estimates"], strict=True))
     for number, silo, estimate in units:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.case import Case
+from moretta.audit.heads import classes
 from moretta.audit.intervals import Interval
 from moretta.audit.run import Run
 from moretta.errors import ParameterError
@@ -112,7 +113,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     from moretta.audit import confined
 
     row = confined.JointRow.first(truth)
-    labels = confined.classes(row.rows.y[claim["rows"]])
+    labels = classes(row.rows.y[claim["rows"]])
     pairs = np.stack([labels, claim["cluster"]], axis=1)
     found = float(adjusted_rand_score(*pairs.T))
     return Finding(

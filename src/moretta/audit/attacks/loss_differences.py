@@ -35,10 +35,10 @@ from moretta.audit.estimates import (
     forward_of,
     opened,
     recipe_of,
-    rounds_of,
     rounds_seen,
     rows_in,
     scalars,
+    seeded_rounds,
 )
 from moretta.audit.intervals import auc
 from moretta.protocol import Array, Message
@@ -72,7 +72,7 @@ def attack(case: Case) -> Claim:
     known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
     recipe, forward = recipe_of(case.run), forward_of(case.model(), case.run, known)
     generator = np.random.Generator(np.random.PCG64(SEED))
-    seen = rounds_of(case.run, case.heard("server", Message))
+    seen = seeded_rounds(case.run, case.heard("server", Message))
     uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
     draws = _draws(case, seen, max(rows for _, _, rows in uploads), len(uploads))
     data, noise = list[float](), list[float]()

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.case import Case, Heard
-from moretta.audit.estimates import DRAWN, FIXED, Round, fixed_of, forward_of, partly_trained, recipe_of, rounds_of
+from moretta.audit.estimates import DRAWN, FIXED, Round, fixed_of, forward_of, partly_trained, recipe_of, seeded_rounds
 from moretta.audit.intervals import of_rate
 from moretta.audit.run import Run
 from moretta.keystream import SecretRoot
@@ -71,7 +71,7 @@ def given(truth: Truth) -> Given:
 def attack(case: Case) -> Claim:
     """Claim S of the recorded seed and of seeds at random, and whether the agreement is in order."""
     heard = case.heard("server", Message)
-    seen = next(iter(rounds_of(case.run, heard).values()))
+    seen = next(iter(seeded_rounds(case.run, heard).values()))
     target = _target(case, seen)
     recorded = gain(seen.directions, target)
     return {

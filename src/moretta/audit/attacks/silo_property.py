@@ -16,8 +16,12 @@ mean of q over known rows, and their mean follows at once.
 
 Compared is how far the shares are off, |s^ - s|_1 / 2, with what a silo guesses that has seen no model: that others are
 as itself, as the background rows, as both by halves, or as what is left of all rows, taken to be as the background,
-without its own. Chance is the best of these, which the silo does not know to be the best. PBPFL is not here: its silos
-see other multiples of the model each round, of which these differences make no sense.
+without its own. Chance is the best of these, which the silo does not know to be the best.
+
+Under PBPFL a silo first works out the offset r that is on the head's rows and its bias (`gamma_least_squares` from its
+labels, `offset_from_softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs,
+whatever its scales. Under cross-entropy r is known up to a number common to all outputs, which moves no softmax, and
+which a gradient, whose entries sum to 0, shows.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ from moretta.errors import ParameterError
 from moretta.protocol import Array
 from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.fedsgd.messages import TrainOn
+from moretta.protocols.pbpfl.messages import Predictions
+from moretta.protocols.pbpfl.messages import TrainOn as NoisyTrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth
@@ -89,7 +95,8 @@ def given(truth: Truth) -> Given:
         if not any(number + 1 in rounds for number in whole):
             raise ParameterError("no step of which two models were recorded is of all silos, whose rows it knows")
         arrays["whole"] = np.array(whole)
-        arrays |= {f"{MODEL}0/{name}": value for name, value in truth.parameters(rounds[0]).items()}
+        if run.protocol != "pbpfl":  # whose silos are sent whole models, of which none is the true one
+            arrays |= {f"{MODEL}0/{name}": value for name, value in truth.parameters(rounds[0]).items()}
     what = "the displacement it held in" if run.protocol == "cgd" else "its view of"
     return Given(
         views={} if run.protocol == "cgd" else {silo: rounds},
@@ -124,10 +131,12 @@ def _models(case: Case) -> dict[int, dict[str, Array]]:
                 number, _, name = key.removeprefix(MODEL).partition("/")
                 found.setdefault(int(number), {})[name] = value
         return found
+    (silo,) = case.views
+    if case.run.protocol == "pbpfl":
+        return _without_offset(case, silo)
     from moretta.audit.estimates import partly_trained
     from moretta.protocols.baffle.torch_forward import layout_of
 
-    (silo,) = case.views
     start = {key.removeprefix(f"{MODEL}0/"): value for key, value in case.arrays.items() if key.startswith(MODEL)}
     told = {n: {**start, **one.parameters} for n, one in case.last_of_each_round(silo, TrainOn).items()}
     asks = case.last_of_each_round(silo, Estimate)
@@ -135,6 +144,33 @@ def _models(case: Case) -> dict[int, dict[str, Array]]:
         layout = layout_of(partly_trained(case.model(), case.run))
         told |= {n: {**start, **layout.split(np.array(one.parameters))} for n, one in asks.items()}
     return told
+
+
+def _without_offset(case: Case, silo: str) -> dict[int, dict[str, Array]]:
+    """Return the noisy models of PBPFL's rounds with the offset taken off their heads, by round."""
+    from moretta.audit.attacks import gamma_least_squares, offset_from_softmax, softmax_from_sum
+
+    run, asks = case.run, case.last_of_each_round(silo, NoisyTrainOn)
+    if run.loss == "mse":
+        some = slice(gamma_least_squares.ROWS)
+        seen = gamma_least_squares.seen(case, silo, case.arrays["x"][some])
+        gamma = gamma_least_squares.fit(seen, as_outputs(case.arrays["y"][some], run.outputs))
+        offsets = dict(zip(seen.rounds.tolist(), np.einsum("tm,tmc->tc", gamma, seen.spread), strict=True))
+    else:
+        sent = case.last_of_each_round(silo, Predictions)
+        softmax = softmax_from_sum.softmax_by_round(case, silo)
+        offsets = {
+            number: offset_from_softmax.differences(sent[number], p)
+            for number, p in softmax.items()
+            if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
+        }
+    found = {}
+    for number, offset in offsets.items():
+        held = dict(asks[number].parameters)
+        for name, each in ((run.head, offset[:, None]), (run.head_bias, offset)):
+            held[name] = (held[name].astype(np.float64) - each).astype(held[name].dtype)
+        found[number] = held
+    return found
 
 
 def _equations(
@@ -149,6 +185,8 @@ def _equations(
     everybodys = (at[run.head_bias].astype(np.float64) - after[run.head_bias].astype(np.float64)) / rate
     x = np.concatenate([case.arrays["x"], case.arrays["known/x"]])
     targets = as_outputs(np.concatenate([case.arrays["y"], case.arrays["known/y"]]), run.outputs)
+    if run.loss == "cross-entropy":
+        everybodys -= everybodys.mean()
     q, total = _outputs(network, run, at, x), sum(rows_in(run, silo, number) for silo in run.silos)
     own = (q[index] - targets[index]).sum(axis=0)  # the silo's own rows stand first
     others = (total * everybodys - own) / (total - len(index))
@@ -250,7 +288,7 @@ ATTACK = Attack(
     name="silo-property",
     role="silo",
     source="derivation; property inference as in Melis et al., S&P 2019",
-    protocols=frozenset({"fedsgd", "baffle", "cgd"}),
+    protocols=frozenset({"fedsgd", "pbpfl", "baffle", "cgd"}),
     fits=fits,
     given=given,
     attack=attack,
