@@ -21,24 +21,27 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             {"overhead_ms_per_silo_and_ask", "overhead_ms_per_silo_and_ask_pairwise"},
         ),
         (["pbpfl.py", "--pairs", "1", "--only", "mlp4"], {"mlp4_mse_m1_ratio", "mlp4_mse_m1_server_ratio"}),
-        (
+        pytest.param(
             ["secure_aggregation.py", "--pairs", "1", "--parameters", "1000", "--cohort", "5"],
             {
                 *(f"masking_over_floor_ratio_{bits}" for bits in (32, 64)),
                 *("setup_ms", "setup_ms_signed", "recovery_server_ms"),
                 *("secure_over_plain_round_ratio", "additive_over_pairwise_ratio"),
             },
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             ["cgd.py", "--quick", "--data", ""],
             {"10x7_fused_over_plain_ratio", "10x7_naive_over_plain_ratio", "10x7_peak_mib", "plain_peak_mib"},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             ["baffle.py", "--quick"],
             {
                 *("lenet_torch_ratio", "combine_0.3m_randn_ratio", "combine_2.5m_ms", "combine_same_in_any_order"),
                 *("upload_k100_bytes", "upload_k500_bytes_beyond_8k"),
             },
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["engine", "pbpfl", "secure_aggregation", "cgd", "baffle"],

@@ -147,6 +147,7 @@ def test_a_killed_run_and_its_copy_of_round_0_end_with_the_same_bytes(protocol: 
     assert len(contents) == sum(array.size > 1 for message in masked for array in message.tensors.values())
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_while_it_saves_ends_as_if_it_never_was(tmp_path: Path) -> None:
     out, rounds, kills, random_ = tmp_path / "run", 250, 3, random.SystemRandom()
     for kill in range(kills):

@@ -62,6 +62,7 @@ def accuracy(path: Path, *changes: str) -> tuple[float, list[dict[str, Any]]]:
     return float(result.record["test"]["accuracy"]), result.record["dropped"]
 
 
+@pytest.mark.slow
 def test_wdbc_within_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(__file__).parents[1] / "examples" / "wdbc.toml"
     common = ["data.silos=10", "data.batch-size=8", "run.rounds=100", "run.record-views=false"]

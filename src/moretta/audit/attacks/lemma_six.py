@@ -88,14 +88,15 @@ def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int
     if not below:
         raise ParameterError("the model is a head alone; there is nothing below it")
     matrix = max(below, key=lambda name: true[name].size)
-    seed = [number, *kind.encode()]
-    other = ALTERNATIVES[kind](true, matrix, np.random.Generator(np.random.PCG64(seed)))
-    both = sorted(((true, True), (other, False)), key=lambda one: _digest(one[0]))
+    seed = f"{number}/{kind}".encode()
+    other = ALTERNATIVES[kind](true, matrix, np.random.Generator(np.random.PCG64(list(seed))))
+    # Each game has hashes of its own, or the true model's would stand in one place in all games of a round.
+    both = sorted(((true, True), (other, False)), key=lambda one: _digest(one[0], seed))
     return [tensors for tensors, _ in both], int(both[1][1])
 
 
-def _digest(tensors: Tensors) -> bytes:
-    found = hashlib.sha256()
+def _digest(tensors: Tensors, game: bytes) -> bytes:
+    found = hashlib.sha256(game)
     for name in sorted(tensors):
         found.update(np.ascontiguousarray(tensors[name]).tobytes())
     return found.digest()

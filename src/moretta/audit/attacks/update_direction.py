@@ -4,11 +4,14 @@ W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`moretta.audit.canonica
 against how far channels lie apart, so that those of two consecutive rounds find each other by the assignment of least
 squared distance. The difference is the step that the server took, in canonical form: the part of it that changes the
 function. The head is left out, as its rows hold an unknown offset.
+
+Beside it stands what the plain difference of two noisy models shows of the step: under the run's keys, under fresh
+scales with channels in their places, and if the key of a round had been kept for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +27,7 @@ from moretta.protocols.pbpfl.messages import TrainOn
 if TYPE_CHECKING:
     from moretta.audit.canonical import Named
     from moretta.audit.truth import Truth
-    from moretta.protocols.pbpfl.scales import ScalePlan
+    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 ROUNDS = 11  # the last so many that have a neighbour
 MOST_ENTRIES = 20_000_000  # of all steps together
@@ -101,22 +104,50 @@ def score(claim: Claim, truth: Truth) -> Finding:
     from moretta.audit.canonical import plan_of
 
     plan = plan_of(truth)
-    found = []
+    found, plain = [], []
     for number in sorted({int(name.split("/")[1]) for name in claim}):
         claimed = _of_round("before", number, claim), _of_round("step", number, claim)
-        true = step_of(plan, truth.parameters(number), truth.parameters(number + 1))
-        found.append(likeness(plan, claimed, true))
+        models = [truth.parameters(number), truth.parameters(number + 1)]
+        found.append(likeness(plan, claimed, step_of(plan, *models)))
+        plain.append(plainly(plan, models, [truth.key(number).scales, truth.key(number + 1).scales]))
     cosines, shuffled = np.array(found).T
     median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
+    fresh, in_place, kept_key = (float(one) for one in np.median(np.array(plain), axis=0))
     return Finding(
         measure="cosine of the step below the head with the true one, median over rounds",
         score=median,
         chance=float(np.median(guesses)),
         interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
         sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
-        "although the key is fresh every round",
-        figures={"rounds": float(len(cosines)), "lowest": float(cosines.min())},
+        f"although the key is fresh every round; the plain difference of two noisy models has {fresh:.2f}, and under a "
+        f"key that stays would have {kept_key:.2f}",
+        figures={
+            "rounds": float(len(cosines)),
+            "lowest": float(cosines.min()),
+            "plain_difference": fresh,
+            "plain_difference_without_permutations": in_place,
+            "plain_difference_under_one_key": kept_key,
+        },
     )
+
+
+def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]) -> tuple[float, float, float]:
+    """Return the cosine of a plain difference of two noisy models with the step, below the head.
+
+    keys: of the two rounds. Under these, under their scales with channels in place, and under the first of
+    these twice.
+    """
+    from moretta.audit.canonical import cosine, trunk
+    from moretta.protocols.pbpfl.scales import ScaleKey
+
+    still = plan.identity().permutations
+    in_place = [ScaleKey(one.scales, still) for one in keys]
+    before, after = (trunk(plan, one) for one in models)
+    step, found = {name: after[name] - before[name] for name in before}, []
+    for one, other in (keys, in_place, (in_place[0], in_place[0])):
+        noisy = [trunk(plan, plan.perturb(model, key)) for model, key in zip(models, (one, other), strict=True)]
+        found.append(cosine({name: noisy[1][name] - noisy[0][name] for name in step}, step))
+    return found[0], found[1], found[2]
 
 
 def _of_round(what: str, number: int, claim: Mapping[str, np.ndarray]) -> Named:
