@@ -1,6 +1,6 @@
 """Play and audit the runs of docs/threat-models.md, keep what came of it in results/, and write the page's tables.
 
-python experiments/audit/threat_models.py [--out DIR] [NAME ..]     trains and audits: about a quarter of an hour
+python experiments/audit/threat_models.py [--out DIR] [NAME ..]     trains and audits: about half an hour
 python experiments/audit/threat_models.py --tables                  only writes the tables of the kept results
 """
 
@@ -12,6 +12,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,39 @@ RUNS: dict[str, list[str]] = {
 """A run file, and what of it is set otherwise, by the name of the run."""
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """One attack as a setting changes. run: as of `RUNS`."""
+
+    attack: str
+    setting: str
+    values: Sequence[float]
+    run: Sequence[str]
+
+
+SWEEPS: dict[str, Sweep] = {
+    "gamma-by-partitions": Sweep(
+        "gamma-least-squares", "protocol.partitions", (1, 2, 5, 10), [DIGITS, "run.rounds=20"]
+    ),
+    "inversion-by-delta": Sweep(
+        "confined-inversion", "protocol.delta", (1e-4, 1e-3, 1e-2, 1e-1, 0.5), ["experiments/audit/confined.toml"]
+    ),
+    "inversion-by-delta-with-bias": Sweep(
+        "confined-inversion",
+        "protocol.delta",
+        (1e-3, 0.5),
+        ["experiments/audit/confined.toml", "model.bias=true", "data.silos=2", "protocol.loss=mse"],
+    ),
+    "directions-by-k": Sweep(
+        "k-rank-projection",
+        "protocol.k",
+        (10, 100, 1000, 2500),
+        [DIGITS, "protocol.name=baffle", CE, "run.rounds=6", "data.batch-size=1"],
+    ),
+}
+"""What stands below a protocol's table: how much of a leak depends on one setting."""
+
+
 DEFENCES = (
     "fedsgd",
     "fedsgd dp-noise=1 dp-clip=1",
@@ -51,11 +86,36 @@ DEFENCES = (
 """What `compare` sets side by side, of experiments/audit/defences.toml."""
 
 
+EVERY = (*RUNS, *SWEEPS, "defences")
+
+
 def commands(name: str, out: Path) -> tuple[list[str], list[str]]:
     """Return the two commands of a run: the one that trains, and the one that audits."""
     file, *settings = RUNS[name]
     sets = [word for setting in settings for word in ("--set", setting)]
     return ["train", file, "--out", str(out / name), *sets], ["audit", str(out / name)]
+
+
+def swept(name: str, out: Path) -> list[list[str]]:
+    """Return the commands of a sweep, two for each value."""
+    sweep, found = SWEEPS[name], []
+    file, *settings = sweep.run
+    for value in sweep.values:
+        sets = [word for setting in (*settings, f"{sweep.setting}={value}") for word in ("--set", setting)]
+        folder = str(out / f"{name}-{value}")
+        found += [["train", file, "--out", folder, *sets], ["audit", folder]]
+    return found
+
+
+def measure_sweep(name: str, out: Path) -> None:
+    """Train and audit for each value of a sweep, and keep what its attack came to."""
+    kept, words = [], swept(name, out)
+    for value, trained, audited in zip(SWEEPS[name].values, words[::2], words[1::2], strict=True):
+        if not Path(audited[1], "result.json").exists():
+            _moretta(trained)
+        found = {one["attack"]: one for one in _moretta(audited)["attacks"]}
+        kept.append({"value": value, **found[SWEEPS[name].attack]})
+    _keep(name, {"commands": [f"moretta {shlex.join(one)}" for one in swept(name, Path("runs"))[:2]], "sweep": kept})
 
 
 def compared(out: Path) -> list[str]:
@@ -66,6 +126,9 @@ def compared(out: Path) -> list[str]:
 
 def measure(name: str, out: Path) -> None:
     """Train where that has not been done, audit, and keep the audit."""
+    if name in SWEEPS:
+        measure_sweep(name, out)
+        return
     if name == "defences":
         found = _moretta(compared(out))
         _keep(name, {"commands": [f"moretta {shlex.join(compared(Path('runs')))}"], "leaks": found["leaks"]})
@@ -95,14 +158,26 @@ def table(name: str) -> str:
     lines = [f"    {command}" for command in kept["commands"]]
     if "leaks" in kept:
         return "\n".join([*lines, "", *_side_by_side(kept["leaks"])])
+    if "sweep" in kept:
+        lines += [
+            "",
+            f"| {SWEEPS[name].setting} | `{SWEEPS[name].attack}` | score (95 %) | chance |",
+            "|---|---|---|---|",
+        ]
+        lines += [f"| {one['value']:g} | {one['sentence']} | {_scored(one)} |" for one in kept["sweep"]]
+        return "\n".join(lines)
     lines += ["", "| role | attack | measured | score (95 %) | chance |", "|---|---|---|---|---|"]
     for one in kept["attacks"]:
-        low, high = one["interval"]
-        scored = f"{one['score']:.3g} ({low:.3g} to {high:.3g})"
-        lines.append(f"| {one['role']} | `{one['attack']}` | {one['sentence']} | {scored} | {one['chance']:.3g} |")
+        lines.append(f"| {one['role']} | `{one['attack']}` | {one['sentence']} | {_scored(one)} |")
     if missed := "; ".join(f"`{one['attack']}`: {one['because']}" for one in kept["not_run"]):
         lines += ["", f"Not tried: {missed}."]
     return "\n".join(lines)
+
+
+def _scored(one: dict[str, Any]) -> str:
+    """Return the last two cells of an attack's line."""
+    low, high = one["interval"]
+    return f"{one['score']:.3g} ({low:.3g} to {high:.3g}) | {one['chance']:.3g}"
 
 
 def _side_by_side(leaks: list[dict[str, Any]]) -> list[str]:
@@ -137,14 +212,14 @@ def filled(page: str) -> str:
 def main() -> None:
     """Measure what is asked for, all if nothing is, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}, defences")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EVERY)}")
     parser.add_argument("--out", type=Path, default=Path("runs/threat-models"))
     parser.add_argument("--tables", action="store_true")
     given = parser.parse_args()
-    unknown = [name for name in given.names if name not in (*RUNS, "defences")]
+    unknown = [name for name in given.names if name not in EVERY]
     if unknown:
-        parser.error(f"{', '.join(unknown)}: expected some of {', '.join(RUNS)}, defences")
-    for name in () if given.tables else given.names or (*RUNS, "defences"):
+        parser.error(f"{', '.join(unknown)}: expected some of {', '.join(EVERY)}")
+    for name in () if given.tables else given.names or EVERY:
         measure(name, given.out)
     PAGE.write_text(filled(PAGE.read_text()))
 

@@ -27,3 +27,17 @@ def test_a_lost_silo_is_not_in_what_was_opened(tmp_path, phase):
         # What the server's recorded messages come to, up to the ring's steps and float32's rounding.
         sums = uploads.from_heard(truth.run, heard, number).total().means["scalars"]
         np.testing.assert_allclose(found[f"{OPENED}{number}"], sums[:8], rtol=1e-4, atol=1e-5)
+
+
+def test_the_scalars_of_additive_shares_are_all_there(tmp_path):
+    truth = recorded(
+        tmp_path,
+        run={"rounds": 2},
+        protocol={"name": "baffle", "k": 8},
+        secure_aggregation={"scheme": "additive-shares"},
+    )
+    heard = [one for number in truth.recorded for one in truth.heard("server", number)]
+    found = opened(truth, (1, 2))
+    for number in (1, 2):
+        sums = uploads.from_heard(truth.run, heard, number).total().means["scalars"]
+        np.testing.assert_allclose(found[f"{OPENED}{number}"], sums[:8], rtol=1e-4, atol=1e-5)

@@ -34,12 +34,13 @@ def test_the_page_names_every_attack_and_no_other():
 def test_tables_are_those_of_the_results(script):
     page = PAGE.read_text()
     marks = re.findall(r"<!-- measured: (\S+) -->", page)
-    assert set(script.RUNS) <= set(marks)
+    assert set(script.EVERY) == set(marks)
     assert script.filled(page) == page
 
 
 def test_every_run_can_be_played(script):
-    for file, *settings in script.RUNS.values():
+    of_sweeps = [[*one.run, f"{one.setting}={value}"] for one in script.SWEEPS.values() for value in one.values]
+    for file, *settings in (*script.RUNS.values(), *of_sweeps):
         run_file = config.load(ROOT / file, settings)
         federation_of(run_file, None).rehearse(run_file.run.rounds, run_file.run.seed)
 
@@ -50,3 +51,8 @@ def test_results_are_of_the_runs_that_the_script_has(script):
         assert kept["commands"] == [f"moretta {shlex.join(words)}" for words in script.commands(name, Path("runs"))]
         assert kept["attacks"]
         assert not any("it ended with" in one["because"] for one in kept["not_run"])  # a crash is no result
+    for name, sweep in script.SWEEPS.items():
+        kept = json.loads((script.RESULTS / f"{name}.json").read_text())
+        assert kept["commands"] == [f"moretta {shlex.join(words)}" for words in script.swept(name, Path("runs"))[:2]]
+        assert [one["value"] for one in kept["sweep"]] == list(sweep.values)
+        assert {one["attack"] for one in kept["sweep"]} == {sweep.attack}
