@@ -182,7 +182,9 @@ def _scored(one: dict[str, Any]) -> str:
 
 def _side_by_side(leaks: list[dict[str, Any]]) -> list[str]:
     """Return the table of defences: the successful attack furthest above chance, by whom."""
-    lines = ["| run | accuracy | seconds | kB a silo and round | to the server | to a silo | to colluders |"]
+    lines = [
+        "| run | accuracy | seconds | kB a silo and round | to the server | to a silo | to colluders or outsiders |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for one in leaks:
         cells = [_worst(one[group]) for group in ("server", "silo", "others")]

@@ -12,8 +12,9 @@ from moretta import config, config_errors
 from moretta.assembly import federation_of
 from moretta.audit import Audit, audit
 from moretta.audit.attacks import all_attacks
-from moretta.audit.auditor import Progress
+from moretta.audit.auditor import Progress, opened
 from moretta.errors import ParameterError
+from moretta.federation import Federation
 from moretta.protocol import Array
 
 
@@ -32,6 +33,27 @@ def audit_folder(
     rows are not in it, and as `moretta.audit.audit`.
     """
     given = None if background is None else read_background(background)
+    federation, rounds, seed = _played(folder)
+    return audit(
+        folder,
+        federation,
+        rounds,
+        seed,
+        thorough=thorough,
+        background=given,
+        background_name="" if background is None else background.name,
+        progress=progress,
+        needed=needed,
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, as `audit_folder` does, a folder that cannot be audited."""
+    opened(folder, *_played(folder))
+
+
+def _played(folder: Path) -> tuple[Federation, int, int]:
+    """Return what a run folder's own run file makes: the federation, its rounds and its seed."""
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
     if not (folder / "result.json").exists():
@@ -42,17 +64,7 @@ def audit_folder(
             "Result.audit() of what train() returned"
         )
     run_file = config.load(folder / "run.toml")
-    federation, run = federation_of(run_file, folder), run_file.run
-    return audit(
-        folder,
-        federation,
-        run.rounds,
-        run.seed,
-        thorough=thorough,
-        background=given,
-        progress=progress,
-        needed=needed,
-    )
+    return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
 
 
 def read_background(path: Path) -> tuple[Array, Array]:
@@ -62,9 +74,15 @@ def read_background(path: Path) -> tuple[Array, Array]:
             x, y = held["x"], held["y"]
     except FileNotFoundError:
         raise ParameterError(f"--background {path}: there is no such file; expected .npz with x and y") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
-        said = str(error).partition("\n")[0]
-        raise ParameterError(f"--background {path}: expected .npz with arrays x and y ({said})") from None
+    except OSError as error:
+        raise ParameterError(f"--background {path}: it cannot be read: {error.strerror or error}") from None
+    except KeyError as error:
+        said = error.args[0]
+        raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {said}") from None
+    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own words advise pickle, of which code may come
+        raise ParameterError(
+            f"--background {path}: expected a .npz file with arrays x and y of numbers, as numpy.savez writes"
+        ) from None
     if not x.ndim or not y.ndim or y.dtype.kind not in "iufb":
         raise ParameterError(
             f"--background {path}: expected a row of x and a number of y for each sample, got x {x.dtype}"
@@ -89,7 +107,7 @@ def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
         if not sign or not name or np.isnan(limits[name]):
             raise ParameterError(f"--fail-above {text}: expected NAME=SCORE, for example gamma-least-squares=0.5")
         if name not in known:
-            close = config_errors.nearest(name, known)
+            close = " or ".join(one for one in known if one.startswith(name)) or config_errors.nearest(name, known)
             hint = f"did you mean {close}?" if close else f"the attacks are {', '.join(known)}"
             raise ParameterError(f"--fail-above {text}: there is no attack {name}; {hint}")
     return limits

@@ -125,6 +125,10 @@ def compare(
         elif protocols or variant or overrides:
             raise ParameterError("--protocols, --variant and --set go with one run file, not with run folders")
         if audits:
+            from moretta import auditing
+
+            for folder in folders:
+                auditing.check_folder(folder)  # all of them, before the first is attacked
             for folder in folders:
                 _audit(folder)
         page = None if home is None else home / "report.html"
@@ -172,9 +176,7 @@ def audit(
         found = _audit(folder, thorough, background, limits)
     say(_read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
     if above := found.above(limits):
-        raise RunFailed(
-            "; ".join(f"{name} scores {score:.4g}, above {limits[name]:g}" for name, score in above.items())
-        )
+        raise RunFailed("; ".join(above.values()))
 
 
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]

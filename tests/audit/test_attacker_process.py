@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from recorded import recorded
 
-from moretta.audit import auditor
+from moretta.audit import attacker, auditor
 from moretta.audit.attack import Attack, Finding, Given, always
 from moretta.audit.attacker import AttackFailed, claim_of
 from moretta.audit.attacks.gamma_least_squares import ATTACK as GAMMA
@@ -23,11 +23,14 @@ from moretta.audit.case import Architecture, Case
 from moretta.audit.run import Run
 from moretta.audit.truth import Truth
 
+NATIVE = ("safe_open", "parent's cwd", "parent's fds")
+WITHOUT_KERNEL = "from moretta.audit import attacker, confinement\nconfinement.landlock = lambda: 0\nattacker.main()\n"
 LANDLOCK = "sys.exit(not __import__('moretta.audit.confinement').audit.confinement.kernel([]))"
 
 SMUGGLER = '''
 """Tries whatever Python has to get at what it was not given; claims, for each try, whether it got anything."""
 
+import builtins
 import ctypes
 import gc
 import importlib
@@ -36,6 +39,7 @@ import mmap
 import multiprocessing
 import os
 import pathlib
+import resource
 import socket
 import sqlite3
 import subprocess
@@ -85,6 +89,28 @@ def own_process():
     assert any(map(named, seen))
 
 
+def rebound(module, name, value):
+    """Read a secret while a name of Python's own stands for something else."""
+    was = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        read(RUN + "/result.json")
+    finally:
+        setattr(module, name, was)
+
+
+def numbered():
+    with io.FileIO(Number(RUN + "/result.json")) as file:
+        file.read()
+
+
+class Number(str):
+    """A path that says it is the number of an open file."""
+
+    __class__ = int
+
+
+PACKAGE = os.path.dirname(np.__file__)
 NATIVE = {{  # that Python's audit events do not tell of
     "safe_open": lambda: safe_open(RUN + "/model.safetensors", "numpy"),
     "parent's cwd": lambda: os.readlink(f"/proc/{{PARENT}}/cwd"),
@@ -101,7 +127,7 @@ TRIES = {{
     "open a secret": lambda: read(RUN + "/truth/round-000001/server.safetensors"),
     "open relative": lambda: read(os.path.relpath(RUN + "/result.json")),
     "open by a folder": lambda: os.open("result.json", os.O_RDONLY, dir_fd=os.open(RUN, os.O_RDONLY)),
-    "open through the packages": lambda: read(os.path.dirname(np.__file__) + "/.." * 20 + RUN + "/result.json"),
+    "open through the packages": lambda: read(PACKAGE + "/.." * 20 + RUN + "/result.json"),
     "os.open": lambda: os.open(RUN + "/result.json", os.O_RDONLY),
     "io.open": lambda: io.open(RUN + "/result.json").read(),
     "io.FileIO": lambda: io.FileIO(RUN + "/result.json").read(),
@@ -115,9 +141,22 @@ TRIES = {{
     "glob": lambda: [][0] if not list(pathlib.Path(RUN).glob("*")) else None,
     "walk": lambda: [][0] if not list(os.walk(RUN)) else None,
     "chdir": lambda: os.chdir(RUN),
+    "chdir to the packages": lambda: os.chdir(PACKAGE),
+    "fchdir to the packages": lambda: os.fchdir(os.open(PACKAGE, os.O_RDONLY)),
+    "open by a folder of the packages": lambda: os.open(
+        os.path.relpath(RUN + "/result.json", os.path.realpath(PACKAGE)), os.O_RDONLY,
+        dir_fd=os.open(PACKAGE, os.O_RDONLY)),
+    "os.path.realpath bound anew": lambda: rebound(os.path, "realpath", lambda path: PACKAGE),
+    "os.readlink bound anew": lambda: rebound(os, "readlink", lambda path: PACKAGE),
+    "os.fsdecode bound anew": lambda: rebound(os, "fsdecode", lambda path: PACKAGE),
+    "os.fspath bound anew": lambda: rebound(os, "fspath", lambda path: PACKAGE),
+    "isinstance bound anew": lambda: rebound(builtins, "isinstance", lambda one, kind: True),
+    "type bound anew": lambda: rebound(builtins, "type", lambda one: int),
+    "a path that says it is a number": numbered,
+    "limits": lambda: resource.prlimit(PARENT, resource.RLIMIT_CORE),
     "symlink": lambda: os.symlink(RUN, "/tmp/moretta-smuggled"),
     "write": lambda: open("/tmp/moretta-smuggled", "w"),
-    "write beside itself": lambda: open(os.path.dirname(np.__file__) + "/smuggled", "w"),
+    "write beside itself": lambda: open(PACKAGE + "/smuggled", "w"),
     "remove": lambda: os.remove(np.__file__ + "-none"),
     "rename": lambda: os.rename(RUN, RUN + "-taken"),
     "sqlite": lambda: sqlite3.connect(RUN + "/result.json"),
@@ -185,16 +224,19 @@ def case(**arrays: object) -> Case:
     return Case(run, {"a": {}}, arrays, Architecture("mlp"))
 
 
-def test_nothing_is_smuggled(tmp_path, made):
+def test_nothing_is_smuggled(tmp_path, made, monkeypatch):
     truth = recorded(tmp_path)
     folder = tmp_path / "out"
     secret = truth.states(2)["server"]
     root = next((value for value in secret.values() if isinstance(value, bytes)), b"\1" * 32)
     smuggler = made("smuggler", SMUGGLER.format(run=str(folder), secret=root.hex()))
     got = claim_of(smuggler, case(), 60)
-    expected = set(got) if _has_landlock() else set(got) - {"safe_open", "parent's cwd", "parent's fds"}
-    assert len(got) > 40
+    expected = set(got) if _has_landlock() else set(got) - set(NATIVE)
+    assert len(got) > 50
     assert [name for name in expected if got[name]] == []
+    monkeypatch.setattr(attacker, "PROGRAM", ["-c", WITHOUT_KERNEL])
+    got = claim_of(smuggler, case(), 60)
+    assert [name for name in set(got) - set(NATIVE) if got[name]] == []
     assert (folder / "result.json").exists()
 
 
@@ -207,10 +249,11 @@ def test_the_smuggler_would_find_what_there_is(tmp_path, made):
     (tmp_path / "result.json").write_text("{}")
     smuggler = made("smuggler", SMUGGLER.format(run=str(tmp_path), secret="00"))
     tries = sys.modules[smuggler.module].TRIES
-    for name in ("open", "open relative", "open through the packages", "pathlib", "numpy", "listdir", "glob", "walk"):
+    for name in ("open", "open relative", "open through the packages", "pathlib", "numpy", "listdir", "glob", "walk",
+                 "limits", "isinstance bound anew", "a path that says it is a number"):  # fmt: skip
         tries[name]()
     tries["subprocess"]()
-    for name in ("os.open", "open by a folder"):
+    for name in ("os.open", "open by a folder", "open by a folder of the packages"):
         os.close(tries[name]())
     tries["socket"]().close()
 
@@ -239,6 +282,20 @@ def test_what_goes_wrong_is_one_sentence(made, wrong):
         claim_of(attack, case(x=np.arange(3.0)), 4 if wrong == "hangs" else 60)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - began < 50
+
+
+def test_an_attack_may_list_what_is_installed(made):
+    listing = """
+import os
+import pathlib
+import numpy as np
+
+
+def attack(case):
+    folder = pathlib.Path(np.__file__).parent
+    return {"found": np.array([len(list(folder.iterdir())), len(list(os.walk(folder))), len(os.listdir(folder))])}
+"""
+    assert (claim_of(made("lists", listing), case(), 60)["found"] > 1).all()
 
 
 def test_what_an_attack_prints_is_no_claim(made):
@@ -321,6 +378,55 @@ def test_nothing_is_smuggled_by_a_module_as_it_is_imported(tmp_path, monkeypatch
     eager = dataclasses.replace(GAMMA, attack=module.attack)
     claim = claim_of(eager, truth.case({}, {}, thorough=False), 60)
     assert claim["got"].tolist() == [0, 0, 0]
+
+
+FORKER = """
+import ctypes
+import torch
+
+fork = ctypes.CDLL(None).fork  # bound while nothing refuses that
+
+
+def build():
+    return torch.nn.Linear(3, 1)
+"""
+FORKS = """
+import os
+import sys
+import time
+
+import numpy as np
+
+
+def attack(case):
+    pid = sys.modules["forker"].fork()
+    if pid:
+        return {"found": np.array(pid)}
+    os.closerange(0, 99)  # or it would be waited for
+    time.sleep(60)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what runs is read from /proc")
+def test_nothing_that_an_attack_started_outlives_it(tmp_path, made):
+    (tmp_path / "forker.py").write_text(FORKER)
+    forking = dataclasses.replace(case(), architecture=Architecture("forker:build", {}, str(tmp_path)))
+    pid = int(claim_of(made("forks", FORKS), forking, 60)["found"])
+    stat = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.05)
+    assert time.monotonic() < deadline
+
+
+def test_no_prefix_of_an_installation_is_readable_as_a_whole():
+    """A run folder may lie below one: `python -m venv .` makes a project's folder the prefix."""
+    folders = {folder.resolve() for folder in attacker.readable()}
+    for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix):
+        held = Path(prefix).resolve()
+        assert folders.isdisjoint([held, *held.parents])
+    assert {Path(np.__file__).resolve().parents[1], Path(os.__file__).resolve().parent} <= folders
 
 
 def test_a_score_that_is_no_number_is_no_finding(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import shutil
@@ -86,6 +87,28 @@ def test_json_is_what_was_written_and_a_limit_is_exit_1_after_all(run):
     assert (run / "audit.json").exists()
 
 
+def test_a_limited_attack_that_crashed_hides_no_other_ones_score(run, monkeypatch):
+    def crash(claim, truth):
+        raise ValueError("no")
+
+    lost = dataclasses.replace(GAMMA, name="lost", score=crash)
+    for room in (attacks, auditing):
+        monkeypatch.setattr(room, "all_attacks", lambda: [lost, GAMMA])
+    code, out, err = call("audit", run, "--json", "--fail-above", "lost=0.5", "--fail-above", f"{NAME}=0.5")
+    score = json.loads(out)["attacks"][0]["score"]
+    assert err.strip() == (
+        f"moretta: lost came to no score: it ended with ValueError: no; {NAME} scores {score:.4g}, above 0.5"
+    )
+    assert code == 1
+
+
+def test_of_runs_side_by_side_one_that_cannot_be_audited_is_refused_before_any_attack(run, trained, tmp_path):
+    other = Path(shutil.copytree(trained, tmp_path / "other"))
+    without_views(other)
+    assert "has no recorded views" in sentence(2, "compare", run, other, "--audit")
+    assert not (run / "audit.json").exists()
+
+
 def test_a_limit_for_an_attack_that_is_not_tried_is_refused_before_any_attack(run):
     says = sentence(2, "audit", run, "--fail-above", "lemma-7-hit-rate=0.5")
     assert "expected an attack that is tried on this run; it is not: a model of one output" in says
@@ -94,6 +117,7 @@ def test_a_limit_for_an_attack_that_is_not_tried_is_refused_before_any_attack(ru
 
 @pytest.mark.parametrize(("limit", "says"), [
     ("gamma-least-square=0.5", "there is no attack gamma-least-square; did you mean gamma-least-squares?"),
+    ("gamma=0.5", "there is no attack gamma; did you mean gamma-least-squares?"),
     ("nonsense=0.5", "there is no attack nonsense; the attacks are gamma-least-squares, lemma-7-hit-rate"),
     (NAME, f"--fail-above {NAME}: expected NAME=SCORE"),
     (f"{NAME}=high", "expected NAME=SCORE"),
@@ -200,9 +224,12 @@ def test_background_that_cannot_be_read_is_one_sentence(run, tmp_path):
     assert "there is no such file" in sentence(2, "audit", run, "--background", tmp_path / "none.npz")
     for name, data in (("empty.npz", b""), ("text.npz", b"x,y\n1,2\n"), ("cut.npz", b"PK\x03\x04junk")):
         (tmp_path / name).write_bytes(data)
-        assert "expected .npz with arrays x and y" in sentence(2, "audit", run, "--background", tmp_path / name)
+        said = sentence(2, "audit", run, "--background", tmp_path / name)
+        assert "expected a .npz file with arrays x and y" in said
+        assert "pickle" not in said
     np.savez(tmp_path / "one.npz", x=np.zeros((2, 30)))
-    assert "expected .npz with arrays x and y" in sentence(2, "audit", run, "--background", tmp_path / "one.npz")
+    said = sentence(2, "audit", run, "--background", tmp_path / "one.npz")
+    assert "expected a .npz file with arrays x and y; " in said
 
 
 class Custom(nn.Module):

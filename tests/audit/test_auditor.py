@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,26 +106,57 @@ def test_pictures_are_for_the_owner_alone(audited, truth):
         return dataclasses.replace(finding(claim, truth), pictures=[picture])
 
     (line,) = audited(attack("shown", score=shown)).attacks
+    (again,) = audited(attack("shown", score=shown)).attacks
+    assert [path.name for path in (truth.folder / "audit").iterdir()] == [Path(again["pictures"][0]["file"]).name]
+    assert again["pictures"] != line["pictures"]
+    line = again
     assert [one["caption"] for one in line["pictures"]] == ["rows"]
     file = truth.folder / line["pictures"][0]["file"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
+def test_an_audit_that_is_killed_leaves_an_earlier_one_whole(audited, truth, monkeypatch):
+    def shown(claim, truth):
+        picture = Picture("rows", np.zeros((2, 1, 2, 2)), np.ones((2, 1, 2, 2)))
+        return dataclasses.replace(finding(claim, truth), pictures=[picture])
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    (line,) = audited(attack("shown", score=shown)).attacks
+    monkeypatch.setattr(auditor.RunFolder, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        audited(attack("without"))
+    assert json.loads((truth.folder / "audit.json").read_text())["attacks"] == [line]
+    assert (truth.folder / line["pictures"][0]["file"]).exists()
+
+
+def test_what_attackers_had_for_background_is_recorded(audited):
+    x, y = np.zeros((4, 64)), np.arange(4)
+    assert audited(attack("one")).record["background"] == "test rows"
+    assert audited(attack("one"), background=(x, y)).record["background"] == "rows given from Python"
+    told = audited(attack("one"), background=(x, y), background_name="rows.npz")
+    assert told.record["background"] == "rows.npz"
+
+
 def test_scores_above_limits(audited):
-    found = audited(attack("one"), attack("unfit", fits=lambda run: "it does not fit"))
-    assert found.above({"one": 0.69}) == {"one": 0.7}
+    found = audited(attack("one"), attack("two"), attack("lost", score=broken))
+    assert found.above({"one": 0.69}) == {"one": "one scores 0.7, above 0.69"}
     assert found.above({"one": 0.7}) == {}
-    with pytest.raises(ParameterError, match="it is not: it does not fit"):
-        found.above({"unfit": 0.1})
-    with pytest.raises(ParameterError, match="the attacks on this run are one"):
+    assert list(found.above({"lost": 2.0, "one": 0.7, "two": 0.1}).values()) == [
+        "lost came to no score: there is no such thing", "two scores 0.7, above 0.1",
+    ]  # fmt: skip
+    with pytest.raises(ParameterError, match="the attacks on this run are one, two"):
         found.above({"nothing-of-the-kind": 0.1})
 
 
 def test_background_has_to_be_rows_of_the_same_kind(audited):
     for x, y, why in (
         (np.zeros((4, 3)), np.zeros(4), "rows of shape"),
-        (np.full((4, 64), np.nan), np.zeros(4), "finite numbers"),
+        (np.full((4, 64), np.nan), np.zeros(4), r"finite numbers, got some that are not \(float64\)"),
+        (np.zeros((4, 64), dtype=bool), np.zeros(4), "finite numbers, got bool"),
+        (np.zeros((4, 64)), np.full(4, 99), "^background: expected classes 0 to 9"),
         (np.zeros((1, 64)), np.zeros(1), "at least two rows"),
         (np.zeros((4, 64)), np.zeros(3), "as many of x as of y"),
     ):

@@ -161,3 +161,10 @@ def test_relative_error_and_what_is_recovered():
 def test_an_error_in_words():
     assert intervals.to_error(0.0) == "exactly"
     assert intervals.to_error(0.012) == "to a relative error of 1.2e-02"
+
+
+def test_batches_that_share_rows_are_one_unit():
+    batches = [{1, 2}, {3, 4}, {2, 5}, {5, 6}, {7}]
+    assert intervals.units(batches).tolist() == [0, 1, 0, 0, 2]  # the first and the fourth by way of the third
+    assert intervals.units(batches, 0.5).tolist() == [0, 1, 2, 3, 4]  # none shares more than half
+    assert intervals.units([{1, 2, 3}, {2, 3, 4}, {3}, {1, 2, 3}], 0.5).tolist() == [0, 0, 1, 0]

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
+from moretta.audit import confined
 from moretta.audit.attacks.labels_from_delta import ATTACK
+from moretta.audit.heads import classes
 from moretta.errors import ParameterError
 
 GRID = {"silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}
@@ -32,3 +34,36 @@ def test_without_split_columns_there_is_no_delta(tmp_path):
     truth = recorded(tmp_path, protocol={"name": "cgd"}, run={"rounds": 1})
     with pytest.raises(ParameterError, match="no columns are split"):
         ATTACK.given(truth)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("grid"), protocol={"name": "cgd"}, data=GRID, run={"rounds": 1})
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_clusters_of_very_few_rows_are_right_by_luck(grid, count):
+    """Right clusters of up to five rows come about in one deal of fifteen or more often."""
+    labels, generator = classes(confined.JointRow.first(grid).rows.y), np.random.default_rng(count)
+    rows = generator.permutation(len(labels))[:count]
+    assert not ATTACK.score({"rows": rows, "cluster": generator.integers(0, 3, count)}, grid).succeeded
+    two = np.concatenate([np.flatnonzero(labels == label)[: (count + label) // 2] for label in (0, 1)])
+    right = ATTACK.score({"rows": two, "cluster": labels[two]}, grid)
+    assert right.score == 1.0
+    assert not right.succeeded
+    assert right.interval[0] <= right.score <= right.interval[1]
+
+
+def test_rows_that_are_nearly_all_of_one_label(grid):
+    """Halves of them mostly are of one label and one cluster, which counts as right: what is found of the odd row?"""
+    labels = classes(confined.JointRow.first(grid).rows.y)
+    rows = np.concatenate([np.flatnonzero(labels == 0)[:23], np.flatnonzero(labels == 1)[:1]])
+    assert not ATTACK.score({"rows": rows, "cluster": np.arange(24) == 23}, grid).succeeded
+    same = np.flatnonzero(labels == 0)[:24]
+    assert not ATTACK.score({"rows": same, "cluster": np.zeros(24, dtype=np.int64)}, grid).succeeded
+
+
+def test_clusters_of_a_few_more_rows_say_something(grid):
+    labels = classes(confined.JointRow.first(grid).rows.y)
+    rows = np.concatenate([np.flatnonzero(labels == label)[:6] for label in (0, 1)])
+    assert ATTACK.score({"rows": rows, "cluster": labels[rows]}, grid).succeeded

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.labels_from_head import ATTACK
-from moretta.audit.heads import whole_numbers
+from moretta.audit.attacks.labels_from_head import ATTACK, _scores
+from moretta.audit.heads import classes, whole_numbers
 from moretta.errors import ParameterError
 
 PLAIN = {"scheme": "none"}
+WHO = ("silo-1", "silo-2", "silo-3")
 
 
 def test_label_of_one_row_is_exact(tmp_path):
@@ -137,3 +138,41 @@ def test_no_upload_in_any_recorded_round_is_refused(tmp_path, monkeypatch):
 
 def test_one_round_is_said_as_one(tmp_path):
     assert ATTACK.given(recorded(tmp_path, run={"rounds": 1})).view == "1 round of the server"
+
+
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+def test_the_same_rows_in_every_round_are_one_unit(tmp_path, scheme):
+    truth = recorded(tmp_path, run={"rounds": 6}, data={"batch_size": 0}, secure_aggregation={"scheme": scheme})
+    claim = dict(claimed(ATTACK, truth))
+    # A guess that is a little luckier than the usual shares: in these rows, whatever the round.
+    usual = np.bincount(classes(truth.background.y), minlength=10)
+    true = sum(np.bincount(classes(truth.rows(who).y), minlength=10) for who in truth.run.silos)
+    claim["counts"] = np.broadcast_to(usual / usual.sum() + 0.1 * true / true.sum(), claim["counts"].shape)
+    found = ATTACK.score(claim, truth)
+    assert found.figures["units"] == (3 if scheme == "none" else 1)
+    if scheme == "pairwise":
+        assert found.score > found.chance
+        assert found.interval == (0.0, 1.0)
+        assert not found.succeeded
+
+
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+def test_a_guess_of_one_row_is_right_as_often_as_a_draw(tmp_path, scheme):
+    # No batch has a row of the background's most frequent class, which a fixed guess always is.
+    truth = recorded(tmp_path, run={"seed": 2}, data={"batch_size": 1}, secure_aggregation={"scheme": scheme})
+    found = attacked(ATTACK, truth)
+    usual = np.bincount(classes(truth.background.y), minlength=10) / len(truth.background.y)
+    labels = np.array([classes(truth.rows(who).y[truth.batch(who, n)])[0] for n in range(1, 7) for who in WHO])
+    assert usual.argmax() not in labels
+    if scheme == "none":
+        assert found.chance == pytest.approx(usual[labels].mean())
+        return
+    assert found.figures["chance_of_masked_words"] == pytest.approx(usual[labels[::3]].mean())
+    assert f"where a guess has {usual[labels[::3]].mean():.1%}" in found.sentence
+
+
+def test_a_drawn_guess_is_the_mean_over_draws():
+    usual, true = np.array([5.0, 3.0, 2.0, 0.0]), np.array([1, 0, 4, 2])
+    draws = np.random.Generator(np.random.PCG64(3)).multinomial(7, usual / usual.sum(), 20000)
+    shared = 1.0 - 0.5 * np.abs(draws - true).sum(axis=1) / 7
+    assert _scores(true, true, usual)[2] == pytest.approx(shared.mean(), abs=5 * shared.std() / np.sqrt(len(draws)))

@@ -1,5 +1,7 @@
 """The server and all silos but one, on recorded runs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
@@ -7,6 +9,8 @@ from recorded import attacked, claimed, recorded
 from moretta.audit.attacks.server_and_silos import ATTACK
 from moretta.audit.uploads import uploaded
 from moretta.errors import ParameterError
+
+HERE = str(Path(__file__).parent)  # what a run file names has to be importable: this folder is on the tests' path
 
 
 @pytest.mark.parametrize("scheme", ["pairwise", "additive-shares"])
@@ -34,6 +38,21 @@ def test_under_pbpfl(tmp_path, scheme, protocol):
     found = attacked(ATTACK, truth)
     assert found.figures["relative_error"] < 1e-5
     assert found.figures["relative_error_with_one_silo_fewer"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data"),
+    [
+        ({}, {}),
+        ({}, {"source": "test_gradient_inversion:digit_images", "augment": "crop-flip"}),
+        ({"name": "pbpfl", "rho": 3.0}, {}),
+        ({"name": "pbpfl", "rho": 3.0, "loss": "cross-entropy", "variant": "paper", "partitions": 3}, {}),
+    ],
+)
+def test_what_silos_drew_is_drawn_again(tmp_path, protocol, data):
+    model = {"source": "test_truth:with_dropout"}
+    truth = recorded(tmp_path, run={"rounds": 2, "base": HERE}, model=model, protocol=protocol, data=data)
+    assert attacked(ATTACK, truth).figures["relative_error"] < 1e-5
 
 
 def test_two_silos_that_keep_out_are_not_told_apart(tmp_path):

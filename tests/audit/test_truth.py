@@ -1,13 +1,24 @@
 """What the scorer takes for true is what the roles used."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from recorded import recorded
+from torch import nn
 
+from moretta.audit.truth import Truth
+from moretta.errors import ParameterError
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
 from moretta.secure_aggregation.plain import PlainUpload
+
+
+def with_dropout(hidden=()):
+    """A network with dropout for digits; hidden layers are of the helper's own model."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
 
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
@@ -44,6 +55,19 @@ def test_gradient_is_the_upload(clear):
                 np.testing.assert_array_equal(sent[name], value)
 
 
+def test_gradient_is_the_upload_with_dropout_too(tmp_path):
+    run = {"rounds": 2, "base": str(Path(__file__).parent)}
+    model, clear = {"source": "test_truth:with_dropout"}, {"scheme": "none"}
+    truth = recorded(tmp_path, run=run, model=model, secure_aggregation=clear)
+    before = torch.get_rng_state()
+    for silo in truth.run.silos:
+        heard = [one.message for one in truth.heard(silo, 2)]
+        upload = next(one for one in heard if isinstance(one, PlainUpload))
+        for name, value in truth.gradient(silo, 2).items():
+            np.testing.assert_allclose(upload.tensors[f"gradient/{name}"], value, rtol=1e-5, atol=1e-7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_batch_is_what_silos_used(clear):
     for silo in clear.run.silos:
         for number in (1, 6):
@@ -64,3 +88,28 @@ def test_background_and_others_are_nobodys_training_rows(clear):
     assert not trained & background
     assert not trained & others
     assert not background & others
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: shutil.rmtree(folder / "truth" / "round-000002"), "the states before round 3 in truth/"),
+        (lambda folder: (folder / "inputs.json").unlink(), r"expected inputs\.json"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused(tmp_path, damage, says):
+    whole = recorded(tmp_path, run={"rounds": 4})
+    damage(whole.folder)
+    with pytest.raises(ParameterError, match=says):
+        Truth(whole.folder, whole.federation, 4, 5)
+
+
+def test_the_truth_of_another_run_is_refused(tmp_path):
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    one, other = (recorded(folder, run={"rounds": 2}) for folder in folders)
+    shutil.rmtree(one.folder / "truth")
+    shutil.copytree(other.folder / "truth", one.folder / "truth")
+    with pytest.raises(ParameterError, match="got those of"):
+        Truth(one.folder, one.federation, 2, 5)

@@ -58,10 +58,10 @@ def test_steps_of_a_run_are_seen(tmp_path):
     found = attacked(ATTACK, run(tmp_path / "one", 5))
     assert found.succeeded
     assert found.figures["lowest"] > 0.99999
-    # Without canonical forms fresh keys hide it, and one that stays would not.
+    # Without canonical forms fresh scales hide it, and ones that stay would not.
     assert abs(found.figures["plain_difference"]) < 0.3
-    assert abs(found.figures["plain_difference_without_permutations"]) < 0.5
-    assert found.figures["plain_difference_under_one_key"] > 0.6
+    assert abs(found.figures["plain_difference_with_channels_in_place"]) < 0.5
+    assert found.figures["plain_difference_with_scales_that_stay_too"] > 0.6
 
 
 def test_steps_of_another_run_are_not_its(tmp_path):

@@ -50,11 +50,20 @@ def test_the_page_shows_what_succeeded_and_what_failed(make_run, tmp_path):
     assert "What each role could learn" not in write_report([make_run("fedsgd")], tmp_path / "c.html").read_text()
 
 
+def test_the_caption_says_of_how_many_rounds_and_with_which_rows(make_run, tmp_path):
+    folder = audited(make_run(rounds=300), views=[0, *range(1, 21), 300, 301], background="rows <of> mine.npz")
+    text = write_report([folder], tmp_path / "a.html").read_text()
+    assert "the audit, of 21 of 300 rounds; background knowledge is rows &lt;of&gt; mine.npz" in text
+    audited(folder)
+    assert "background knowledge is" not in write_report([folder], tmp_path / "a.html").read_text()
+
+
 def test_runs_side_by_side_name_the_worst_of_each_role(make_run, tmp_path):
     folders = [audited(make_run()), make_run("fedsgd")]
     text = write_report(folders, tmp_path / "a.html").read_text()
     assert text.index("Defences side by side") < text.index("<h2>Comparison")
-    for words in ("0.997 (chance 0)", "the attack failed", "no attack tried", "not audited"):
+    assert "Leak to colluders or outsiders" in text
+    for words in ("0.997 (chance 0)", "the attack failed; not shown safe", "no attack tried", "not audited"):
         assert words in text
     first, second = side_by_side([read_run(folder) for folder in folders])
     assert first["silo"] == {
@@ -104,11 +113,18 @@ def test_it_is_said_where_the_kernel_did_not_confine_attackers(make_run, tmp_pat
 
 def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
     folder = illustrated(make_run())
+    text = write_report([folder], tmp_path / "a.html").read_text()
+    assert "Pictures that are gone; audit again to see them: gamma-least-squares (two &lt;rows&gt;)." in text
+    assert "img-src" not in text
+    draw(folder)
+    (folder / "audit" / "a-0.safetensors").rename(tmp_path / "kept")
+    (folder / "audit" / "a-0.safetensors").write_bytes(b"?")
     with pytest.raises(ParameterError, match=r"a-0\.safetensors holds no pictures"):
         write_report([folder], tmp_path / "a.html")
-    draw(folder)
+    (tmp_path / "kept").replace(folder / "audit" / "a-0.safetensors")
     text = write_report([folder], tmp_path / "a.html").read_text()
     assert text.count("data:image/png;base64,") == 2
+    assert "Pictures that are gone" not in text
     for words in ("; img-src data:", "two &lt;rows&gt;", "not to be handed on", "true rows above"):
         assert words in text
 
@@ -137,3 +153,24 @@ def test_sentences_have_their_attacks_for_evidence(make_run):
     assert server.endswith("server-and-silos: score 0, chance 0, this attack failed")
     assert "canonical-form" in said["The released model is the true function."]
     assert said["Holds the true model."] == UNTESTED
+
+
+def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
+    def evidence(protocol, *names):
+        folder = make_run(protocol)
+        audited(folder)
+        told = json.loads((folder / "audit.json").read_text())
+        told["attacks"] = [told["attacks"][0] | {"attack": name} for name in names]
+        (folder / "audit.json").write_text(json.dumps(told))
+        return {one.text: one.evidence for one in privacy_statements(read_run(folder)) if one.role == "A silo"}
+
+    of = evidence("pbpfl", "silo-property", "membership-inference")
+    assert [text for text, told in of.items() if "silo-property" in told] == [
+        "Where the last layer has a bias, its plain gradient steps tell of the balance of the other silos’ labels."
+    ]
+    assert "membership-inference" in of["The released model is the true function."]
+    of = evidence("cgd", "confined-inversion", "two-party-exposure")
+    assert of["Holds its own confined model, which no other participant sees."] == UNTESTED
+    (of_sum,) = (told for text, told in of.items() if "neither another’s rows" in text)
+    assert "confined-inversion" in of_sum
+    assert "two-party-exposure" in of_sum

@@ -169,6 +169,31 @@ def test_a_protocol_or_scheme_without_sentences_says_so(make_run):
     assert "no sentence about the aggregation scheme homomorphic" in said(record, "Server")
 
 
+LABELS = "tell of the balance of the other silos’ labels"
+
+
+@pytest.mark.parametrize("protocol", ["fedsgd", "pbpfl", "baffle", "cgd"])
+def test_plain_gradient_steps_tell_of_the_others_labels(make_run, protocol):
+    def silo(folder, regression=False, silos=3, data=None, **settings):
+        settings = {"protocol": {"loss": "mse", **settings}, "data": data or {}}
+        run = make_run(protocol, folder=folder, regression=regression, silos=silos, settings=settings)
+        return said(read_run(run), "A silo")
+
+    assert LABELS in silo("plain", optimizer="sgd", momentum=0.0)
+    assert LABELS not in silo("alone", silos=1)
+    assert LABELS not in silo("adam", optimizer="adam")
+    assert LABELS not in silo("momentum", momentum=0.9)
+    numbers = silo("numbers", regression=True)
+    assert LABELS not in numbers
+    assert "mean of the other silos’ targets" in numbers
+    if protocol == "cgd":
+        assert LABELS not in silo("split", data={"grid": [2, 2]})
+
+
+def test_weight_changes_of_whole_epochs_tell_nothing_of_labels_by_plain_steps(make_run):
+    assert LABELS not in said(read_run(make_run("fedavg")), "A silo")
+
+
 @pytest.mark.parametrize("scheme", ["pairwise", "additive-shares"])
 def test_who_vouched_for_the_keys_and_who_saw_the_weights(make_run, scheme):
     def server(folder, **keys):

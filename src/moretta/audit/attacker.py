@@ -1,17 +1,22 @@
 """The process of one attack: reads its case on stdin, writes its claim on stdout, and reaches nothing else.
 
 What keeps it honest is that it is sent a case and no path: no argument, variable or working directory names the run
-folder, and it is confined (`moretta.audit.confinement`) before the attack's own module is so much as imported.
+folder, and it is confined (`moretta.audit.confinement`) before the attack's own module is so much as imported. Where
+the kernel confines it, that refuses files, TCP and signals, not UDP, Unix sockets or forks. What it forks ends with it,
+but for what leaves its session.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +29,8 @@ from moretta.audit.attack import Attack, Claim
 from moretta.audit.case import Case
 from moretta.audit.confinement import confine
 from moretta.errors import RunFailed
+
+PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process
 
 
 class AttackFailed(Exception):
@@ -45,15 +52,18 @@ def claim_of(
     header = json.dumps({"module": attack.module, "file": file}).encode()
     environment = {"OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
     environment["TORCHINDUCTOR_CACHE_DIR"] = "/"  # there already, so that torch.optim finds it and makes none
-    command = [sys.executable, "-E", "-P", "-W", "ignore", "-m", "moretta.audit.attacker"]
+    command = [sys.executable, "-E", "-P", "-W", "ignore", *PROGRAM]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment) as process:
-        started(process)
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment, start_new_session=True
+    ) as process:
         try:
+            started(process)
             out, said = process.communicate(len(header).to_bytes(8, "little") + header + case.pack(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
             raise AttackFailed(f"it had not ended after {seconds:.0f} s") from None
+        finally:
+            end(process)
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines()
         raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({process.returncode})")
@@ -61,6 +71,12 @@ def claim_of(
         return load(out)
     except SafetensorError as error:
         raise AttackFailed(f"its claim cannot be read: {error}") from None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End an attack's process and what it started, which are a group of their own."""
+    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _file(module: str) -> str:
@@ -78,11 +94,10 @@ def main() -> None:
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     case = Case.unpack(data[8 + size :])
-    readable = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1], *filter(Path.is_dir, _site())]
     try:
         if case.architecture.source not in ("", *_built_in()):
             case.model()  # imports the user's module while that can be read
-        confine([*readable, *map(Path, filter(None, [header["file"]]))])
+        confine([*readable(), *map(Path, filter(None, [header["file"]]))])
         attack = _imported(header["module"], header["file"])
         claim = attack.attack(case)
         packed = save({name: np.array(value, order="C") for name, value in claim.items()})
@@ -111,8 +126,20 @@ def _imported(name: str, file: str) -> Attack:
     return own
 
 
-def _site() -> list[Path]:
-    return [Path(entry) for entry in sys.path if "-packages" in entry]
+def readable() -> Sequence[Path]:
+    """Return the folders that an attack may read: this package, Python's library and what is installed beside it.
+
+    Not `sys.prefix`: a run folder may lie below that.
+    """
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    installed = [
+        paths[name]
+        for paths in (sysconfig.get_paths(), sysconfig.get_paths(vars=base))
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+    site = [entry for entry in sys.path if "-packages" in entry]
+    folders = [Path(__file__).parents[1], *map(Path, (*installed, *site))]
+    return list(filter(Path.is_dir, dict.fromkeys(folders)))
 
 
 def _built_in() -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from moretta.audit import attacks
 from moretta.audit.attack import Attack, Claim, Finding, Given
-from moretta.audit.attacker import AttackFailed, claim_of
+from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.confinement import landlock
 from moretta.audit.truth import Truth
 from moretta.engines import views
@@ -47,13 +47,22 @@ class Audit:
         """What each attack came to, in the order of `moretta.audit.attacks`."""
         return self.record["attacks"]  # type: ignore[no-any-return]
 
-    def above(self, limits: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the scores above these limits, by attack. Raises ParameterError for a name that did not run."""
+    def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
+        """Return what does not keep these limits, by attack, in words: a score above one, or none to compare with it.
+
+        Raises ParameterError for the name of no attack on this run's protocol.
+        """
         scores = {one["attack"]: float(one["score"]) for one in self.attacks}
-        for name in limits:
-            if name not in scores:
-                raise _not_tried(name, scores, self.record["not_run"])
-        return {name: scores[name] for name, limit in limits.items() if scores[name] > limit}
+        missed = {one["attack"]: one["because"] for one in self.record["not_run"]}
+        said = {}
+        for name, limit in limits.items():
+            if name in missed:
+                said[name] = f"{name} came to no score: {missed[name]}"
+            elif name not in scores:
+                raise _not_tried(name, scores, ())
+            elif scores[name] > limit:
+                said[name] = f"{name} scores {scores[name]:.4g}, above {limit:g}"
+        return said
 
 
 def _not_tried(name: str, tried: Iterable[str], missed: Iterable[Mapping[str, str]]) -> ParameterError:
@@ -71,6 +80,7 @@ def audit(
     *,
     thorough: bool = False,
     background: tuple[Array, Array] | None = None,
+    background_name: str = "rows given from Python",
     progress: Progress | None = None,
     chosen: Iterable[Attack] | None = None,
     needed: Iterable[str] = (),
@@ -78,14 +88,13 @@ def audit(
     """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
 
     federation, rounds, seed: that were played. thorough: also slow attacks, with more time for each. background: rows
-    that attackers may have, None for the first half of the test rows. chosen: None for all that fit. needed: names of
+    that attackers may have, None for the first half of the test rows; background_name: what the audit calls others.
+    chosen: None for all that fit. needed: names of
     attacks that have to be among them, such as those with a limit.
     Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, or a
     needed attack that is not tried on this run; then nothing is written.
     """
-    truth = Truth(folder, federation, rounds, seed, background)
-    if not os.access(folder, os.W_OK):
-        raise ParameterError(f"{folder}: expected a folder that can be written, for audit.json; copy the run elsewhere")
+    truth = opened(folder, federation, rounds, seed, background)
     if background is not None:
         _check_background(background, truth)
     done: list[tuple[int, dict[str, Any], Sequence[Any]]] = []
@@ -117,17 +126,30 @@ def audit(
         "index": views.digest(folder / "views"),
         "protocol": truth.run.protocol,
         "thorough": thorough,
+        "background": "test rows" if background is None else background_name,
         "confined_by": "kernel" if landlock() else "python",
         "views": truth.views.rounds,
         "attacks": [line for _, line, _ in done],
         "not_run": [line for _, line in sorted(missed, key=lambda one: one[0])],
     }
-    shutil.rmtree(folder / "audit", ignore_errors=True)  # pictures of an earlier audit
-    for _, line, pictures in done:
-        if pictures:
-            _write_pictures(folder, line, pictures)
+    # Pictures under new names and, last, the end of an earlier audit's, so that audit.json names what is there always.
+    token = secrets.token_hex(4)
+    named = [name for _, line, pictures in done if pictures for name in _write_pictures(folder, line, pictures, token)]
     RunFolder(folder).write_json("audit.json", record)
+    for file in (folder / "audit").glob("*"):
+        if file.name not in named:
+            file.unlink()
     return Audit(record)
+
+
+def opened(
+    folder: Path, federation: Federation, rounds: int, seed: int, background: tuple[Array, Array] | None = None
+) -> Truth:
+    """Return the truth of a run that can be audited. Raises `moretta.errors.ParameterError` for any other."""
+    truth = Truth(folder, federation, rounds, seed, background)
+    if not os.access(folder, os.W_OK):
+        raise ParameterError(f"{folder}: expected a folder that can be written, for audit.json; copy the run elsewhere")
+    return truth
 
 
 def _attacked(
@@ -164,7 +186,8 @@ def _attacked(
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # of an audit that is interrupted, nothing more begins
         for process in processes:
-            process.kill()  # and nothing goes on; of one that has ended this does nothing
+            if process.returncode is None:  # else its number may be another's by now
+                end(process)
 
 
 def _finite(finding: Finding) -> Finding:
@@ -197,10 +220,17 @@ def _check_background(background: tuple[Array, Array], truth: Truth) -> None:
     if x.shape[1:] != truth.run.shape:
         raise ParameterError(f"background: expected rows of shape {truth.run.shape}, as the silos', got {x.shape[1:]}")
     if x.dtype.kind not in "fiu" or not np.isfinite(x).all():
-        raise ParameterError("background: expected x of finite numbers")
+        raise ParameterError(f"background: expected x of finite numbers, got {_kind(x)}")
     if len(x) != len(y) or len(x) < 2:
         raise ParameterError(f"background: expected at least two rows, as many of x as of y, got {len(x)} and {len(y)}")
-    _ = truth.background  # of which y is checked as a silo's is
+    try:
+        _ = truth.background  # of which y is checked as a silo's is
+    except ParameterError as error:
+        raise ParameterError(str(error).replace("silo `background`", "background", 1)) from None
+
+
+def _kind(x: Array) -> str:
+    return f"some that are not ({x.dtype})" if x.dtype.kind == "f" else str(x.dtype)
 
 
 def _line(attack: Attack, given: Given, finding: Finding, seconds: float) -> dict[str, Any]:
@@ -232,13 +262,18 @@ def plainly(text: str) -> str:
     return re.sub(r"\b(\d(?:\.\d+)?)e([+-]\d+)\b", written, text)
 
 
-def _write_pictures(folder: Path, line: dict[str, Any], pictures: Sequence[Any]) -> None:
-    """Write an attack's pictures, of which some are the silos' own rows, for the owner of the folder alone."""
+def _write_pictures(folder: Path, line: dict[str, Any], pictures: Sequence[Any], token: str) -> Sequence[str]:
+    """Write an attack's pictures, of which some are the silos' own rows, for the owner of the folder alone.
+
+    token: of this audit, in the files' names, which are returned.
+    """
     (folder / "audit").mkdir(mode=0o700, exist_ok=True)
-    line["pictures"] = []
+    line["pictures"], names = [], []
     for number, picture in enumerate(pictures):
-        name = f"audit/{line['attack']}-{number}.safetensors"
+        name = f"{line['attack']}-{number}-{token}.safetensors"
         shown = {"true": picture.true[:PICTURES], "found": picture.found[:PICTURES]}
         data = save({key: np.ascontiguousarray(value, dtype=np.float32) for key, value in shown.items()})
-        write_atomically(folder / name, data, mode=0o600)
-        line["pictures"].append({"file": name, "caption": picture.caption})
+        write_atomically(folder / "audit" / name, data, mode=0o600)
+        line["pictures"].append({"file": f"audit/{name}", "caption": picture.caption})
+        names.append(name)
+    return names

@@ -1,10 +1,9 @@
 """Keep a process to what it has: no files but those of some folders, for reading, no sockets, no other processes.
 
-Python's audit events tell of what Python code does, and refuse it. That stops an attack that reads more than it
-declares, by mistake or on purpose, not native code that sets out to break Python. Where Linux has Landlock (5.13 on),
-the kernel refuses the same to native code as well, and looks at other processes. Without it, what reads files natively
-(`safetensors.safe_open`) and links below /proc stay open to an attack that means harm. Whether a path that it guesses
-exists, an attack can always find out.
+Python's audit events tell of what Python code does, and refuse it. That stops mistakes and curiosity, not an attack
+that means harm: `gc` reaches what the hook holds, and native code passes it by. Where Linux has Landlock (5.13 on), the
+kernel refuses files, TCP and signals to others to native code as well, and looks at other processes; not UDP, Unix
+sockets and forks. Whether a path that it guesses exists, an attack can always find out.
 """
 
 from __future__ import annotations
@@ -32,9 +31,11 @@ _REFUSED = (
     "os.kill",
     "ctypes.",
     "pty.",
+    "resource.",  # limits, of other processes too
+    "os.chdir",  # and os.fchdir, so that a relative path means one place
     "sqlite3.",  # which opens files by itself
 )
-_READS = ("open", "os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.chdir", "os.getxattr", "os.listxattr")
+_READS = ("open", "os.listdir", "os.scandir", "os.getxattr", "os.listxattr")
 _WRITES = (
     "os.remove", "os.rename", "os.link", "os.symlink", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown",
     "os.utime", "os.setxattr", "os.removexattr", "os.chflags", "os.lockf",
@@ -44,7 +45,8 @@ _HARMLESS = (os.devnull, "/dev/urandom")
 # What the system's libraries read as they are loaded, beside the installed packages.
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo",
-    "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system", *_HARMLESS,
+    "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system",
+    f"{sys.base_prefix}/lib", *_HARMLESS,
 )  # fmt: skip
 
 
@@ -54,21 +56,51 @@ def confine(folders: Sequence[Path]) -> None:
     folders: single files may be among them.
     """
     allowed = tuple(f"{folder.resolve()}{os.sep}" for folder in folders)
-    refused, changing, reading, harmless = _REFUSED, _WRITES, _READS, _HARMLESS  # an attack can bind the names anew
+    # What `watch` uses it has from here: an attack can bind anew what modules and `builtins` hold, of os.path all.
+    refused, changing, reading, harmless = _REFUSED, _WRITES, _READS, _HARMLESS
+    kind, text, data, number = type, str, bytes, int
+    readlink, fspath, here = os.readlink, os.fspath, os.getcwd()
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+    def real(path: str) -> str:
+        """Do as `os.path.realpath` on POSIX."""
+        found, links = "", 0
+        parts = (path if path.startswith("/") else f"{here}/{path}").split("/")[::-1]
+        while parts:
+            part = parts.pop()
+            if part == "..":
+                found = found.rpartition("/")[0]
+            elif part not in ("", "."):
+                try:
+                    target = readlink(f"{found}/{part}")
+                except OSError:  # no link, or nothing there
+                    found = f"{found}/{part}"
+                    continue
+                links += 1
+                if links > 40:  # as Linux does
+                    raise PermissionError("an attack is given its case and nothing else, and tried a loop of links")
+                found = "" if target.startswith("/") else found
+                parts += target.split("/")[::-1]
+        return found or "/"
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "ctypes.dlopen" and arguments[0] and os.path.realpath(arguments[0]).startswith(allowed):
+        if event == "ctypes.dlopen" and kind(arguments[0]) is text and real(arguments[0]).startswith(allowed):
             return  # as torch does when it is imported; no function in it can be looked up
-        if event.startswith(refused):
+        if event.startswith(refused) or event in changing:
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event}")
-        if event in changing:
-            raise PermissionError(f"an attack is given its case and nothing else, and tried {event}")
-        if event not in reading or not arguments or isinstance(arguments[0], int):
+        if event not in reading or not arguments or kind(arguments[0]) is number:
             return
-        path = os.path.realpath(os.fsdecode(arguments[0] or "."))
-        writes = event == "open" and _flags(arguments) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        inside = f"{path}{os.sep}".startswith(allowed)
-        if path not in harmless and (writes or not inside):
+        path: Any = "." if arguments[0] is None else arguments[0]
+        path = path if event == "open" else fspath(path)  # libraries list folders by pathlib
+        path = path.decode("utf-8", "surrogateescape") if kind(path) is data else path
+        if kind(path) is not text:  # what Python makes a path of may say another one to the system than here
+            raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of no plain path")
+        # os.open, which alone tells no mode, may have been given a dir_fd, of which it tells nothing.
+        elsewhere = event == "open" and arguments[1] is None and not path.startswith("/")
+        writes = event == "open" and (arguments[2] or 0) & writing
+        path = real(path)
+        inside = f"{path}/".startswith(allowed)
+        if elsewhere or (path not in harmless and (writes or not inside)):
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of a file")
 
     tempfile.tempdir = os.devnull  # nobody can write there; libraries that ask for its name find it without trying
@@ -117,7 +149,3 @@ def kernel(folders: Sequence[Path]) -> bool:
 
 def _refused(*arguments: object) -> None:
     raise PermissionError("an attack is given its case and nothing else, and tried to start a process")
-
-
-def _flags(arguments: tuple[Any, ...]) -> int:
-    return int(arguments[2]) if len(arguments) > 2 and arguments[2] is not None else 0

@@ -11,7 +11,7 @@ scipy and scikit-learn are imported where they are used: an attacker's process i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +181,18 @@ def _by_ranks(higher: Array, lower: Array) -> float:
     ranks = np.empty(len(scores))
     ranks[np.lexsort((~first, scores))] = np.arange(len(scores))
     return float(stats.mannwhitneyu(ranks[first], ranks[~first], alternative="greater", method="exact").pvalue)
+
+
+def units(batches: Sequence[Set[Hashable]], part: float = 0.0) -> NDArray[np.int64]:
+    """Return the number of each batch's unit, from 0: what is found of rows says no more where it is found again.
+
+    Two batches are of one unit where they share more than a part of the larger one's rows, or both do so with others of
+    that unit.
+    """
+    from scipy.sparse import csgraph
+
+    shared = [[len(a & b) > part * max(len(a), len(b)) for b in batches] for a in batches]
+    return np.asarray(csgraph.connected_components(np.array(shared), directed=False)[1], dtype=np.int64)
 
 
 def relative_error(found: Array, true: Array) -> float:

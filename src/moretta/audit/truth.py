@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from moretta.audit.case import Architecture, Case, Heard, codec, exported
 from moretta.audit.run import Run
 from moretta.engines import views
-from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.checkpoint import Place, last_checkpoint, rounds_kept
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
 from moretta.federation import Federation
 from moretta.protocol import Array, Stamp, State, Tensors
 from moretta.protocols import modules
 from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import standardised, targets
+from moretta.protocols.enrolment import SiloRows, standardised, targets
 from moretta.protocols.pbpfl.perturbation import Key
 from moretta.protocols.pbpfl.server import Server as PBPFLServer
 from moretta.roles import Cast, row_shape, rows_digest
@@ -71,6 +71,11 @@ class Truth:
                 f"{folder} has views and no truth to score attacks by, as nobody has both where silos are on machines "
                 'of their own; train the same run file with engine = "in-process" and audit that run'
             )
+        if self.place.run != record.get("run"):
+            raise ParameterError(
+                f"{folder / 'truth'}: expected the states of run {record.get('run')}, got those of {self.place.run}; "
+                "restore that folder, or train again"
+            )
         if federation.digest(seed, rounds) != self.place.digest:
             raise ParameterError(
                 f"{folder} was made with other settings or another seed than its run file says now; restore run.toml, "
@@ -84,6 +89,10 @@ class Truth:
         self.views.check()
         self.run = _public(record, federation, self.views.rounds)
         self._background = background
+        gone = [number for number in self.recorded if number - 1 not in rounds_kept(folder / "truth")]
+        if gone or not (folder / "inputs.json").exists():
+            what = f"the states before round {gone[0]} in truth/" if gone else "inputs.json"
+            raise ParameterError(f"{folder}: expected {what}, by which attacks are scored; restore it, or train again")
 
     # What roles saw
 
@@ -122,8 +131,8 @@ class Truth:
     def states(self, number: int) -> Mapping[str, State]:
         """Return the roles' states before a recorded round, or after the one before it."""
         found = last_checkpoint(self.folder / "truth", up_to=number - 1)
-        if found is None or found[0].round != number - 1:
-            raise ParameterError(f"{self.folder / 'truth'}: expected the states before round {number}; they are gone")
+        if found is None or found[0].round != number - 1:  # of no recorded round, as of those all are there
+            raise ParameterError(f"{self.folder / 'truth'}: the states before round {number} were not kept")
         return found[1]
 
     @cached_property
@@ -229,12 +238,20 @@ class Truth:
         """Return the gradient of the mean loss on a silo's batch of a round, by tensor.
 
         parameters: None for the true model before the round. loss: of outputs and targets, None for the run's.
-        Models with dropout draw it anew.
+        Dropout and augmentation draw what they drew in the run.
         """
-        model = self.federation.model
-        rows = self.rows(silo).part(self.batch(silo, number))
+        of, rows = self.federation, self._silo_rows(silo)
         at = self.parameters(number) if parameters is None else parameters
-        return gradient(model, at, rows, loss or self.loss)
+        with rows.randomness(number):
+            x, y = (one.cpu().numpy() for one in rows.batch(number))
+            return gradient(of.model, at, Rows(x, y), loss or self.loss, of.device)
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def _silo_rows(self, silo: str) -> SiloRows:
+        """Return a silo's rows with its randomness, on its device, as another one has another generator."""
+        of, held = self.federation, self.rows(silo)
+        batches = Batches(self.run.rows[silo], of.batch_size, self.seed, silo)
+        return SiloRows(held.x, torch.tensor(held.y), batches, self.dtype, of.device, augment=of.augment)
 
     @property
     def loss(self) -> Any:
@@ -242,16 +259,16 @@ class Truth:
         return self.federation.protocol.loss_function
 
 
-def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any) -> Tensors:
+def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any, device: str = "cpu") -> Tensors:
     """Return the gradient of the mean loss on rows, by tensor; the model itself stays as it is."""
     import copy
 
-    copied = copy.deepcopy(model).train()
+    copied = copy.deepcopy(model).to(device).train()
     modules.load(copied, parameters)
     trained = modules.trainable(copied)
-    value = loss(copied(torch.tensor(rows.x)), torch.tensor(rows.y))
+    value = loss(copied(torch.tensor(rows.x, device=device)), torch.tensor(rows.y, device=device))
     found = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
-    return {name: one.numpy() for name, one in zip(trained, found, strict=True)}
+    return {name: one.cpu().numpy() for name, one in zip(trained, found, strict=True)}
 
 
 def _public(record: Mapping[str, Any], federation: Federation, recorded: tuple[int, ...]) -> Run:

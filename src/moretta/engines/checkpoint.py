@@ -86,6 +86,11 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[Place, dict
         ) from None
 
 
+def rounds_kept(folder: Path) -> frozenset[int]:
+    """Return the rounds of which there are checkpoints, whole or damaged."""
+    return frozenset(int(path.name.removeprefix("round-")) for path in _found(folder))
+
+
 def _found(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("round-*") if path.is_dir()), key=lambda path: (len(path.name), path))
 

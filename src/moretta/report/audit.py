@@ -45,12 +45,12 @@ GROUPS: Mapping[str, Sequence[str]] = {
 """The roles that stand together where runs are side by side."""
 
 CONFINED = (
-    "Attackers were confined by Python alone, which stops mistakes and not native code that means harm: this machine's "
-    "kernel has no Landlock."
+    "Attackers were confined by Python alone, which stops mistakes and curiosity, not an attack that means harm: this "
+    "machine's kernel has no Landlock."
 )
 """What is said of an audit where the kernel did not confine the attackers."""
 
-HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders")
+HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outsiders")
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,9 @@ class Leak:
             return f"{figure(self.worst.score)} (chance {figure(self.worst.chance)})"
         if not self.audited:
             return "not audited"
-        return (
-            f"{'the attack' if self.tried == 1 else f'all {self.tried} attacks'} failed"
-            if self.tried
-            else "no attack tried"
-        )
+        if not self.tried:
+            return "no attack tried"
+        return f"{'the attack' if self.tried == 1 else f'all {self.tried} attacks'} failed; not shown safe"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON content."""
@@ -197,11 +195,16 @@ def audit_lines(audit: AuditRecord) -> Group:
 def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
     """Yield the pictures of a run's audit: the attack, the caption, and PNG data URIs of true and found images.
 
-    Raises `moretta.errors.ParameterError` for a file of pictures that is not there or none.
+    There are no images where their file is gone.
+    Raises `moretta.errors.ParameterError` for a file that holds no pictures.
     """
     for one in () if record.audit is None else record.audit.attacks:
         for picture in one.pictures:
-            true, found = _images(record.folder / picture.file)
+            file = record.folder / picture.file
+            if not file.exists():
+                yield one.attack, picture.caption, ()
+                continue
+            true, found = _images(file)
             scale = float(true.min(initial=0.0)), float(true.max(initial=0.0))
             yield one.attack, picture.caption, [_sheet(images, scale) for images in (true, found)]
 

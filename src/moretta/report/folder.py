@@ -19,6 +19,10 @@ FORMAT = 1
 """The version of the run folder that this module reads."""
 
 
+TEST_ROWS = "test rows"
+"""What an audit says of background knowledge where it took none but the run's own test rows."""
+
+
 class _Part(BaseModel):
     """A frozen piece of a run folder; types are not coerced, unknown keys are ignored."""
 
@@ -155,11 +159,15 @@ class NotRun(_Part):
 
 
 class AuditRecord(_Part):
-    """`audit.json`: what attacks on the run's recorded views came to."""
+    """`audit.json`: what attacks on the run's recorded views came to.
+
+    background: the rows that attackers had, `TEST_ROWS` or the name of a file.
+    """
 
     run: str
     index: str = ""
     thorough: bool = False
+    background: str = TEST_ROWS
     confined_by: Literal["kernel", "python"] = "python"
     views: tuple[int, ...] = ()
     attacks: tuple[Attacked, ...]

@@ -17,7 +17,7 @@ from pathlib import Path
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.report import audit, plots
-from moretta.report.folder import Attacked, AuditRecord, RunRecord, read_run
+from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord, RunRecord, read_run
 from moretta.report.privacy import Statement, privacy_statements, reading_notes
 from moretta.report.style import CSS
 from moretta.report.table import MISSING, PROTOCOLS, comparison_rows, human_bytes, human_seconds, labels, plain
@@ -331,7 +331,8 @@ def _audits(records: Sequence[RunRecord]) -> str:
     drawn = []
     for label, record in zip(labels(records), records, strict=True):
         if record.audit is not None:
-            drawn += [_attacks(label, record.audit), _pictures(record), _not_run(record.audit), _confined(record.audit)]
+            drawn += [_attacks(label, record, record.audit), _pictures(record)]
+            drawn += [_not_run(record.audit), _confined(record.audit)]
     if not drawn:
         return ""
     drawn.append(
@@ -342,17 +343,20 @@ def _audits(records: Sequence[RunRecord]) -> str:
     return "\n".join(filter(None, drawn))
 
 
-def _attacks(label: str, record: AuditRecord) -> str:
+def _attacks(label: str, record: RunRecord, audited: AuditRecord) -> str:
     bodies = []
-    for role, some in audit.by_role(record):
+    for role, some in audit.by_role(audited):
         heading = f'<tr class="group"><th colspan="6" scope="rowgroup">{_text(role)}</th></tr>'
         bodies.append(f"<tbody>{heading}{''.join(map(_attack, some))}</tbody>")
     if not bodies:
         return f"<p><strong>{_text(label)}</strong>: no attack came to a score on this run.</p>"
     numbers = "".join(f'<th scope="col" class="n">{name}</th>' for name in ("Score", "Chance", "95 %", "Seconds"))
     head = f'<tr><th scope="col">Attack, and what it used</th><th scope="col">What it came to</th>{numbers}</tr>'
-    thorough = ", a thorough one" if record.thorough else ""
-    caption = f"<strong>{_text(label)}</strong>: the audit{thorough}, of {len(record.views):,} recorded rounds"
+    thorough = ", a thorough one" if audited.thorough else ""
+    recorded = sum(1 <= number <= record.rounds for number in audited.views)  # without the release after the last
+    caption = f"<strong>{_text(label)}</strong>: the audit{thorough}, of {recorded:,} of {record.rounds:,} rounds"
+    if audited.background != TEST_ROWS:
+        caption += f"; background knowledge is {_text(audited.background)}"
     return _table(caption, head, bodies, "words audit")
 
 
@@ -368,15 +372,22 @@ def _attack(one: Attacked) -> str:
 
 
 def _pictures(record: RunRecord) -> str:
-    drawn = [
-        f'<figure class="pictures"><img src="{true}" alt="True rows"><img src="{found}" alt="Rows as reconstructed">'
-        f"<figcaption>{_text(attack)}: {_text(caption)}; true rows above, reconstructed below</figcaption></figure>"
-        for attack, caption, (true, found) in audit.pictures(record)
-    ]
+    drawn, gone = [], []
+    for attack, caption, images in audit.pictures(record):
+        if not images:
+            gone.append(f"{_text(attack)} ({_text(caption)})")
+            continue
+        true, found = images
+        drawn.append(
+            f'<figure class="pictures"><img src="{true}" alt="True rows">'
+            f'<img src="{found}" alt="Rows as reconstructed">'
+            f"<figcaption>{_text(attack)}: {_text(caption)}; true rows above, reconstructed below</figcaption></figure>"
+        )
+    told = f'<p class="note">Pictures that are gone; audit again to see them: {", ".join(gone)}.</p>' if gone else ""
     if not drawn:
-        return ""
+        return told
     note = "These are rows of the silos: a page with them is for the silos’ own eyes and not to be handed on."
-    return f'<p class="rows"><strong>{note}</strong></p><div class="figures">{"".join(drawn)}</div>'
+    return f'<p class="rows"><strong>{note}</strong></p><div class="figures">{"".join(drawn)}</div>{told}'
 
 
 def _not_run(record: AuditRecord) -> str:

@@ -21,11 +21,9 @@ from moretta.report.table import MISSING
 
 Role = Literal["Server", "A silo", "An eavesdropper"]
 
-_OF_A_MODEL = ("membership-inference", "silo-property")  # attacks of whoever holds the model
-_OF_A_SUM = (
-    "gradient-inversion", "gradient-inversion-of-sum", "labels-from-head", "float-masks",
-    "shared-mask",
-)  # fmt: skip
+_OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head")
+_OF_A_MASK = ("gradient-inversion", "float-masks", "shared-mask")
+_OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
 _OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher", "lemma-7-hit-rate")
 _OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
 
@@ -82,7 +80,8 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
             upload = "gradient" if record.protocol == "fedsgd" else "weight change"
             server = [*_sum(record, upload), "Holds the model.", *_noise(record), *_server_statistics(record)]
             silo = [
-                _tested("Receives the model itself, every round.", *_OF_A_MODEL),
+                _tested("Receives the model itself, every round.", "membership-inference"),
+                *(_others_labels(record) if record.protocol == "fedsgd" else []),
                 *_silo_statistics(record),
                 *_two_silos(record, upload),
             ]
@@ -171,11 +170,19 @@ def _cgd_aggregator(record: RunRecord) -> Sequence[_Sentence]:
 
 def _cgd_participant(record: RunRecord) -> Sequence[_Sentence]:
     said = [
-        _tested("Holds its own confined model, which no other participant sees.", "confined-inversion"),
+        "Holds its own confined model, which no other participant sees.",
+        _tested(
+            "Has the sum of the others’ gradients, for the layers that it shares; neither another’s rows, where the "
+            "sum is of many, nor, where it is of two or more others, the gradient of one.",
+            "confined-inversion",
+            "two-party-exposure",
+        ),
         *_displacement(record),
     ]
     said.append("One iterate of another’s model, if it leaks, gives all of that one’s iterates, earlier and later.")
-    if record.setting("data", "grid") or record.setting("data", "columns"):
+    if not (record.setting("data", "grid") or record.setting("data", "columns")):
+        said += _others_labels(record)
+    else:
         if record.setting("protocol", "vertical") == "independent":
             said.append("Holds the labels of its rows, whoever else holds columns of them.")
         else:
@@ -268,7 +275,8 @@ def _pbpfl_silo(record: RunRecord) -> Sequence[_Sentence]:
                 "offset-from-softmax",
             )
         )
-    said.append(_tested("The released model is the true function.", "canonical-form", *_OF_A_MODEL))
+    said.append(_tested("The released model is the true function.", "canonical-form", "membership-inference"))
+    said += _others_labels(record)
     follow = record.setting("run", "seed") is not None and record.setting("protocol", "warm-start") is None
     if follow and record.setting("engine", "name") != "flare":  # there they are drawn from the operating system
         said.append(
@@ -372,6 +380,20 @@ def _silo_statistics(record: RunRecord) -> Sequence[_Sentence]:
     return said
 
 
+def _others_labels(record: RunRecord) -> Sequence[_Sentence]:
+    """What plain gradient steps of the last layer's bias tell a silo of the others' labels."""
+    other_steps = (
+        "momentum", "weight-decay", "clip-norm", "dp-noise", "local-epochs", "class-weights", "label-smoothing",
+    )  # fmt: skip
+    plain = record.setting("protocol", "optimizer") in (None, "sgd")
+    plain = plain and record.setting("protocol", "schedule") in (None, "constant")
+    if record.silos < 2 or not plain or any(record.setting("protocol", name) for name in other_steps):
+        return []
+    what = "mean of the other silos’ targets" if record.task == "regression" else "balance of the other silos’ labels"
+    told = f"Where the last layer has a bias, its plain gradient steps tell of the {what}."
+    return [_tested(told, "silo-property")]
+
+
 def _standardised_columns(record: RunRecord, by_whom: str = "over all silos") -> str:
     """The statistics with which inputs are standardised, as the object of a sentence; empty where there are none."""
     used = record.setting("data", "standardise")
@@ -398,8 +420,10 @@ def _baffle_server(record: RunRecord) -> Sequence[_Sentence]:
 def _baffle_silo(record: RunRecord) -> Sequence[_Sentence]:
     return [
         _tested(
-            "Receives the model itself, every round; runs it forward only, and knows all directions.", *_OF_A_MODEL
+            "Receives the model itself, every round; runs it forward only, and knows all directions.",
+            "membership-inference",
         ),
+        *_others_labels(record),
         *_silo_statistics(record),
         *_two_silos(record, _baffle_upload(record)),
     ]
@@ -469,12 +493,15 @@ def _sum(record: RunRecord, upload: str) -> Sequence[_Sentence]:
     used = record.secure_aggregation
     if used is None or used.scheme == "none":
         alone = f"Sees the {upload} of each silo by itself: no secure aggregation was used."
-        return [_tested(alone, *_OF_A_SUM, *_OF_LOSS_DIFFERENCES)]
+        return [_tested(alone, *_OF_AN_UPLOAD, *_OF_LOSS_DIFFERENCES)]
     if used.scheme not in ("pairwise", "additive-shares"):
         return [f"This version of the report has no sentence about the aggregation scheme {used.scheme}."]
     ring = f" (modulo 2{str(used.ring_bits).translate(_RAISED)})" if used.ring_bits else ""
     only = f"Sees only the ring sum{ring} of the silos’ {upload}s, not the {upload} of any one of them."
-    said: list[_Sentence] = [_tested(only, *_OF_A_SUM, *_OF_LOSS_DIFFERENCES)]
+    said: list[_Sentence] = [_tested(only, *_OF_A_MASK)]
+    if record.protocol != "baffle":  # which has a sentence of its own about what its sums say
+        follows = "What follows from the sum is not hidden, such as the balance of its rows’ labels, and few rows"
+        said.append(_tested(f"{follows} themselves.", *_OF_A_SUM))
     together = f"Together with all silos but one it has that one’s {upload}, as the sum less theirs."
     said.append(_tested(together, "server-and-silos"))
     if any(one.reason.startswith("late") for one in record.dropped):

@@ -10,7 +10,9 @@ confined start hides it.
 Rows found are paired with the true ones so that the error is least, which flatters: of many rows in few columns one is
 near by luck. So chance is what the same claim scores on as many rows that nobody trained on, what such rows score as a
 claim, or 0, the mean row's: the most of these. Rows of a round are found and paired together, so that rounds are the
-units.
+units; those that share rows are one, as luck with them is the same luck.
+
+Labels are searched for as parts of classes, and so are found smoothed as well. CGD has no class weights and no noise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
-from moretta.audit.intervals import gain, of_gain
+from moretta.audit.intervals import gain, of_gain, units
 from moretta.audit.run import Run
 from moretta.audit.uploads import under
 from moretta.errors import ParameterError
@@ -134,7 +136,7 @@ def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
 
 def score(claim: Claim, truth: Truth) -> Finding:
     """Compare with the true rows, each with the one that it goes with best, beside the mean row and rows of nobody."""
-    misses, lucks, rows = [], [], 0
+    misses, lucks, batches, rows = [], [], [], 0
     nobodys = np.concatenate([truth.others.x, truth.background.x])
     generator = np.random.Generator(np.random.PCG64(0))
     for name, found in claim.items():
@@ -148,19 +150,27 @@ def score(claim: Claim, truth: Truth) -> Finding:
             [_squares(found, one, claim["mean"]) for one in drawn],
             [_squares(one, true, claim["mean"]) for one in drawn],
         ])  # fmt: skip
+        batches.append({(who, row) for who in truth.run.silos[1:] for row in truth.batch(who, number).tolist()})
         rows += len(true)
-    errors = np.array(misses)  # [rounds, 2]
+    errors, unit = np.array(misses), units(batches)  # [rounds, 2]
     by_luck = np.array(lucks).transpose(1, 2, 0, 3)  # [kinds, draws, rounds, 2]
     chance = max(float(np.mean([gain(one) for one in draws])) for draws in by_luck)
     mse, guess = errors.sum(axis=0) / rows
+    different = len(set().union(*batches))
     return Finding(
         measure="1 - mean squared error of rows / that of the mean row",
         score=gain(errors),
         chance=chance,
-        interval=of_gain(errors),
-        sentence=f"A participant that inverts the others' sum finds {rows} rows to a mean squared error of "
+        interval=of_gain(np.array([errors[unit == one].sum(axis=0) for one in np.unique(unit)])),
+        sentence=f"A participant that inverts the others' sum finds {different} rows to a mean squared error of "
         f"{mse:.2g}, where the mean row has {guess:.2g}",
-        figures={"mse": float(mse), "mean_row": float(guess), "rows": float(rows), "rounds": float(len(errors))},
+        figures={
+            "mse": float(mse),
+            "mean_row": float(guess),
+            "rows": float(different),
+            "rounds": float(len(errors)),
+            "units": float(unit.max() + 1),
+        },
     )
 
 

@@ -3,6 +3,10 @@
 `moretta.audit.heads` derives it: what the model says of such rows is taken from background rows, and what the head's
 gradient differs from that gives the counts. Under a secure sum they are counts of all batches in it together. Under
 PBPFL the server's key gives it the true gradient of what was uploaded, no less than FedSGD's.
+
+Chance is what the background's shares of classes score without a gradient: as counts of their own, or as what so many
+rows drawn by them come to on average, whichever is more. Batches that share more than half of their rows have nearly
+the same counts, and are one unit of the interval.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
 from moretta.audit.heads import classes, counts_from_head, whole_numbers
-from moretta.audit.intervals import of_mean
+from moretta.audit.intervals import of_mean, units
 from moretta.audit.run import Run
 from moretta.audit.uploads import first_rounds, gradient_of, of_round, recovered_gradients, rows_of, sum_of, under
 from moretta.protocol import Array, Tensors
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 Matrix = NDArray[np.float64]
 ROUNDS = 10  # the first so many
+SAME = 0.5  # of two batches' rows, above which what they score is the same
 
 
 def fits(run: Run) -> str:
@@ -117,25 +122,29 @@ def _counts(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> ND
 
 
 def score(claim: Claim, truth: Truth) -> Finding:
-    """Return 1 - the total variation distance of the counts, mean over uploads, beside that of a fixed guess."""
-    run = truth.run
+    """Return 1 - the total variation distance of the counts, mean over units, beside that of guesses."""
+    run, rounds = truth.run, claim["rounds"].tolist()
     count = max(run.outputs, 2)
     usual = np.bincount(classes(truth.background.y), minlength=count).astype(float)
     whos = [list(run.silos)] if run.masked else [[silo] for silo in run.silos]
-    got, guess, masked, alone = [], [], [], []
-    for at, number in enumerate(claim["rounds"].tolist()):
-        there = {silo for silo, present in zip(run.silos, claim["present"][at], strict=True) if present}
-        for place, silos in enumerate(whos):
-            counted = [silo for silo in silos if silo in there]
-            if counted:
+    present = [{silo for silo, there in zip(run.silos, one, strict=True) if there} for one in claim["present"]]
+    got, means = [], []
+    for place, silos in enumerate(whos):
+        scores, batches = [], []
+        for at, number in enumerate(rounds):
+            if counted := [silo for silo in silos if silo in present[at]]:
                 true = _true_counts(truth, counted, number, count)
-                got.append(_shared(claim["counts"][at, place], true))
-                guess.append(_shared(whole_numbers(usual, int(true.sum())), true))
-        if "masked" in claim:
-            true = _true_counts(truth, [run.silos[claim["masked_of"][at]]], number, count)
-            masked.append(_shared(claim["masked"][at], true))
-            alone.append(_shared(whole_numbers(usual, int(true.sum())), true))
-    return _finding(summed(run, claim["present"]), np.array(got), np.array(guess), np.array(masked), np.array(alone))
+                scores.append(_scores(claim["counts"][at, place], true, usual))
+                batches.append({(silo, row) for silo in counted for row in truth.batch(silo, number).tolist()})
+        if scores:
+            unit, values = units(batches, SAME), np.array(scores)
+            means += [values[unit == one].mean(axis=0) for one in np.unique(unit)]
+            got += scores
+    masked = []
+    for at, number in enumerate(rounds if "masked" in claim else []):
+        true = _true_counts(truth, [run.silos[claim["masked_of"][at]]], number, count)
+        masked.append(_scores(claim["masked"][at], true, usual))
+    return _finding(summed(run, claim["present"]), np.array(got), np.array(means), np.array(masked))
 
 
 def summed(run: Run, present: Array) -> str:
@@ -156,14 +165,36 @@ def _shared(found: Array, true: Array) -> float:
     return 1.0 - 0.5 * float(np.abs(found / found.sum() - true / true.sum()).sum())
 
 
-def _finding(of: str, got: Matrix, guess: Matrix, masked: Matrix, alone: Matrix) -> Finding:
+def _scores(found: Array, true: Array, usual: Matrix) -> tuple[float, float, float]:
+    """Return what a claim scores, and what guesses by the usual counts do: fixed, and drawn, the mean over draws.
+
+    Of n rows drawn X are of a class of share p: E|X - t| = n p - t + 2 (t P(X <= t) - n p P(X' < t)), X' of n - 1.
+    """
+    from scipy import stats
+
+    rows, shares = int(true.sum()), usual / usual.sum()
+    mean, most, fewer = rows * shares, stats.binom.cdf(true, rows, shares), stats.binom.cdf(true - 1, rows - 1, shares)
+    misses = mean - true + 2 * (true * most - mean * fewer)
+    return _shared(found, true), _shared(whole_numbers(usual, rows), true), 1.0 - 0.5 * float(misses.sum()) / rows
+
+
+def _against_guess(scores: Matrix) -> tuple[Matrix, Matrix]:
+    """Return what was claimed, and the better of the guesses. scores: [.., 3] of `_scores`."""
+    return scores[:, 0], scores[:, 1 + int(scores[:, 1:].mean(axis=0).argmax())]
+
+
+def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> Finding:
+    """Return the finding. scores, masked: of each upload; means: of each unit (`_scores`)."""
+    got, guess = _against_guess(means)
     chance = float(guess.mean())
     low, high = of_mean(got - guess)  # the same batches: their luck is in both
     sentence = f"From {of} the server reads how many rows of a batch are of each class, {got.mean():.1%} of them right"
-    figures = {"exact": float(np.mean(got > 1.0 - 1e-12)), "uploads": float(len(got))}
+    figures = {"exact": float(np.mean(scores[:, 0] > 1.0 - 1e-12)), "uploads": float(len(scores))}
+    figures["units"] = float(len(means))
     if masked.size:
-        sentence += f"; from one silo's masked upload {masked.mean():.1%}, where a guess has {alone.mean():.1%}"
-        figures |= {"from_masked_words": float(masked.mean()), "chance_of_masked_words": float(alone.mean())}
+        found, alone = (float(one.mean()) for one in _against_guess(masked))
+        sentence += f"; from one silo's masked upload {found:.1%}, where a guess has {alone:.1%}"
+        figures |= {"from_masked_words": found, "chance_of_masked_words": alone}
     return Finding(
         measure="rows whose class is counted right, mean over batches",
         score=float(got.mean()),

@@ -7,9 +7,12 @@ and deviations s of all rows' (section VI-C, for few shadow models). For the mod
 
     score(row) = log N(phi; mu_in, s_in) - log N(phi; mu_out, s_out)
 
+Members are rows of another silo; others nobody trained on. They are as many of each label, or of each range of
+numbers: where silos differ in their labels, those alone would tell one silo's rows from anybody's.
+
 Shadow models come in pairs: a random half of the candidates and of the background rows, and the other half; the
-attacker's own rows, which the run trained on, are in all. Members are rows of another silo; others nobody trained on.
-Where the attacker saw the model of earlier rounds too, their likelihood ratios add up (`figures`).
+attacker's own rows, which the run trained on, are in all. Where the attacker saw the model of earlier rounds too, their
+likelihood ratios add up (`figures`).
 
 A silo has the model that is released at the end, under FedSGD, FedAvg and BAFFLE also each round's, under CGD the
 displacement that all participants share: the confined starts of others stay unknown. With dp-noise the models are seen
@@ -27,18 +30,21 @@ from numpy.typing import NDArray
 
 from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
+from moretta.audit.heads import classes
 from moretta.audit.intervals import auc
 from moretta.audit.run import Run
 from moretta.audit.uploads import under
+from moretta.errors import ParameterError
 from moretta.protocol import Array, Tensors
 from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.fedsgd.messages import TrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.shadows import Plan
-    from moretta.audit.truth import Truth
+    from moretta.audit.truth import Rows, Truth
 
 CANDIDATES = 100  # members, and as many others
+RANGES = 10  # of numbers, within which targets are taken for the same
 PAIRS, PAIRS_THOROUGH = 4, 32  # of shadow models
 SECONDS, SECONDS_THOROUGH = 5.0, 1200.0  # of an idle core, about, for training them all; steps are counted by it
 EARLIER = 3  # models of earlier rounds that are looked at too
@@ -55,15 +61,48 @@ def fits(run: Run) -> str:
 
 
 def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return x, y, and which are a silo's; in the order of a hash of the rows, which says nothing of that."""
+    """Return x, y, and which are a silo's; in the order of a hash of the rows, which says nothing of that.
+
+    Both kinds have as many rows of each label. Raises `moretta.errors.ParameterError` where they share none.
+    """
     theirs, nobodys = truth.rows(silo), truth.others
-    count = min(CANDIDATES, len(theirs.x), len(nobodys.x))
-    generator = np.random.Generator(np.random.PCG64(SEED))
-    parts = [part.part(generator.permutation(len(part.x))[:count]) for part in (theirs, nobodys)]
+    first, second = _same_labels(*_labels(theirs, nobodys, truth.run.task))
+    if not len(first):
+        raise ParameterError(
+            f"expected rows that nobody trained on with labels as those of {silo}, to compare its rows with, and there "
+            "are none, so that this cannot be tried; bring test rows of those labels"
+        )
+    parts = [theirs.part(first), nobodys.part(second)]
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
-    member = np.arange(len(x)) < count
+    member = np.arange(len(x)) < len(first)
     order = sorted(range(len(x)), key=lambda row: hashlib.sha256(x[row].tobytes() + y[row].tobytes()).digest())
     return x[order], y[order], member[order]
+
+
+def _same_labels(theirs: Array, nobodys: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of rows drawn from two kinds, as many of each label from both. theirs, nobodys: labels."""
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    drawn, others = generator.permutation(len(theirs)), generator.permutation(len(nobodys))
+    left = {label: others[nobodys[others] == label].tolist() for label in np.unique(nobodys)}
+    pairs = [(row, left[theirs[row]].pop()) for row in drawn if left.get(theirs[row])][:CANDIDATES]
+    first, second = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return first, second
+
+
+def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the labels of both: classes, or in which range numbers lie, ranges having as many of theirs each.
+
+    Of several numbers a row has a range each, which together are its label. What lies outside of all of theirs is -1.
+    """
+    if task == "classification":
+        return classes(theirs.y), classes(nobodys.y)
+    true, other = (np.asarray(one.y, np.float64).reshape(len(one.y), -1) for one in (theirs, nobodys))
+    count = max(2, round(RANGES ** (1 / true.shape[1])))
+    edges = np.quantile(true, np.arange(1, count) / count, axis=0)
+    ranges = np.concatenate([(one[:, None] > edges).sum(axis=1) for one in (true, other)])  # [rows, columns]
+    found = np.unique(ranges, axis=0, return_inverse=True)[1].ravel()
+    outside = ((other < true.min(axis=0)) | (other > true.max(axis=0))).any(axis=1)
+    return found[: len(true)], np.where(outside, -1, found[len(true) :])
 
 
 def given(truth: Truth) -> Given:
@@ -227,7 +266,8 @@ def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> Finding:
         figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
         figures["models"] = float(models)
     return Finding(
-        measure="area under the ROC curve of telling another silo's training rows from rows nobody trained on",
+        measure="area under the ROC curve of telling another silo's training rows from rows of the same labels that "
+        "nobody trained on",
         score=area,
         chance=0.5,
         interval=interval,

@@ -7,9 +7,10 @@ Who put their own g_k beside it have
 
 exactly, up to the ring's steps, whatever the masks: that follows from the sum itself, so no secure sum prevents it. The
 server works M out from its recorded messages; a silo computes its own g_k again from its rows and the model it was
-sent. With one silo fewer on their side they have the weighted mean of two uploads, and that is all they have. Under
-PBPFL g is the gradient of the noisy loss at the noisy model, from which the server's key goes on to the true one;
-under cross-entropy a silo computes it from what the server answered it.
+sent, with the dropout and the crops that it drew in that round. With one silo fewer on their side they have the
+weighted mean of two uploads, and that is all they have. Under PBPFL g is the gradient of the noisy loss at the noisy
+model, from which the server's key goes on to the true one; under cross-entropy a silo computes it from what the server
+answered it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ def fits(run: Run) -> str:
         return "silos add noise that they draw in secret, so there is no gradient to compare with"
     if run.setting("class-weights"):
         return "class weights make uploads count by their labels, which colluders do not know of each other"
-    if run.setting("augment", "data") not in (None, "none"):
-        return "rows are cropped and flipped afresh in each round, which the scorer does not do again"
     return "" if run.recorded else "no round of training was recorded"
 
 

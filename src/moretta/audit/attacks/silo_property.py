@@ -11,12 +11,15 @@ over a label's rows the silo takes the mean over rows that it knows, Q. With s t
 
     (Q - T) s = g_others,   sum s = 1,   s >= 0
 
-which over all rounds is least squares in as many unknowns as labels. Numeric targets, where t is one itself, have the
+which over all rounds is least squares in as many unknowns as labels: those of the rows that the others used in these
+rounds, where each silo counts by its batch. Numeric targets, where t is one itself, have the
 mean of q over known rows, and their mean follows at once.
 
 Compared is how far the shares are off, |s^ - s|_1 / 2, with what a silo guesses that has seen no model: that others are
-as itself, as the background rows, as both by halves, or as what is left of all rows, taken to be as the background,
-without its own. Chance is the best of these, which the silo does not know to be the best.
+as itself, as the background rows, as both by halves, as what is left of all rows, taken to be as the background,
+without its own, or of each label as many. Chance is the best of these, which the silo does not know to be the best.
+The interval is over rounds, drawn again; as draws of draws lie further off than draws, it is moved to lie about the
+error that was found.
 
 Under PBPFL a silo first works out the offset r that is on the head's rows and its bias (`gamma_least_squares` from its
 labels, `offset_from_softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs,
@@ -85,6 +88,7 @@ def given(truth: Truth) -> Given:
     arrays |= {f"{OWN}{number}": truth.batch(silo, number) for number in rounds}
     if run.protocol == "cgd":
         confined.check_whole(truth)
+        whole = [number for number in rounds if set(confined.summed_silos(truth, silo, number)) == set(run.silos)]
         for number in rounds:
             held = {**confined.center(truth, silo, number), **confined.displacement(truth, silo, number)}
             arrays |= {f"{MODEL}{number}/{name}": value.astype(run.dtype) for name, value in held.items()}
@@ -92,11 +96,11 @@ def given(truth: Truth) -> Given:
         from moretta.audit.uploads import survivors
 
         whole = [number for number in rounds if survivors(truth, number) == run.silos]
-        if not any(number + 1 in rounds for number in whole):
-            raise ParameterError("no step of which two models were recorded is of all silos, whose rows it knows")
-        arrays["whole"] = np.array(whole)
         if run.protocol != "pbpfl":  # whose silos are sent whole models, of which none is the true one
             arrays |= {f"{MODEL}0/{name}": value for name, value in truth.parameters(rounds[0]).items()}
+    if not any(number + 1 in rounds for number in whole):
+        raise ParameterError("no step of which two models were recorded is of all silos, whose rows it knows")
+    arrays["whole"] = np.array(whole)
     what = "the displacement it held in" if run.protocol == "cgd" else "its view of"
     return Given(
         views={} if run.protocol == "cgd" else {silo: rounds},
@@ -107,19 +111,16 @@ def given(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim the others' shares of labels, or their mean target, of all rounds and [draws, ..] of some."""
+    """Claim the others' shares of labels, or their mean target, of all rounds and [draws, ..] of some; which rounds."""
     models, network = _models(case), case.model()
-    equations = [
-        _equations(case, network, models[number], models[number + 1], number)
-        for number in sorted(models)
-        if number + 1 in models and number in case.arrays.get("whole", [number])
-    ]
+    steps = [number for number in sorted(models) if number + 1 in models and number in case.arrays["whole"]]
+    equations = [_equations(case, network, models[number], models[number + 1], number) for number in steps]
     matrices, vectors = np.array([one[0] for one in equations]), np.array([one[1] for one in equations])
     generator, count = np.random.Generator(np.random.PCG64(SEED)), len(equations)
     draws = [generator.integers(0, count, count) for _ in range(DRAWS)]
     solve = _shares if case.run.task == "classification" else _mean
     found = [solve(matrices[index], vectors[index]) for index in (np.arange(count), *draws)]
-    return {"found": found[0], "draws": np.array(found[1:]), "rounds": np.array(count)}
+    return {"found": found[0], "draws": np.array(found[1:]), "rounds": np.array(steps)}
 
 
 def _models(case: Case) -> dict[int, dict[str, Array]]:
@@ -232,39 +233,53 @@ def score(claim: Claim, truth: Truth) -> Finding:
     """Compare with the others' rows, and with the best guess that takes no model. The interval is over rounds."""
     run, known = truth.run, truth.background
     own = as_outputs(truth.rows(run.silos[0]).y, run.outputs)
-    others = np.concatenate([as_outputs(truth.rows(silo).y, run.outputs) for silo in run.silos[1:]])
+    used = [(silo, truth.batch(silo, int(number))) for silo in run.silos[1:] for number in claim["rounds"]]
+    others = np.concatenate([as_outputs(truth.rows(silo).y[batch], run.outputs) for silo, batch in used])
     counted = run.task == "classification"
     labels = labels_of(np.concatenate([own, as_outputs(known.y, run.outputs)]))
     parts = (own, others, as_outputs(known.y, run.outputs))
     ours, theirs, usual = (_property(rows, labels if counted else None) for rows in parts)
     scale = 2.0 if counted else max(float(others.std(axis=0).sum()), SMALL)
-    guesses = _guesses(ours, usual, len(own), len(others), counted=counted)
+    known_rows = np.concatenate([parts[0], parts[2]])
+    flat = np.full(len(labels), 1 / len(labels)) if counted else (known_rows.min(axis=0) + known_rows.max(axis=0)) / 2
+    guesses = _guesses(ours, usual, flat, len(own), sum(run.rows[silo] for silo in run.silos[1:]), counted=counted)
     misses = {name: float(np.abs(one - theirs).sum()) / scale for name, one in guesses.items()}
     best, error = min(misses, key=lambda name: misses[name]), float(np.abs(claim["found"] - theirs).sum()) / scale
     drawn = np.abs(claim["draws"] - theirs).sum(axis=1) / scale
-    low, high = np.quantile(drawn, [SIDE, 1 - SIDE]) if claim["rounds"] >= FEWEST else (0.0, max(1.0, error))
+    low, high = np.maximum(0.0, np.quantile(drawn, [SIDE, 1 - SIDE]) - np.median(drawn) + error)
+    if len(claim["rounds"]) < FEWEST:
+        low, high = 0.0, max(1.0, error, misses[best])
     what = "shares of labels" if counted else "mean target"
     return Finding(
-        measure=f"1 - error of the others' {what}",
+        measure=f"1 - error of the {what} in the others' batches",
         score=1.0 - error,
         chance=1.0 - misses[best],
         interval=(1.0 - max(float(high), error), 1.0 - min(float(low), error)),
-        sentence=f"A silo works out the other silos' {what} to an error of {error:.3f}; without a model, the guess "
-        f"that they are {best} misses by {misses[best]:.3f}",
+        sentence=f"A silo works out the {what} in the other silos' batches to an error of {error:.3f} (95 %: "
+        f"{low:.3f} to {high:.3f}); without a model, the guess that they are {best} misses by {misses[best]:.3f}",
         figures={
             "error": error,
             "error_of_own": misses[AS_OWN],
             "error_of_guess": misses[best],
             "above_or_below_right": float(np.mean((claim["found"] > ours) == (theirs > ours))),
-            "rounds": float(claim["rounds"]),
+            "rounds": float(len(claim["rounds"])),
         },
     )
 
 
 def _guesses(
-    own: NDArray[np.float64], known: NDArray[np.float64], rows: int, others: int, *, counted: bool
+    own: NDArray[np.float64],
+    known: NDArray[np.float64],
+    flat: NDArray[np.float64],
+    rows: int,
+    others: int,
+    *,
+    counted: bool,
 ) -> dict[str, NDArray[np.float64]]:
-    """Return what the others may be taken for without any model, by words. own, known: the property of such rows."""
+    """Return what the others may be taken for without any model, by words.
+
+    own, known: the property of such rows. flat: that of knowing nothing. rows, others: how many are own and others'.
+    """
     left = (known * (rows + others) - own * rows) / others
     if counted:
         left = np.maximum(left, 0.0)
@@ -274,6 +289,7 @@ def _guesses(
         "as the background rows": known,
         "as its own and the background rows, half and half": (own + known) / 2,
         "what its own rows leave of the background's": left,
+        "as many of each label" if counted else "in the middle of what is known": flat,
     }
 
 

@@ -6,7 +6,7 @@ squared distance. The difference is the step that the server took, in canonical 
 function. The head is left out, as its rows hold an unknown offset.
 
 Beside it stands what the plain difference of two noisy models shows of the step: under the run's keys, under fresh
-scales with channels in their places, and if the key of a round had been kept for the next.
+scales with channels in their places, and if the scales of a round had stayed for the next as well.
 """
 
 from __future__ import annotations
@@ -112,23 +112,27 @@ def score(claim: Claim, truth: Truth) -> Finding:
         plain.append(plainly(plan, models, [truth.key(number).scales, truth.key(number + 1).scales]))
     cosines, shuffled = np.array(found).T
     median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
-    fresh, in_place, kept_key = (float(one) for one in np.median(np.array(plain), axis=0))
+    fresh, in_place, kept_scales = (float(one) for one in np.median(np.array(plain), axis=0))
     return Finding(
         measure="cosine of the step below the head with the true one, median over rounds",
         score=median,
         chance=float(np.median(guesses)),
         interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
         sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
-        f"although the key is fresh every round; the plain difference of two noisy models has {fresh:.2f}, and under a "
-        f"key that stays would have {kept_key:.2f}",
+        f"although the key is fresh every round; the plain difference of two noisy models has {_short(fresh)}, and "
+        f"with scales that stay and channels in their places would have {_short(kept_scales)}",
         figures={
             "rounds": float(len(cosines)),
             "lowest": float(cosines.min()),
             "plain_difference": fresh,
-            "plain_difference_without_permutations": in_place,
-            "plain_difference_under_one_key": kept_key,
+            "plain_difference_with_channels_in_place": in_place,
+            "plain_difference_with_scales_that_stay_too": kept_scales,
         },
     )
+
+
+def _short(cosine: float) -> str:
+    return f"{round(cosine, 2) + 0.0:.2f}"  # without the sign of a zero
 
 
 def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]) -> tuple[float, float, float]:
