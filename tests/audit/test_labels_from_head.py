@@ -1,5 +1,7 @@
 """Label counts from the head's gradient, on recorded runs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
@@ -176,3 +178,15 @@ def test_a_drawn_guess_is_the_mean_over_draws():
     draws = np.random.Generator(np.random.PCG64(3)).multinomial(7, usual / usual.sum(), 20000)
     shared = 1.0 - 0.5 * np.abs(draws - true).sum(axis=1) / 7
     assert _scores(true, true, usual)[2] == pytest.approx(shared.mean(), abs=5 * shared.std() / np.sqrt(len(draws)))
+
+
+def test_augmented_rows_under_pbpfl(tmp_path):
+    # What the server recovers is computed again with the crops and flips of the round.
+    truth = recorded(
+        tmp_path,
+        run={"rounds": 3, "base": str(Path(__file__).parent)},
+        data={"source": "test_gradient_inversion:digit_images", "batch-size": 16, "augment": "crop-flip"},
+        model={"source": "test_gradient_inversion:sigmoid_lenet"},
+        protocol={"name": "pbpfl", "loss": "cross-entropy"},
+    )
+    assert attacked(ATTACK, truth).score > 0.9

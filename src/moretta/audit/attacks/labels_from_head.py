@@ -43,8 +43,6 @@ def fits(run: Run) -> str:
         return "class weights make the rows of a batch count differently"
     if run.setting("dp-noise"):
         return "silos draw their batches in secret and add noise, so there are no known counts to score by"
-    if run.protocol == "pbpfl" and run.setting("augment", "data") not in (None, "none"):
-        return "rows are cropped and flipped afresh in each round, which the scorer does not do again"
     return "" if run.recorded else "no round of training was recorded"
 
 
