@@ -45,6 +45,16 @@ class Run:
         return self.scheme != "none"
 
     @property
+    def training(self) -> tuple[int, ...]:
+        """The recorded rounds of training, without the release after the last."""
+        return tuple(number for number in self.recorded if 1 <= number <= self.rounds)
+
+    @property
+    def augmented(self) -> bool:
+        """Whether silos vary their rows anew in each round."""
+        return self.setting("augment", "data") not in (None, "none")
+
+    @property
     def loss(self) -> str:
         """The loss, "mse" or "cross-entropy"."""
         return str(self.setting("loss"))

@@ -123,7 +123,7 @@ class Truth:
     @property
     def recorded(self) -> tuple[int, ...]:
         """The rounds of training of which there are views, without the release after the last."""
-        return tuple(number for number in self.run.recorded if 1 <= number <= self.run.rounds)
+        return self.run.training
 
     # What roles knew
 

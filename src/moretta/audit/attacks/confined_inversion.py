@@ -50,7 +50,7 @@ def fits(run: Run) -> str:
     """Say why not."""
     if len(run.silos) < 2:
         return "there is one participant, and nobody else"
-    if run.setting("augment", "data") not in (None, False, "none"):
+    if run.augmented:
         return "inputs are varied each time they are used, so that there is no row to find"
     return "" if run.recorded else "no round of training was recorded"
 

@@ -14,7 +14,6 @@ rules a gradient out, with chance 1 - prod_i (1 - |d_i| / 20) for gradients that
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +24,7 @@ from moretta.audit.attacks import server_and_silos
 from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate
 from moretta.audit.uploads import NOISY, PREFIX, Uploads, first_rounds, of_round, rows_of, under, uploaded
+from moretta.keystream import digest_of
 from moretta.protocol import Array, Tensors
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.ring import Ring
@@ -62,14 +62,7 @@ def pairs(truth: Truth) -> list[tuple[int, tuple[str, str]]]:
 
 def in_order(truth: Truth, number: int, pair: tuple[str, str]) -> list[tuple[str, Tensors]]:
     """Return two silos with their gradients in the order of their hashes, which says nothing of whose they are."""
-    return sorted(((silo, uploaded(truth, silo, number)) for silo in pair), key=lambda one: _digest(one[1]))
-
-
-def _digest(tensors: Tensors) -> bytes:
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        found.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return found.digest()
+    return sorted(((silo, uploaded(truth, silo, number)) for silo in pair), key=lambda one: digest_of(one[1]))
 
 
 def attack(case: Case) -> Claim:

@@ -74,7 +74,7 @@ def fits(run: Run) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
-    return "" if any(1 <= number <= run.rounds for number in run.recorded) else "no round of training was recorded"
+    return "" if run.training else "no round of training was recorded"
 
 
 def given(truth: Truth) -> Given:

@@ -58,7 +58,7 @@ def fits(run: Run) -> str:
 
 def unsuited(run: Run) -> str:
     """Say why batches cannot be searched for, whosever they are."""
-    if run.setting("augment", "data") not in (None, "none"):
+    if run.augmented:
         return "rows are cropped and flipped afresh in each round, so there is no fixed row to find"
     if run.loss not in ("mse", "cross-entropy") or run.setting("class-weights"):
         return "class weights make the rows of a batch count differently"

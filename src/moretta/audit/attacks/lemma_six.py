@@ -15,8 +15,8 @@ in the order of their hashes, which says nothing. Whichever invariant differs fi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate
 from moretta.audit.run import Run
 from moretta.errors import ParameterError
+from moretta.keystream import digest_of
 from moretta.protocol import Array, Tensors
 from moretta.protocols.pbpfl.messages import TrainOn
 
@@ -77,7 +78,7 @@ def fits(run: Run) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
-    return "" if any(1 <= number <= run.rounds for number in run.recorded) else "no round of training was recorded"
+    return "" if run.training else "no round of training was recorded"
 
 
 def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int]:
@@ -91,15 +92,8 @@ def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int
     seed = f"{number}/{kind}".encode()
     other = ALTERNATIVES[kind](true, matrix, np.random.Generator(np.random.PCG64(list(seed))))
     # Each game has hashes of its own, or the true model's would stand in one place in all games of a round.
-    both = sorted(((true, True), (other, False)), key=lambda one: _digest(one[0], seed))
+    both = sorted(((true, True), (other, False)), key=lambda one: sha256(seed + digest_of(one[0])).digest())
     return [tensors for tensors, _ in both], int(both[1][1])
-
-
-def _digest(tensors: Tensors, game: bytes) -> bytes:
-    found = hashlib.sha256(game)
-    for name in sorted(tensors):
-        found.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return found.digest()
 
 
 def given(truth: Truth) -> Given:

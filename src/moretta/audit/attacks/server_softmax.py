@@ -40,7 +40,7 @@ def fits(run: Run) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
-    if run.setting("augment", "data") not in (None, "none"):
+    if run.augmented:
         return "rows are augmented anew in every round, and there is no record of what to compare with"
     return softmax_from_sum.fits(run)
 

@@ -38,7 +38,7 @@ def fits(run: Run) -> str:
     """Say why not."""
     if run.scheme != "pairwise":
         return f'scheme = "{run.scheme}" has no masks that silos add to their uploads'
-    return "" if any(1 <= number <= run.rounds for number in run.recorded) else "no round of training was recorded"
+    return "" if run.training else "no round of training was recorded"
 
 
 def given(truth: Truth) -> Given:

@@ -37,13 +37,7 @@ def fits(run: Run) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
-    return (
-        "" if any(number + 1 in run.recorded for number in _training(run)) else "no two rounds in a row were recorded"
-    )
-
-
-def _training(run: Run) -> list[int]:
-    return [number for number in run.recorded if 1 <= number < run.rounds]
+    return "" if any(number + 1 in run.training for number in run.training) else "no two rounds in a row were recorded"
 
 
 def given(truth: Truth) -> Given:
