@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import shutil
-import sys
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
+import test_cli
 from recorded import recorded
 from torch import nn
 
-from moretta import PBPFL, Federation, Silo, audit, auditing, cli
+from moretta import PBPFL, Federation, Silo, audit, auditing
 from moretta.audit import attacks
 from moretta.audit.attacks.gamma_least_squares import ATTACK as GAMMA
 from moretta.audit.attacks.lemma_seven import ATTACK as OTHER
@@ -26,16 +23,8 @@ NAME = "gamma-least-squares"
 
 
 def call(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    arguments = ["moretta", *map(str, words)]
-    with mock.patch.object(sys, "argv", arguments), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-            code: object = 0
-        except SystemExit as end:
-            code = end.code or 0
-    assert isinstance(code, int)
-    return code, out.getvalue(), err.getvalue()
+    called = test_cli.call(*words)
+    return called.code, called.out, called.err
 
 
 def sentence(code: int, *words: object) -> str:
