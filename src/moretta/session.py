@@ -200,6 +200,7 @@ class Session:
         return {
             "round": end.number,
             "attempt": end.attempt,
+            **({"take": end.take} if end.take else {}),
             **end.report.figures,
             **({} if peak is None else {"edge_peak_mib": peak}),
             "seconds": dict(self._engine.clock.take()),

@@ -20,7 +20,7 @@ from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
 from moretta.engines.clock import Clock
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Message
+from moretta.protocol import Array, Message, answered
 from moretta.protocols.baffle.client import Client
 from moretta.protocols.baffle.estimate import differences, directions_of
 from moretta.protocols.baffle.messages import MESSAGES
@@ -87,7 +87,7 @@ class Silo:
             self._told = dict(message.state)
             return Done(stamp=HERE)
         try:
-            answer = self._client.answer(message)
+            answer = answered(self._client, message)
         except MemoryError:  # of `cap`; what was being made is gone
             if self._settings.memory_limit_mib is None:
                 raise

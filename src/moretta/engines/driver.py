@@ -3,11 +3,17 @@
 The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends what was not asked for is
 named and costs the round only itself. Where the protocol cannot do without it, the round is repeated with the rest, as
 the next attempt, after a new set-up, so no mask is used twice. It is asked again in the next round.
+
+A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Where silos were bound to one before the
+attempt failed, or say that they had been (`Reason.SPENT`), what follows is the next take, with other rows; and where
+silos upload all their rows, the same take by the same silos, for whom the driver waits. A silo that was silent when
+others were bound has cost a take; one that has cost two is left out until the run is resumed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +30,7 @@ from moretta.protocol import (
     Replies,
     Report,
     Server,
+    Spent,
     Stamp,
     no_phase,
 )
@@ -31,6 +38,8 @@ from moretta.protocol import (
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
+MOST_TAKES = 8  # further ones of a round; so many come of silos that do not follow the protocol
+COSTS = 2  # takes that a silo may cost before it is left out
 
 R = TypeVar("R")
 Deliver = Callable[[Ask], Replies]
@@ -47,7 +56,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A finished round: which attempt succeeded, with which silos, what it came to, who missed some of it.
+    """A finished round: which attempt succeeded, at which take, with which silos, what it came to, who missed some.
 
     cohort: of the set-up that the successful attempt stood on. dropped: everyone who was missing from any answer of the
     round, in its cohort or not, each with the first reason.
@@ -58,6 +67,7 @@ class RoundEnd:
     cohort: Sequence[str]
     report: Report
     dropped: Sequence[Dropped]
+    take: int = 0
 
 
 class Driver:
@@ -87,6 +97,7 @@ class Driver:
         self._deliver, self._least, self._phase, self._chosen, self._back = deliver, least, phase, chosen, back
         self._renewed, self._away = renewed, away
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
+        self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
@@ -95,8 +106,8 @@ class Driver:
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
-            report, attempt, dropped = self._repeat(number, present, self._server.round)
-            yield RoundEnd(number, attempt, self._cohort or (), report, [*before, *dropped])
+            report, now, dropped = self._repeat(number, present, self._server.round)
+            yield RoundEnd(number, now.attempt, self._cohort or (), report, [*before, *dropped], now.take)
             before = ()
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[Dropped]]:
@@ -106,46 +117,67 @@ class Driver:
 
     def _repeat(
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
-    ) -> tuple[R, int, Sequence[Dropped]]:
+    ) -> tuple[R, Stamp, Sequence[Dropped]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        wanted, lost = present, dict[str, Missing]()  # who is to play, and who of them is left out by now
-        away = self._away(present)
-        if len(present) - len(away) >= self._least:
+        wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
+        away = {silo: why for silo, why in self._away(present).items() if silo not in lost}
+        if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
-            present = [silo for silo in present if silo not in away]
-        attempt = waits = 0
+        present = [silo for silo in present if silo not in lost]
+        attempt = waits = take = further = 0
         while True:
             failure: MorettaError | None = None
+            only: Sequence[str] = ()
             try:
-                ended = self._attempt(Stamp(self._run, number, attempt), present, begin, lost)
+                now = Stamp(self._run, number, attempt, take)
+                ended = self._attempt(now, present, begin, lost)
             except RunFailed as error:  # where the protocol cannot do without those who are missing
                 ended, failure = Aborted({}), error
             else:
                 if isinstance(ended, Aborted):
-                    if not ended.missing.keys() & set(present):
+                    spent = _spent(ended)
+                    if not spent and not ended.missing.keys() & set(present):
                         raise MisuseError(
                             f"round {number} was aborted without naming a silo; a protocol must name who is missing"
                         )
-                    _note(lost, ended.missing)
+                    missing = {silo: why for silo, why in ended.missing.items() if silo not in spent}
+                    if ended.opened:
+                        self._cost.update(missing.keys() & set(present))
+                    _note(lost, missing)
+                    if spent or ended.opened:
+                        further += 1
+                        take, only = _next_take(take, spent, ended.opened)
+                        if further > MOST_TAKES:
+                            failure = RunFailed(_no_take(number, spent))
             _note(gone, lost)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
-                return ended, attempt, dropped
+                return ended, now, dropped
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
-            rest = [silo for silo in wanted if silo not in lost]
+            rest = [silo for silo in only or wanted if silo not in lost]
+            if failure is None and only and len(rest) < len(only):
+                failure = RunFailed(_only_by(number, only, lost))
             if failure is None and len(rest) < self._least:
                 failure = _too_few(number, lost, len(rest), self._least)
             if failure is not None:
                 waits += 1
-                back = self._wait_for(lost, self._least - len(rest)) if waits <= WAITS else []
+                needed = len(only) if only else self._least
+                back = self._wait_for(lost, needed - len(rest)) if waits <= WAITS and further <= MOST_TAKES else []
                 if not back:
                     raise failure
                 lost = {silo: why for silo, why in lost.items() if silo not in back}
-                rest = [silo for silo in wanted if silo not in lost]
-                if len(rest) < self._least:
+                rest = [silo for silo in only or wanted if silo not in lost]
+                if len(rest) < needed:
                     raise failure
             present, attempt = rest, attempt + 1
+
+    def _left_out(self, present: Sequence[str]) -> dict[str, Missing]:
+        """Return the silos that have cost too many takes, unless too few would be left."""
+        out = [silo for silo in present if self._cost[silo] >= COSTS]
+        if len(present) - len(out) < self._least:
+            return {}
+        return dict.fromkeys(out, _COSTLY)
 
     def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:
         """Wait for silos that cannot be reached, where the engine can; return who is back.
@@ -188,6 +220,45 @@ class Driver:
                 return end.value  # type: ignore[no-any-return]
             replies = self._deliver(ask)
             _note(gone, replies.missing)
+
+
+def _spent(ended: Aborted) -> dict[str, Spent]:
+    """Return what silos said that have helped to open another sum of the round."""
+    return {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
+
+
+def _next_take(take: int, spent: Mapping[str, Spent], opened: bool) -> tuple[int, Sequence[str]]:
+    """Return the take to go on with, and the silos that alone may play it, or nobody for all.
+
+    opened: whether silos were bound in the attempt that has failed.
+    """
+    whole = [one for one in spent.values() if one.whole]
+    if whole:
+        return max(one.next_take for one in whole), max(one.survivors for one in whole)
+    return max([take + 1] * opened + [one.next_take for one in spent.values()]), ()
+
+
+_COSTLY = Missing(
+    Reason.DISCONNECTED,
+    f"it was silent {COSTS} times when the others had said who is in a sum, and is left out until the run is resumed",
+)
+
+
+def _no_take(number: int, spent: Mapping[str, Spent]) -> str:
+    said = "; ".join(f"{silo}: {one}" for silo, one in spent.items()) or "silos were silent each time"
+    return (
+        f"round {number} was played {MOST_TAKES} times over, and silos have helped to open other sums of it each time "
+        f"({said:.500}); the last checkpoint is whole, so see what is wrong with them and go on with --resume"
+    )
+
+
+def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
+    missing = ", ".join(silo for silo in only if silo in lost)
+    return (
+        f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads are "
+        f"of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back and go "
+        "on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
+    )
 
 
 def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
