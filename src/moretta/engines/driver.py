@@ -255,9 +255,9 @@ def _no_take(number: int, spent: Mapping[str, Spent]) -> str:
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
-        f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads are "
-        f"of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back and go "
-        "on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
+        f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads "
+        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back and "
+        "go on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
     )
 
 

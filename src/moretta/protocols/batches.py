@@ -19,15 +19,16 @@ class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
 
     rows: how many rows the silo has. size: rows in a batch, 0 for all of them. seed: of the training, not secret.
+    run: the run's id, so that another run of the same seed has other batches; none where one machine plays all roles.
     """
 
-    def __init__(self, rows: int, size: int, seed: int, silo: str) -> None:
+    def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "") -> None:
         if rows < 1:
             raise ParameterError(f"silo `{silo}` has no rows; expected at least one")
         self.rows = rows
         self.size = min(size, rows) or rows
         self.per_epoch = -(-rows // self.size)
-        self.entropy = [seed, int.from_bytes(hashlib.sha256(silo.encode()).digest()[:8], "big")]
+        self.entropy = [seed, *(_number(name) for name in (silo, run) if name)]
         self.whole = 2 * self.size > rows
         self._epoch, self._order = -1, np.arange(0)
 
@@ -48,6 +49,10 @@ class Batches:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, epoch]))
             self._epoch, self._order = epoch, generator.permutation(self.rows)
         return [self._order[start : start + self.size] for start in range(0, self.rows, self.size)]
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 class UnionBatches:

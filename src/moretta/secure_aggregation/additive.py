@@ -171,7 +171,7 @@ class AdditiveContributor:
         helped: HelpedSums,
     ) -> None:
         self._name, self._ring, self._rules = name, ring, complete(rules)
-        self._insecure, self._session, self._helped = insecure, session, helped
+        self._insecure, self._session, self._helped, self._all = insecure, session, helped, rules
         self._keys = SetUp(name, self._rules, credentials, insecure, session)
         self._kept: _Kept | None = None
         self._added: tuple[AddShares, AddedShares] | None = None  # what was asked last, and what was answered
@@ -191,7 +191,12 @@ class AdditiveContributor:
         return self._keys.answer(message)
 
     def check(self, stamp: Stamp, asked: Asked) -> None:
-        """Raise `moretta.errors.SumSpent` where an upload would be refused."""
+        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
+        if not asked.once and (strangers := self._all.strangers(stamp.round, self.members)):
+            raise PeerError(
+                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
+                f"{strangers!r:.200}"
+            )
         self._helped.ask(stamp, asked, self.members)
 
     def upload(

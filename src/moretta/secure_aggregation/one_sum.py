@@ -128,7 +128,7 @@ class HelpedSums:
     disk before it returns. powered: names the time since the machine was started: another name says that lines may be
     lost which were not forced. over_runs: whether a statistic is of one set in all runs together, as where a silo is a
     site of its own, or in each. apart: see the opening. repeats: whether whole rows may be summed over other sets too,
-    as the silo's owner allowed.
+    as the silo's owner allowed. fewest: silos that it helps to sum.
     Raises `moretta.errors.PeerError` for lines that are none of its own.
     """
 
@@ -141,7 +141,9 @@ class HelpedSums:
         over_runs: bool = False,
         apart: int = 1,
         repeats: bool = False,
+        fewest: int = 1,
     ) -> None:
+        self._fewest = fewest
         self._keep, self._powered = keep, powered
         self._over_runs, self._apart, self._repeats = over_runs, apart, repeats
         self._helped = dict[Key, Helped]()
@@ -168,7 +170,7 @@ class HelpedSums:
         helped, key = self._of(stamp, asked), self._key(stamp, asked)
         event = Event.GIVES if gives else Event.BINDS
         state = self._next(helped, stamp, asked, event, survivors)
-        self._check_apart(survivors)
+        self._check_floors(survivors)
         found = Helped(state, max(stamp.take, helped.take), asked.digest[:DIGEST], survivors)
         if found != helped:
             self._write(key, found)
@@ -201,7 +203,11 @@ class HelpedSums:
         same = asked.once or (stamp.take == helped.take and asked.digest[:DIGEST] == helped.digest)
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
-    def _check_apart(self, survivors: Survivors) -> None:
+    def _check_floors(self, survivors: Survivors) -> None:
+        if len(survivors) < self._fewest:
+            raise PeerError(
+                f"expected a sum of at least {self._fewest} silos ([privacy] fewest-silos), got one of {len(survivors)}"
+            )
         if self._apart == 1 or survivors in self._sets:
             return
         now = set(survivors)

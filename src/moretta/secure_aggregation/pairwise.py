@@ -121,7 +121,12 @@ class PairwiseContributor:
         return self._keys.answer(message)
 
     def check(self, stamp: Stamp, asked: Asked) -> None:
-        """Raise `moretta.errors.SumSpent` where an upload would be refused."""
+        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
+        if not asked.once and (strangers := self._rules.strangers(stamp.round, self.members)):
+            raise PeerError(
+                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
+                f"{strangers!r:.200}"
+            )
         self._helped.ask(stamp, asked, self.members)
 
     def upload(
