@@ -307,12 +307,13 @@ class Aborted:
     """An exchange that could not be completed; the engine repeats it without those who are missing.
 
     because: a sentence for the log, where the missing do not say it all.
-    opened: whether silos have signed who is in its sum, or given shares: then what follows is another take.
+    opened: who held it up after others had signed who is in its sum, or had given shares; nobody before. What follows
+    is another take then.
     """
 
     missing: Mapping[str, Missing]
     because: str = ""
-    opened: bool = False
+    opened: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

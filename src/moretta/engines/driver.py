@@ -30,7 +30,6 @@ from moretta.protocol import (
     Replies,
     Report,
     Server,
-    Spent,
     Stamp,
     no_phase,
 )
@@ -38,7 +37,9 @@ from moretta.protocol import (
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
-MOST_TAKES = 8  # further ones of a round; so many come of silos that do not follow the protocol
+SAYS = (
+    3  # times in a round that a silo may say that a take is spent; more come of one that does not follow the protocol
+)
 COSTS = 2  # takes that a silo may cost before it is left out
 
 R = TypeVar("R")
@@ -123,54 +124,76 @@ class Driver:
         away = {silo: why for silo, why in self._away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
-        present = [silo for silo in present if silo not in lost]
-        attempt = waits = take = further = 0
+        takes, attempt, waits = _Takes(), 0, 0
         while True:
-            failure: MorettaError | None = None
-            only: Sequence[str] = ()
-            try:
-                now = Stamp(self._run, number, attempt, take)
-                ended = self._attempt(now, present, begin, lost)
-            except RunFailed as error:  # where the protocol cannot do without those who are missing
-                ended, failure = Aborted({}), error
-            else:
-                if isinstance(ended, Aborted):
-                    spent = _spent(ended)
-                    if not spent and not ended.missing.keys() & set(present):
-                        raise MisuseError(
-                            f"round {number} was aborted without naming a silo; a protocol must name who is missing"
-                        )
-                    missing = {silo: why for silo, why in ended.missing.items() if silo not in spent}
-                    if ended.opened:
-                        self._cost.update(missing.keys() & set(present))
-                    _note(lost, missing)
-                    if spent or ended.opened:
-                        further += 1
-                        take, only = _next_take(take, spent, ended.opened)
-                        if further > MOST_TAKES:
-                            failure = RunFailed(_no_take(number, spent))
+            now, present = Stamp(self._run, number, attempt, takes.take), takes.playing(wanted, lost)
+            ended, failure = self._tried(now, present, begin, lost)
+            if isinstance(ended, Aborted):
+                _note(lost, takes.after(ended))
             _note(gone, lost)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
-            rest = [silo for silo in only or wanted if silo not in lost]
-            if failure is None and only and len(rest) < len(only):
-                failure = RunFailed(_only_by(number, only, lost))
-            if failure is None and len(rest) < self._least:
-                failure = _too_few(number, lost, len(rest), self._least)
+            failure = failure or self._shortage(number, takes, wanted, lost)
             if failure is not None:
                 waits += 1
-                needed = len(only) if only else self._least
-                back = self._wait_for(lost, needed - len(rest)) if waits <= WAITS and further <= MOST_TAKES else []
-                if not back:
-                    raise failure
-                lost = {silo: why for silo, why in lost.items() if silo not in back}
-                rest = [silo for silo in only or wanted if silo not in lost]
-                if len(rest) < needed:
-                    raise failure
-            present, attempt = rest, attempt + 1
+                lost = self._after_waiting(failure, waits, takes, wanted, lost)
+            attempt += 1
+
+    def _tried(
+        self,
+        now: Stamp,
+        present: list[str],
+        begin: Callable[[Stamp], Exchange[R | Aborted]],
+        lost: dict[str, Missing],
+    ) -> tuple[R | Aborted, MorettaError | None]:
+        """Return what an attempt came to, and the failure where the protocol cannot do without those who are missing.
+
+        lost: is told who was missing.
+        """
+        try:
+            ended = self._attempt(now, present, begin, lost)
+        except RunFailed as error:
+            return Aborted({}), error
+        if isinstance(ended, Aborted):
+            if not ended.missing.keys() & set(present):
+                raise MisuseError(
+                    f"round {now.round} was aborted without naming a silo; a protocol must name who is missing"
+                )
+            _note(lost, ended.missing)
+            self._cost.update(silo for silo in ended.opened if ended.missing[silo].spent is None)
+        return ended, None
+
+    def _shortage(
+        self, number: int, takes: _Takes, wanted: Sequence[str], lost: Mapping[str, Missing]
+    ) -> MorettaError | None:
+        """Return why those who are left cannot play; None if they can."""
+        rest = takes.playing(wanted, lost)
+        if len(rest) < len(takes.only):
+            return RunFailed(_only_by(number, takes.only, lost))
+        return _too_few(number, lost, len(rest), self._least) if len(rest) < self._least else None
+
+    def _after_waiting(
+        self,
+        failure: MorettaError,
+        waits: int,
+        takes: _Takes,
+        wanted: Sequence[str],
+        lost: Mapping[str, Missing],
+    ) -> dict[str, Missing]:
+        """Wait for silos that are away; return who is still left out. Raises the failure where too few come back."""
+        needed = len(takes.only) or self._least
+        back = self._wait_for(lost, needed - len(takes.playing(wanted, lost))) if waits <= WAITS else []
+        left = {silo: why for silo, why in lost.items() if silo not in back}
+        if not back:
+            left |= takes.without_them()
+        elif len(takes.playing(wanted, left)) < needed:
+            raise failure
+        if len(left) == len(lost) or len(takes.playing(wanted, left)) < self._least:
+            raise failure
+        return left
 
     def _left_out(self, present: Sequence[str]) -> dict[str, Missing]:
         """Return the silos that have cost too many takes, unless too few would be left."""
@@ -222,49 +245,67 @@ class Driver:
             _note(gone, replies.missing)
 
 
-def _spent(ended: Aborted) -> dict[str, Spent]:
-    """Return what silos said that have helped to open another sum of the round."""
-    return {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
+class _Takes:
+    """Which take of a round is played next, and by whom, by what silos say that have helped to open a sum of it.
 
-
-def _next_take(take: int, spent: Mapping[str, Spent], opened: bool) -> tuple[int, Sequence[str]]:
-    """Return the take to go on with, and the silos that alone may play it, or nobody for all.
-
-    opened: whether silos were bound in the attempt that has failed.
+    only: the silos that alone may play it; none for all.
     """
-    whole = [one for one in spent.values() if one.whole]
-    if whole:
-        return max(one.next_take for one in whole), max(one.survivors for one in whole)
-    return max([take + 1] * opened + [one.next_take for one in spent.values()]), ()
+
+    def __init__(self) -> None:
+        self.take = 0
+        self.only: Sequence[str] = ()
+        self._bound = list[str]()  # who says that only those may
+        self._said = Counter[str]()
+
+    def playing(self, wanted: Sequence[str], lost: Mapping[str, Missing]) -> list[str]:
+        """Return who plays, of those who are wanted."""
+        return [silo for silo in self.only or wanted if silo not in lost]
+
+    def after(self, ended: Aborted) -> dict[str, Missing]:
+        """Take up what an attempt was aborted by; return who is to be left out as it says that too often."""
+        spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
+        self._said.update(spent.keys())
+        often = [silo for silo in spent if self._said[silo] > SAYS]
+        heard = {silo: one for silo, one in spent.items() if silo not in often}
+        whole = {silo: one for silo, one in heard.items() if one.whole}
+        self._bound, self.only = list(whole), max((one.survivors for one in whole.values()), default=())
+        if whole:
+            self.take = max(one.next_take for one in whole.values())
+        else:
+            self.take = max([self.take + bool(ended.opened), *(one.next_take for one in heard.values())])
+        return dict.fromkeys(often, _OFTEN)
+
+    def without_them(self) -> dict[str, Missing]:
+        """Let all play the next take but those who would play the last one again; return those."""
+        left_out = dict.fromkeys(self._bound, _BOUND)
+        self.take, self.only, self._bound = self.take + bool(left_out), (), []
+        return left_out
 
 
+_OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
+_BOUND = Missing(
+    Reason.REFUSED, "it plays this round again with the same silos as before alone, and they are not all there"
+)
 _COSTLY = Missing(
     Reason.DISCONNECTED,
     f"it was silent {COSTS} times when the others had said who is in a sum, and is left out until the run is resumed",
 )
 
 
-def _no_take(number: int, spent: Mapping[str, Spent]) -> str:
-    said = "; ".join(f"{silo}: {one}" for silo, one in spent.items()) or "silos were silent each time"
-    return (
-        f"round {number} was played {MOST_TAKES} times over, and silos have helped to open other sums of it each time "
-        f"({said:.500}); the last checkpoint is whole, so see what is wrong with them and go on with --resume"
-    )
-
-
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
         f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads "
-        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back and "
-        "go on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
+        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back "
+        "and go on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
     )
 
 
 def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
-    """Add who is missing; the first reason is the one that led to the others."""
+    """Add who is missing; the first reason is the one that led to the others. Who names another take is there."""
     for silo, why in missing.items():
-        gone.setdefault(silo, why)
+        if why.spent is None:
+            gone.setdefault(silo, why)
 
 
 def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int) -> ParameterError | RunFailed:

@@ -404,7 +404,7 @@ class AdditiveAggregator:
         replies = yield from again(ask, replies)
         unopened = {holder: reply.unopened for holder, reply in replies.answers.items()}
         if missing := {**to_leave_out(unopened), **replies.missing}:
-            return Aborted(missing, opened=True)
+            return Aborted(missing, opened=sorted(missing))
         return add_up([reply.words for reply in replies.answers.values()])
 
     def _length(self, shapes: Shapes) -> int:

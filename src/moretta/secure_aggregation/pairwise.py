@@ -339,7 +339,7 @@ class PairwiseAggregator:
             gone |= replies.missing
             if self._rules.roster is not None:
                 because = "silos were lost while the others signed who is left, who sign no other set in this take"
-                return Aborted(gone, because, opened=True)
+                return Aborted(gone, because, opened=sorted(replies.missing))
             survivors = tuple(sorted(replies.answers))
         return Aborted(gone, because)
 
@@ -385,7 +385,8 @@ class PairwiseAggregator:
             secrets, failed = _put_together(cohort, label, uploads, circles, replies)
         if len(secrets) < len(survivors):
             because = f"expected shares of at least {cohort.plan.threshold} silos to unmask each survivor, got fewer"
-            return Aborted({**failed, **replies.missing}, because, opened=True)
+            missing = {**failed, **replies.missing}
+            return Aborted(missing, because, opened=sorted(missing))
         return secrets
 
     def _sum_of(self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted) -> Relayed:
