@@ -71,7 +71,7 @@ def test_who_returns_needs_only_d(silos: list[Silo], blind: bool) -> None:
     assert {group_of(message.stamp) for silo, message in caught if silo == name} == set(after._place.groups)
     for _, message in caught:
         shapes = after._place.groups[group_of(message.stamp)].shapes
-        assert message.sealed.size == 8 * sum(int(np.prod(shape)) for shape in shapes.values()) + 16
+        assert message.sealed.size == 8 * sum(int(np.prod(shape)) for shape in shapes.values()) + 28
         assert message.steps == 4
     assert not [message for _, message in seen.asked(CatchUp) if message.stamp.round == 6]
 

@@ -232,7 +232,7 @@ def test_whoever_is_left_agrees_anew_and_the_others_cannot_read() -> None:
 def test_what_is_sealed_is_opened(content: bytes, what: str) -> None:
     keyrings = pair()
     sealed = keyrings["a"].seal(GROUP, what, "a", content)
-    assert (sealed.dtype, sealed.shape) == (np.uint8, (len(content) + 16,))
+    assert (sealed.dtype, sealed.shape) == (np.uint8, (len(content) + 28,))
     assert keyrings["b"].open(GROUP, what, "a", sealed) == content
     spaced = np.repeat(sealed, 2)[::2]  # as an array may come
     assert keyrings["b"].open(GROUP, what, "a", spaced) == content
