@@ -1,4 +1,4 @@
-"""A relay that follows no protocol, with one participant on its side: each of these once gave it keys or raw features."""
+"""A relay that follows no protocol, and one participant on its side: these once gave it keys or raw features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grids import FIRST, SEED, Fault, Seen, both, failing, grid, make, participants, run, watched
+from grids import FIRST, SEED, Fault, Seen, both, failing, furthest, grid, make, oracle, participants, run, watched
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +34,7 @@ from moretta.protocols.cgd.messages import (
     KeyTaken,
     TakeKey,
 )
+from moretta.protocols.cgd.takes import Takes
 from moretta.roles import Cast, grid_of
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.ring import Ring
@@ -49,9 +50,15 @@ SETUP = Stamp("run", 1, 0)
 NEXT = Stamp("run", 4, 0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def after_three() -> dict[str, Client]:
-    """Participants after a set-up and three rounds, which a relay goes on to ask as it likes."""
+    """Participants after a set-up and three rounds, which a relay goes on to ask what they refuse."""
+    return READY
+
+
+@pytest.fixture
+def fresh() -> dict[str, Client]:
+    """The same, for a relay that is answered."""
     return played(3)
 
 
@@ -71,7 +78,7 @@ def corrupted(outsider: Client) -> Keyring:
     """The keys of a participant that takes itself for a member of the victim's groups."""
     honest = outsider._keyring
     true = honest.membership
-    lies = {group: (OUTSIDER, VICTIM) for group in GROUPS}
+    lies = dict.fromkeys(GROUPS, (OUTSIDER, VICTIM))
     return Keyring(OUTSIDER, honest._set_up, Membership(true.grid, {**true.groups, **lies}), None, 0)
 
 
@@ -220,7 +227,7 @@ def test_d_is_taken_if_it_has_more_steps_and_none_of_this_round(steps: int, numb
 def test_d_by_nobody_else_of_the_group_is_not_taken(after_three: dict[str, Client], maker: str) -> None:
     victim, stamp = after_three[VICTIM], at(Stamp("run", 6, 0), "columns-2")
     message = dataclasses.replace(forged(after_three[MEMBER], stamp, 4), maker=maker)
-    with pytest.raises(PeerError, match="expected (members of group `columns-2`|another member's D)"):
+    with pytest.raises(PeerError, match=r"expected (members of group `columns-2`|another member's D)"):
         victim.answer(message)
 
 
@@ -236,6 +243,16 @@ def raw_features(clients: Mapping[str, Client], move: Message, later: Stamp) -> 
         if stamp is row:
             victim.answer(move)
     return Ring(64).decode(words[1] - words[0], BITS)[:, :2] / SCALE
+
+
+def test_what_a_second_z_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control of the attacks below: without the record of what a take has answered, raw features."""
+    monkeypatch.setattr(Takes, "hold", lambda *of: None)
+    clients = played(2)
+    found = raw_features(clients, forged(clients[MEMBER], at(NEXT, "columns-2"), 3), at(NEXT, "row=row-0"))
+    rows = clients[VICTIM]._rows
+    x = rows.x.numpy()[rows.batches.of_round(NEXT.round)]
+    assert np.linalg.norm(found - x) < 1e-12 * np.linalg.norm(x)
 
 
 LATER = {
@@ -271,8 +288,8 @@ def test_a_relay_that_reads_sums_gets_no_second_z(later: str) -> None:
         raw_features(clients, step, LATER[later])
 
 
-def test_an_earlier_round_does_not_make_room_for_a_second_z(after_three: dict[str, Client]) -> None:
-    row, victim = at(Stamp("run", 9, 0), "row=row-0"), after_three[VICTIM]
+def test_an_earlier_round_does_not_make_room_for_a_second_z(fresh: dict[str, Client]) -> None:
+    row, victim = at(Stamp("run", 9, 0), "row=row-0"), fresh[VICTIM]
     first = victim.answer(Forward(stamp=row, fraction_bits=BITS))
     with pytest.raises(PeerError, match="expected a take no earlier"):
         victim.answer(Forward(stamp=dataclasses.replace(row, round=8), fraction_bits=BITS))
@@ -282,22 +299,22 @@ def test_an_earlier_round_does_not_make_room_for_a_second_z(after_three: dict[st
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_head_takes_one_z_a_take(after_three: dict[str, Client], attempt: int) -> None:
+def test_a_head_takes_one_z_a_take(fresh: dict[str, Client], attempt: int) -> None:
     """A relay may add to a sum of z what it likes, and with a partner of the row reads what comes of it."""
     row = at(NEXT, "row=row-0")
-    part = after_three[VICTIM].answer(Forward(stamp=row, fraction_bits=BITS))
-    after_three[HEAD].answer(Join(stamp=row, words=part.words, fraction_bits=BITS))  # type: ignore[attr-defined]
+    part = fresh[VICTIM].answer(Forward(stamp=row, fraction_bits=BITS))
+    fresh[HEAD].answer(Join(stamp=row, words=part.words, fraction_bits=BITS))  # type: ignore[attr-defined]
     again = dataclasses.replace(row, attempt=attempt)
-    words = after_three[VICTIM].answer(Forward(stamp=again, fraction_bits=BITS)).words.copy()  # type: ignore[attr-defined]
-    after_three[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
+    words = fresh[VICTIM].answer(Forward(stamp=again, fraction_bits=BITS)).words.copy()  # type: ignore[attr-defined]
+    fresh[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
     words[0, 0] += np.uint64(1 << BITS)
     with pytest.raises(PeerError, match="z was another before in this take"):
-        after_three[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
+        fresh[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_holder_takes_one_delta_a_take(after_three: dict[str, Client], attempt: int) -> None:
-    row, victim, head = at(NEXT, "row=row-0"), after_three[VICTIM], after_three[HEAD]._keyring
+def test_a_holder_takes_one_delta_a_take(fresh: dict[str, Client], attempt: int) -> None:
+    row, victim, head = at(NEXT, "row=row-0"), fresh[VICTIM], fresh[HEAD]._keyring
     z = victim.answer(Forward(stamp=row, fraction_bits=BITS)).words  # type: ignore[attr-defined]
     deltas = [np.full(z.shape, value).tobytes() for value in (1.0, 2.0)]
     victim.answer(Backward(stamp=row, sealed=head.seal(row, "delta", HEAD, deltas[0])))
@@ -323,7 +340,9 @@ def test_a_head_plays_no_other_of_its_row(after_three: dict[str, Client]) -> Non
 def test_of_different_grids_no_key_opens_and_no_masks_cancel(after_three: dict[str, Client]) -> None:
     true, stamp = after_three[VICTIM]._keyring, at(SETUP, "columns-2")
     members = true.membership.groups["columns-2"]
-    other = Keyring(MEMBER, after_three[MEMBER]._keyring._set_up, Membership(bytes(32), true.membership.groups), None, 0)
+    other = Keyring(
+        MEMBER, after_three[MEMBER]._keyring._set_up, Membership(bytes(32), true.membership.groups), None, 0
+    )
     assert not other.take(stamp, VICTIM, true.draw(stamp, members)[MEMBER])
     masks = true.row_masks(stamp, [MEMBER], (2, 2), BITS), other.row_masks(stamp, [VICTIM], (2, 2), BITS)
     assert masks[0][0][1] != masks[1][0][1]
@@ -372,10 +391,15 @@ def test_no_sum_is_asked_to_be_opened_twice_in_a_round(silos: list[Any]) -> None
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_a_round_is_played_again_while_nothing_can_have_been_opened() -> None:
-    silos = grid([6, 4, 7, 5], [5])
-    faults = [Fault(name, 2, Contribute) for name in ("silo-0", "silo-1")]
+@pytest.mark.parametrize("silos", [grid([6, 4, 7, 5], [5]), grid([6, 4, 7, 5], [3, 2])], ids=["rows", "joint"])
+def test_a_round_is_played_again_while_nothing_can_have_been_opened(silos: list[Any]) -> None:
+    """Also a row's passes: under other masks, of the same z."""
+    group = "heads" if silos[0].columns else "all"
+    names = [silo.name for silo in silos if silo.holds_labels]
+    faults = [Fault(name, 2, Contribute, group=group) for name in names[:2]]
     found = run(silos, 4, CGD(delta=0.2), wrap=failing(*faults))
     assert [line["attempt"] for line in found.result.history] == [0, 1, 0, 0]
     assert [line["groups_left_out"] for line in found.result.history] == [0, 0, 0, 0]
-
+    owners = [silo.row or silo.name for silo in silos if silo.holds_labels]
+    models, _ = oracle(found.starts, silos, [0.5] * 4, absent=[(2, owner, "") for owner in owners[:2]])
+    assert all(furthest(found.models[owner], models[owner]) < 1e-9 for owner in models)

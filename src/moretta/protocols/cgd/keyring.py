@@ -161,9 +161,7 @@ class Keyring:
         """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so, or by no member."""
         self._membership.check(group_of(stamp), [maker])
         try:
-            return _opened(
-                self.key(group_of(stamp)), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, maker)
-            )
+            return _opened(self.key(group_of(stamp)), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, maker))
         except InvalidTag:
             raise PeerError(
                 f"`{what}` of group `{group_of(stamp)}` is not as `{maker}` sealed it for {stamp}"
