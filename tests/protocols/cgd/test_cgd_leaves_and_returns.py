@@ -12,10 +12,12 @@ import pytest
 from grids import (
     FIRST,
     SEED,
+    Fault,
     Seen,
     bytes_of,
     casting,
     copied,
+    failing,
     furthest,
     grid,
     make,
@@ -148,6 +150,24 @@ def test_a_returned_participant_that_was_restored_from_an_old_checkpoint_catches
         play(server, engine, players_now, 6, 7)
     found = copied(players_now.models())
     undisturbed = run(silos, 7, protocol)
+    assert all(furthest(found[name], undisturbed.models[name]) == 0 for name in found)
+
+
+def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up() -> None:
+    """It has seen no sum itself, so it goes by what the others said."""
+    protocol, fault = CGD(delta=0.2), Fault("silo-1", 6, CatchUp)
+    made = make(ROWS, protocol)
+    players = cast_of(made)
+    engine = engine_of(made, players)
+    play(players.server, engine, players, 1, 2)
+    old = players.clients["silo-1"].state()
+    play(players.server, engine, players, 3, 5)
+    players.clients["silo-1"].restore(old)
+    failing(fault)(players)
+    driver = Driver(cast_of(made).server, list(players.clients), "a-run", engine.deliver, players.least)
+    assert [[gone.silo for gone in end.dropped] for end in driver.rounds(6, 7)] == [["silo-1"], []]
+    assert fault.happened
+    found, undisturbed = copied(players.models()), run(ROWS, 7, protocol)
     assert all(furthest(found[name], undisturbed.models[name]) == 0 for name in found)
 
 
