@@ -18,7 +18,7 @@ from moretta.casting import cast
 from moretta.codec import Codec
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
-from moretta.errors import MisuseError, PeerError
+from moretta.errors import MisuseError, PeerError, RunFailed
 from moretta.protocol import Array, Message, Stamp
 from moretta.protocols.cgd.client import Client, _displacement_after
 from moretta.protocols.cgd.keyring import NAME, Keyring, Membership, at
@@ -388,6 +388,15 @@ def test_no_sum_is_asked_to_be_opened_twice_in_a_round(silos: list[Any]) -> None
     assert [line["attempt"] for line in found.result.history] == [0, 0, 0, 0]
     assert [line["groups_left_out"] for line in found.result.history] == [0, 1, 0, 0]
     assert set(found.dropped) == {(2, name) for name in names[:2]}
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_a_run_whose_sums_are_never_opened_says_who_withholds() -> None:
+    silos, names = grid([6, 4, 7, 5], [5]), ("silo-0", "silo-1")
+    faults = [Fault(name, number, Unmask) for name in names for number in (2, 4, 5)]
+    with pytest.raises(RunFailed, match=r"round 6: in the last 2 rounds no group's sum .*silo-0: .*; silo-1: "):
+        run(silos, 7, CGD(delta=0.2), wrap=failing(*faults))
+    assert all(fault.happened == 1 for fault in faults)
 
 
 @pytest.mark.usefixtures("_quiet")

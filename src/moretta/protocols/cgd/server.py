@@ -63,6 +63,7 @@ from moretta.secure_aggregation.unmasking import Unmask
 
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
 R = TypeVar("R")
+IN_VAIN = 2  # rounds in a row without a step after which the run fails
 OPENING = (Unmask, AddShares)  # what a sum is opened by: once it is sent, answers may come whatever this role does
 
 
@@ -95,6 +96,7 @@ class Server:
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
         self._why = dict[str, Missing]()  # who could not take part in the last attempt
         self._opening = False  # whether a sum of this round has been asked to be opened
+        self._in_vain = 0  # rounds in a row of which one was, and none could be
 
     # Set-up
 
@@ -269,6 +271,8 @@ class Server:
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Play one iteration: the rows' passes where columns are split, the groups' sums, and the descent."""
         self._opening = False
+        if self._in_vain >= IN_VAIN:
+            raise self._nothing_opens(now)
         if now.attempt == 0:
             yield from self._look_again(now)
         late = set[str]().union(*self._behind.values())
@@ -280,7 +284,7 @@ class Server:
             for missing in passed.values():
                 gone |= missing
             taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
-        sums = dict[str, _Summed]()
+        sums, unopened = dict[str, _Summed](), dict[str, Missing]()
         for stage in self._stages(taking_part):
             found = yield from together(
                 {
@@ -291,15 +295,25 @@ class Server:
             )
             sums |= {name: one for name, one in found.items() if not isinstance(one, Aborted)}
             aborted = [one for one in found.values() if isinstance(one, Aborted)]
+            unopened |= {silo: why for one in aborted for silo, why in one.missing.items()}
             if aborted and not sums and not self._opening:
-                self._why = {silo: why for one in aborted for silo, why in one.missing.items()}
+                self._why = unopened
                 return Aborted(self._why, aborted[0].because)
             # Once a sum of this round is known, or its opening was asked for and the answers may yet come, none is
             # asked for again: two of the same gradients, over one participant more and less, differ by that one's own.
             # A group whose sum failed does not step in this round.
-        self._why = {}
+        in_vain = self._opening and not sums
+        self._why, self._in_vain = (unopened, self._in_vain + 1) if in_vain else ({}, 0)
         yield from self._descend(now, sums, taking_part)
         return self._report(sums, taking_part)
+
+    def _nothing_opens(self, now: Stamp) -> RunFailed:
+        self._in_vain = 0  # whoever is waited for may come back, and it is tried again
+        why = "; ".join(f"{silo}: {missing.detail}" for silo, missing in self._why.items())
+        return RunFailed(
+            f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened ({why:.500}), so nobody "
+            "stepped; mend these participants and go on with --resume"
+        )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
         """Play forward and backward passes of one row; return who was missing: then the row sits this round out."""
