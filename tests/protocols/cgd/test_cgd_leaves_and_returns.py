@@ -175,7 +175,7 @@ def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up()
 
 
 def cast_of(made: Any, rounds: int = 7) -> Cast:
-    return cast(made.protocol, made._setting(SEED, rounds, 0))
+    return cast(made.protocol, made._setting(SEED, rounds))
 
 
 def engine_of(made: Any, players: Cast) -> InProcess:
