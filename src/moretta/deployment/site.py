@@ -31,7 +31,7 @@ from moretta.config import RunFile
 from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.silo_file import SiloFile
 from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
-from moretta.engines.files import write_atomically
+from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.desk import UNFIT
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.views import Recorder
@@ -101,7 +101,7 @@ class Site:
             log.error("cannot take part: %s", error)
             raise ParameterError(UNFIT) from error
         path = self._file.out / hello.run
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path, 0o700)
         self._folder = RunFolder(path)
         self._place = Place(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
