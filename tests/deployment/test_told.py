@@ -364,7 +364,7 @@ def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
     file, text = site(tmp_path), told.told(run_file)
-    desk = Desk("silo-1", lambda: Site(file, text, "silo-1"))
+    desk = Desk(lambda: Site(file, text, "silo-1"))
     asked = Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=())
     with caplog.at_level("ERROR", "moretta"):
         while isinstance(reply := reply_of(desk.answer(pack(asked)))[0], Busy):

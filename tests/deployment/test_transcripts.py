@@ -339,3 +339,15 @@ def test_a_site_without_its_state_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING, "moretta"):
         assert many.serve(tmp_path / "out", resume=True).record["rounds"] == many.rounds
     assert "has no state of round 2 or before; it begins anew" in caplog.text
+
+
+def test_sites_that_the_engine_knows_by_other_names_take_part(
+    machines: Callable[..., Machines], tmp_path: Path
+) -> None:
+    """`engine-name` in the roster: FLARE's certificates are of site-1 and of another silo's name, the run of silos."""
+    many = machines(engine_names={"silo-1": "site-1", "silo-2": "silo-9", "silo-3": "silo-2"})
+    many.on_one_machine(tmp_path / "one").train(many.rounds, 7)
+    many.start()
+    result = many.serve(tmp_path / "many")
+    assert result.record["dropped"] == []
+    assert models_in(tmp_path / "many") == models_in(tmp_path / "one")

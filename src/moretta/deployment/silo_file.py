@@ -1,7 +1,7 @@
 """silo.toml: what a site says of itself. It stays at the site; nothing of it but the name is ever sent.
 
 [silo]
-name = "north"                # as in the certificate of its startup kit
+name = "north"                # in the run; its kit's certificate has it too, or its engine-name in the roster
 out = "moretta"               # the folder for its state, and for what runs release to it
 identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
 roster = "roster.toml"
@@ -118,6 +118,8 @@ def load(path: str | Path) -> SiloFile:
             for key, value in table.items():
                 if expected := config_errors.unfit(value):
                     raise ParameterError(f"[{name}] {key}: expected {expected}, got {config_errors.shown(value)}")
+        if "engine-name" in tables.get("silo", {}):
+            raise ParameterError("[silo] engine-name belongs in the roster, beside the silo's key; move it there")
         for name, key in (("silo", "name"), ("data", "source")):
             if name not in tables:
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")

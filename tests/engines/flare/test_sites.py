@@ -114,7 +114,7 @@ class Network:
     def start(self, name: str) -> None:
         """Start a site; where there is one, restart it."""
         self.stop(name)
-        self.desks[name] = Desk(name, lambda: self.silos[name])
+        self.desks[name] = Desk(lambda: self.silos[name])
 
     def stop(self, name: str) -> None:
         if name in self.desks:
@@ -590,7 +590,7 @@ def test_a_site_that_has_another_name_is_not_taken(network: Network) -> None:
     network.silos["b"].name = "c"
     replies = say(over(network), 1)
     assert replies.missing["b"].reason is Reason.REFUSED
-    assert "calls itself `c`; expected the name in its certificate, `b`" in replies.missing["b"].detail
+    assert "calls itself `c`; expected `b`, whose certificate it has" in replies.missing["b"].detail
     assert network.requests("b") == ["hello"]
 
 

@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,16 +75,15 @@ class _Work:
 class Desk:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    name: by which the engine knows the site. make: loads what the site is, which may take its time, and raises what
-    keeps it from taking part.
+    make: loads what the site is, which may take its time, and raises what keeps it from taking part.
     boot: of this process. last_heard: the moment of the last request, by `time.monotonic`. ended: set when the run is.
     """
 
-    def __init__(self, name: str, make: Callable[[], Silo]) -> None:
+    def __init__(self, make: Callable[[], Silo]) -> None:
         self.boot = secrets.token_hex(8)
         self.last_heard = time.monotonic()
         self.ended = threading.Event()
-        self._name, self._make = name, make
+        self._make = make
         self._silo: Silo | None = None
         self._clock = Clock()
         self._role: tuple[Client, Codec] | None = None
@@ -108,13 +107,17 @@ class Desk:
         match request:
             case Hello():
                 return pack(self._greet(request))
-            case Submit() | Poll() if self._role is None or request.boots.get(self._name) != self.boot:
+            case Submit() | Poll() if not self._is_meant(request.boots):
                 return pack(Stranger())
             case Submit():
                 self._take(_Work(request.number, request, body))
                 return self._result(request.number, AT_ONCE)
             case Poll():
                 return self._result(request.number, min(request.wait, LONGEST_WAIT))
+
+    def _is_meant(self, boots: Mapping[str, str]) -> bool:
+        # By the silo's name in the run: the engine may know the site by another one, which the server maps.
+        return self._role is not None and self._silo is not None and boots.get(self._silo.name) == self.boot
 
     def close(self) -> None:
         """Let the thread end when its present work does."""

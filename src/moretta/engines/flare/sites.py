@@ -268,7 +268,7 @@ class Sites:
     def _welcome(self, name: str, here: Here) -> None:
         site, expected = self._sites[name], self._fingerprints.get(name, here.key)
         if here.name != name:
-            site.refusal = f"calls itself `{here.name}`; expected the name in its certificate, `{name}`"
+            site.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
         elif here.key != expected:
             site.refusal = (
                 f"has the identity {here.key or 'of nobody'}, and the roster lists {expected} for it; expected the key "
