@@ -82,7 +82,7 @@ class Session:
         self._recorder = recorder
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[dict[str, Any]] = [] if folder is None else folder.history(up_to=place.round)
-        codec = Codec(players.messages)
+        codec = Codec(players.messages, federation.engine.message_mib << 20)
         self._engine: Delivery = (
             through(codec, place, recorder)
             if through is not None

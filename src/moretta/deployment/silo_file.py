@@ -12,6 +12,7 @@ source = "patients.csv"       # a .csv or .npz file or "module:function"; target
 test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
 
 [limits]
+message-mib = 1024            # the most of a message from the server
 memory-limit-mib = 80         # of an edge client's process
 micro-batch = 4               # rows that an edge client runs at a time
 threads = 2                   # that PyTorch may use
@@ -72,8 +73,12 @@ class Rows(Section):
 
 
 class Limits(Section):
-    """What a run may take of this machine."""
+    """What a run may take of this machine.
 
+    message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
+    """
+
+    message_mib: PositiveInt = 1024
     memory_limit_mib: Positive | None = None
     micro_batch: PositiveInt | None = None
     edge_precision: Precision = "float32"

@@ -78,6 +78,7 @@ class Site:
                 f"startup kit of `{expected}`, or correct silo.toml"
             )
         self._file, self._job = file, digest_of(text)
+        self.largest = file.limits.message_mib << 20
         self._run_file = config.loads(text, file.base / "told.toml")
         self._role = _role(self._run_file, file)
         identity = file.silo.identity
@@ -107,7 +108,7 @@ class Site:
         self._restore(client, hello)
         if self._file.silo.record_views:
             self._recorder = Recorder(path / "views", True, hello.session)
-        return client, Codec(messages)
+        return client, Codec(messages, self.largest)
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
         """Record what was seen, and keep at once what the role must not forget even if it is killed."""

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,7 +45,7 @@ class ToySilo:
     """A silo that notes what is wanted of it; `refusals` are raised one after the other as it enters."""
 
     def __init__(self, client: ToyClient) -> None:
-        self.name, self.fingerprint = "north", "0123"
+        self.name, self.fingerprint, self.largest = "north", "0123", 1 << 20
         self.client = client
         self.refusals: list[BaseException] = []
         self.noted: list[object] = []
@@ -279,6 +280,19 @@ def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, bod
     assert isinstance(reply, Failed)
     assert reply.reason == "malformed"
     assert silo.client.asked == []
+
+
+def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(call: Caller) -> None:
+    data = pack(Submit(boots={"north": call.boot}, number=1, work="answer"), bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        reply, _ = reply_of(call.desk.answer(data))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert reply == Refused(sentence=f"expected a message of at most {1 << 20} bytes; got {64 << 20}")
+    call.submit(1, say())
+    assert said(call.done(1)[1]) == (1, 5)  # and the site goes on
 
 
 @settings(max_examples=100, deadline=None)

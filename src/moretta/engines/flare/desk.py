@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from moretta.codec import Codec
+from moretta.codec import LARGEST, Codec
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.flare.envelope import (
@@ -47,10 +47,14 @@ LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
 
 
 class Silo(Protocol):
-    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases."""
+    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases.
+
+    largest: the most bytes of a message that it takes.
+    """
 
     name: str
     fingerprint: str
+    largest: int
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
@@ -101,7 +105,7 @@ class Desk:
         """Return the reply to a request. Raises nothing, whatever the bytes are."""
         self.last_heard = time.monotonic()
         try:
-            request, body = request_of(data)
+            request, body = request_of(data, LARGEST if self._silo is None else self._silo.largest)
         except CodecError as error:
             return pack(Refused(sentence=_sentence(error)))
         match request:
