@@ -985,7 +985,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
         "secure-aggregation/keys-accepted": (made, {"cohort": "c0" * 32}),
         "secure-aggregation/advertise-committed": (made, {}),
         "secure-aggregation/committed-advert": (
-            f"{rfc}; the signature chosen here; the commitment SHA-256 of the set-up, the name and 32 bytes chosen here",
+            f"{rfc}; the signature chosen here; the commitment of the part of graph-part",
             {"public_key": keys["anna"], **signed, "commitment": commitments["anna"]},
         ),
         "secure-aggregation/committed-keys": (
