@@ -13,7 +13,8 @@ test-fraction = 0.2           # of these rows, to be held back: no run trains on
 
 [limits]
 message-mib = 1024            # the most of a message from the server
-memory-limit-mib = 80         # of an edge client's process
+parameters = 100_000_000      # the most of a run's model
+memory-limit-mib = 80         # of an edge client's process; without edge, of the process of a job, PyTorch included
 micro-batch = 4               # rows that an edge client runs at a time
 threads = 2                   # that PyTorch may use
 device = "cpu"
@@ -76,9 +77,13 @@ class Limits(Section):
     """What a run may take of this machine.
 
     message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
+    parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
+    memory_limit_mib: the most memory of an edge client's process; elsewhere of the process of a job, by what it
+    reserves (`moretta.edge.memory.cap`), PyTorch's own included.
     """
 
     message_mib: PositiveInt = 1024
+    parameters: PositiveInt = 100_000_000
     memory_limit_mib: Positive | None = None
     micro_batch: PositiveInt | None = None
     edge_precision: Precision = "float32"

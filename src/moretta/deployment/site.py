@@ -80,6 +80,7 @@ class Site:
         self._file, self._job = file, digest_of(text)
         self.largest = file.limits.message_mib << 20
         self._run_file = config.loads(text, file.base / "told.toml")
+        self.timed = getattr(self._run_file.protocol, "privacy", None) is None  # else seconds tell of a secret lot
         self._role = _role(self._run_file, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key

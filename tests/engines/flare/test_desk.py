@@ -45,7 +45,7 @@ class ToySilo:
     """A silo that notes what is wanted of it; `refusals` are raised one after the other as it enters."""
 
     def __init__(self, client: ToyClient) -> None:
-        self.name, self.fingerprint, self.largest = "north", "0123", 1 << 20
+        self.name, self.fingerprint, self.largest, self.timed = "north", "0123", 1 << 20, True
         self.client = client
         self.refusals: list[BaseException] = []
         self.noted: list[object] = []

@@ -81,7 +81,7 @@ class Time:
 class ToySilo:
     def __init__(self, name: str, client: Client, codec: Codec) -> None:
         self.name, self.fingerprint, self.client, self.codec = name, f"key of {name}", client, codec
-        self.largest = 1 << 30
+        self.largest, self.timed = 1 << 30, True
         self.kept: list[int] = []
         self.ended: list[bytes] = []
 

@@ -49,12 +49,14 @@ LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
 class Silo(Protocol):
     """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases.
 
-    largest: the most bytes of a message that it takes.
+    largest: the most bytes of a message that it takes. timed: whether the server is told how long the role worked,
+    which depends on its rows.
     """
 
     name: str
     fingerprint: str
     largest: int
+    timed: bool
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
@@ -255,7 +257,8 @@ class Desk:
             silo.answered(client, message, answer)
         data = codec.encode(answer)
         peak = client.peak_mib if isinstance(client, ChildClient) else None
-        return Done(seconds=dict(self._clock.take()), peak_mib=peak), data
+        seconds = dict(self._clock.take())
+        return Done(seconds=seconds if silo.timed else {}, peak_mib=peak), data
 
 
 def _failed(reason: str, error: object) -> Failed:
