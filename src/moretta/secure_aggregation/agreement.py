@@ -215,7 +215,7 @@ class Offer:
         if (rules.plan(len(peers.keys)).degree is not None) != bool(commitments):
             raise PeerError(
                 f"expected {'no ' if commitments else ''}commitments with the keys of {len(peers.keys)} silos, as the "
-                f"neighbours of each are {'all others' if commitments else 'to be drawn'} by the settings here"
+                f"neighbours of each are {'all others' if commitments else 'to be drawn'} by [secure-aggregation] here"
             )
         if peers.keys.get(self._me) != self.public_key:
             raise PeerError(f"expected the own key of `{self._me}` among the cohort's, unchanged")
