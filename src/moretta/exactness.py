@@ -208,7 +208,7 @@ def _errors(
     with rows.randomness(1):
         size = _offset_size(model, perturbation, root.stream("size"), inputs, targets, protocol)
     key = perturbation.draw_key(root.stream("key"), size)
-    client = Client(loss, model, plan.head, rows, contributor("none", "check"))
+    client = Client(loss, model, plan.head, rows, contributor("none", "check"), protocol.variant)
     ask = TrainOn(
         stamp=Stamp("check", 1, 0),
         parameters=perturbation.perturb(model.state_dict(), key),
