@@ -128,6 +128,8 @@ class Driver:
                         )
                     _note(lost, ended.missing)
             _note(gone, lost)
+            if isinstance(ended, Report):
+                _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, attempt, dropped

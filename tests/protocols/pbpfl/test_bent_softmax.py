@@ -90,9 +90,13 @@ NEGATIVE = np.array([2.0**20, 1.0 - 2.0**20, 0.0, 0.0])  # sums to 1
 def test_one_row_is_not_read_out_of_a_sum_of_five(row: NDArray[np.float64], form: str) -> None:
     game = Game(form)
     told = game.answers()
-    with pytest.raises(PeerError, match=r"negative entries|rows sum to|finite"):
+
+    def bend() -> None:
         told[VICTIM] = with_row(told[VICTIM], row)
         game.features_from_the_sum(told)
+
+    with pytest.raises(PeerError, match=r"negative entries|rows sum to|finite"):
+        bend()
 
 
 @pytest.mark.parametrize("row", [HUGE, NEGATIVE], ids=["huge", "negative"])
@@ -102,7 +106,7 @@ def test_without_the_check_it_is(row: NDArray[np.float64], monkeypatch: pytest.M
     game = Game("probabilities")
     told = game.answers()
     told[VICTIM] = with_row(told[VICTIM], row)
-    assert game.error(game.features_from_the_sum(told)) < 2e-5
+    assert game.error(game.features_from_the_sum(told)) < 5e-5
 
 
 @pytest.mark.parametrize("form", FORMS)

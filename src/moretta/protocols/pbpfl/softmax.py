@@ -1,8 +1,8 @@
 """The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
 
-A silo checks what it is answered (`check_answer`). A silo's gradient is the sum of its rows', each weighed by its row of
-the answer, and what all silos add up to is the server's to read: one row that is answered with 2^20 outweighs all others
-of all silos, and the sum is that row's features to six digits. No honest answer can do that: p is a softmax, and delta
+A silo checks what it is answered (`check_answer`). Its gradient is the sum over its rows, each weighed by its row of
+the answer, and what all silos add up to is the server's to read: one row that is answered with 2^20 outweighs all
+others of all silos, and the sum is that row's features to 1e-5. No honest answer can do that: p is a softmax, and delta
 and xi are bounded.
 
 Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax; a silo
@@ -92,11 +92,3 @@ def check_answer(found: Softmax, variant: str) -> None:
 def mean_log_normaliser(batches: Iterable[TrueSoftmax]) -> float:
     """Return the mean over all rows of log sum_i exp(y_i), for the loss in the paper's form."""
     return float(np.concatenate([batch.log_normaliser for batch in batches]).mean())
-
-
-def scales(batches: Iterable[TrueSoftmax]) -> tuple[float, float]:
-    """Return the rms over all rows of alpha, and of the true outputs about each row's mean."""
-    batches = list(batches)
-    alpha = np.concatenate([batch.alpha for batch in batches])
-    y = np.concatenate([batch.y - batch.y.mean(axis=1, keepdims=True) for batch in batches])
-    return float(np.sqrt(np.mean(alpha**2))), float(np.sqrt(np.mean(y**2)))
