@@ -382,6 +382,12 @@ class Session:
             warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
         if self._of.engine.faults is not None:
             warnings.append("faults were injected into this run ([engine.faults]); the silos it dropped may be well")
+        clipped = [str(line["round"]) for line in self._history if {"clipped", "clipped_buffers"} & line.keys()]
+        if clipped:
+            warnings.append(
+                f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
+                "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
+            )
         asked = getattr(self._of.protocol, "rho", 0.0)
         lowered = [line["rho"] for line in self._history if line.get("rho", asked) < asked]
         if lowered:
