@@ -48,7 +48,9 @@ def no_phase(name: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, order=True)
 class Stamp:
-    """When a message belongs: the run, the round (0 is before the first), and the attempt at that round.
+    """When a message belongs: the run, the round (0 is before the first), the attempt at that round, and its take.
+
+    What a silo's upload follows from, rows and noise, is the same in all attempts at one take, and another in the next.
 
     Every message carries one, every mask is labelled with one, and a stamp is never used for two uploads.
     """
@@ -56,11 +58,12 @@ class Stamp:
     run: str
     round: int
     attempt: int
+    take: int = 0
 
     def __post_init__(self) -> None:
         if not _is_text(self.run, 1, 128):
             raise PeerError(f"a run id is a string of 1 to 128 characters, not {self.run!r:.80}")
-        for name, value in (("round", self.round), ("attempt", self.attempt)):
+        for name, value in (("round", self.round), ("attempt", self.attempt), ("take", self.take)):
             if type(value) is not int or not 0 <= value < 2**31:
                 raise PeerError(f"{name} is a whole number from 0 to 2^31 - 1, not {value!r:.80}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +17,7 @@ from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols.cgd.grid import Grid, Part
+from moretta.protocols.releases import Releases
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.identity import Roster
@@ -98,6 +100,35 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
             )
 
 
+def settings_digest(
+    protocol: Training,
+    secure: SecureAggregation,
+    roster: Roster | None,
+    silos: Sequence[str],
+    *,
+    schema: str,
+    batch_size: int,
+    augment: bool,
+    seed: int,
+) -> bytes:
+    """Return SHA-256 over all settings of a run that silos are told of their uploads: what noise is bound to.
+
+    The same on every engine, and in every session of a run: left out is how many rounds there are, and where files lie.
+    silos: the names of all. schema: the digest of the model's tensors.
+    """
+    told = {
+        "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start"}),
+        "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
+        "roster": "" if roster is None else roster.digest,
+        "silos": sorted(silos),
+        "schema": schema,
+        "batch-size": batch_size,
+        "augment": augment,
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+
+
 @dataclass(frozen=True)
 class Setting:
     """What every protocol is given.
@@ -107,6 +138,7 @@ class Setting:
     roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
     least_rows: the fewest rows that any silo has, as agreed beforehand, where rows are elsewhere.
     figures: of the score that silos are asked for at the end (`moretta.protocols.scoring`), none for no score.
+    model_source: a digest of what built the model, empty where that is not known.
     """
 
     model: nn.Module
@@ -126,6 +158,7 @@ class Setting:
     engine: Engine = field(default_factory=Engine)
     least_rows: int | None = None
     figures: Sequence[str] = ()
+    model_source: str = ""
 
     @property
     def here(self) -> Sequence[Silo]:
@@ -176,7 +209,8 @@ class Cast:
     models: the models as they stand: the common one under the empty name, or each silo's own under its.
     displacement: of confined models, what they have all moved by, taken as a model of its own.
     scores: what participants who are here have read of their scores, where the server does not.
-    warnings: what whoever runs this should know of who takes part.
+    warnings: what whoever runs this should know of who takes part. releases: the server's count of noised sums, where
+    silos add noise; it is to be on disk before any message leaves (`moretta.protocols.releases`).
     """
 
     server: Server
@@ -189,6 +223,7 @@ class Cast:
     displacement: Callable[[], Tensors] | None = None
     warnings: Sequence[str] = ()
     scores: Callable[[], Mapping[str, float]] = dict
+    releases: Releases | None = None
 
 
 class Standardisation(Protocol):

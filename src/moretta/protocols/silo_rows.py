@@ -7,11 +7,13 @@ Begin(model digest, standardisation)   -->
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.errors import ParameterError, PeerError
+from moretta.keystream import digest_of
 from moretta.protocol import Array, Message, message, unexpected
 from moretta.protocols import scoring
 from moretta.protocols.batches import Batches, UnionBatches
@@ -67,6 +69,14 @@ def standardise(
     return ((x.astype(np.float64) - mean) / deviation).astype(dtype)
 
 
+def digest_of_rows(own: bytes, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> bytes:
+    """Return SHA-256 over what a silo trains on. own: `moretta.keystream.digest_of` its inputs ``x`` and targets ``y``.
+
+    Never sent: rows that are known but for one could be told by it.
+    """
+    return digest_of({"rows": np.frombuffer(own, np.uint8), "mean": mean, "deviation": deviation})
+
+
 class Rows:
     """A silo's rows, its batches and its half of the enrolment.
 
@@ -84,6 +94,15 @@ class Rows:
     ) -> None:
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
         self.mean, self.deviation = np.zeros(1), np.ones(1)
+
+    @cached_property
+    def _own(self) -> bytes:
+        return digest_of({"x": self.x, "y": self.y})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over rows, targets and their standardisation: see `digest_of_rows`."""
+        return digest_of_rows(self._own, self.mean, self.deviation)
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
         """Return standardised inputs and targets of some rows."""

@@ -23,6 +23,7 @@ from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.losses import usable_density
+from moretta.protocols.releases import Releases, counted
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Sum
 
@@ -31,7 +32,7 @@ class Server:
     """BAFFLE's server. recipe: what the silos are set to. limit: the largest |x_k|, from which the ring's step follows.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states what privacy they have got; then they upload nothing but scalars.
+    states what privacy they have got; then they upload nothing but scalars. releases: counts their noised sums.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Server:
         rounds: int,
         graph_of: Callable[[str], bytes],
         accountant: Accountant | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._recipe, self._layout, self._enrolment = params, recipe, layout, enrolment
@@ -56,8 +58,7 @@ class Server:
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
         self._seed = Seed(SERVER, root)
         self._average = self._parameters().astype(np.float64)
-        self._asked = self._forwards = 0
-        self._goes_on = False  # from a checkpoint, with no round since
+        self._releases, self._forwards = releases or Releases(), 0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort, also on the seed of the directions."""
@@ -85,11 +86,10 @@ class Server:
             k=k,
             encoding=wanted.fraction_bits,
         )
-        # Also a round that is repeated has been answered with noise of its own, and a run that was killed had perhaps
-        # asked in the round that it did not finish.
-        self._asked += 2 if self._goes_on else 1
-        self._goes_on = False
-        total = yield from aggregation.sum(ask, wanted)
+        exchange = aggregation.sum(ask, wanted)
+        if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
+            exchange = counted(exchange, self._releases, now, ask.parameter_hash, self._seed.seed, k)
+        total = yield from exchange
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
@@ -150,7 +150,7 @@ class Server:
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
         if self._accountant is not None:
-            facts |= self._accountant.facts(self._asked)
+            facts |= self._accountant.facts(self._releases.count)
         parameters = self._averaged()
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         trained = {name: parameters[name] for name in self._layout.shapes}  # silos have what is fixed
@@ -160,9 +160,11 @@ class Server:
         """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""
         model = {f"model/{name}": value for name, value in self._averaged().items()}
         seed = {f"seed/{key}": value for key, value in self._seed.state().items()}
-        counted = {"asked": self._asked, "forwards": self._forwards}
-        state: State = {"parameters": self._parameters(), "average": self._average.copy(), **counted}
-        return {**model, **state, **seed, **self._optimizer.state(), **self._enrolment.state()}
+        released = self._releases.state() if self._accountant else {}
+        state: State = {
+            "parameters": self._parameters(), "average": self._average.copy(), "forwards": self._forwards
+        }  # fmt: skip
+        return {**model, **state, **seed, **self._optimizer.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -171,9 +173,9 @@ class Server:
             for name, value in self._layout.split(np.asarray(state["parameters"])).items():
                 trained[name].copy_(torch.tensor(value))
         self._average = np.array(state["average"], dtype=np.float64)
+        if self._accountant is not None:
+            self._releases.restore(state)
         # A run that goes back to its best round has asked in the later ones all the same.
-        self._asked = max(self._asked, int(state["asked"]))
-        self._goes_on = True
         self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
         self._optimizer.restore(state)
