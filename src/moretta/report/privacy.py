@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from moretta.protocols.accountant import WITH_NOISE_OF
 from moretta.report.folder import Attacked, RunRecord
 from moretta.report.table import MISSING
 
@@ -142,15 +143,33 @@ def _noise(record: RunRecord) -> Sequence[_Sentence]:
     epsilon, delta = record.facts.get("epsilon"), record.facts.get("delta")
     if epsilon is None or not isinstance(delta, float):
         return []
-    bound = f"{epsilon:.3g}" if isinstance(epsilon, float) else str(epsilon)
+    bound = _figure(epsilon)
     said = (
         f"All models of this run together are (ε, δ)-differentially private with ε = {bound} and δ = {delta:.0e} for "
         "one example added or removed at one silo, towards the server and whoever gets the model"
     )
-    if isinstance(others := record.facts.get("epsilon_to_silos"), float):
-        said += f"; towards another silo, which can take its own noise off, with ε = {others:.3g}"
+    if (others := record.facts.get("epsilon_to_silos")) is not None:
+        said += f"; towards another silo, which can take its own noise off, with ε = {_figure(others)}"
     left_out = record.facts.get("epsilon_leaves_out")
-    return [f"{said}." + (f" Not counted: {left_out}." if left_out else "")]
+    return [f"{said}.{_what_epsilon_assumes(record)}" + (f" Not counted: {left_out}." if left_out else "")]
+
+
+def _what_epsilon_assumes(record: RunRecord) -> str:
+    """Say how many noised sums epsilon is about, how many silos' noise it takes to be in each, and what fewer give."""
+    releases, silos = record.facts.get("releases"), record.facts.get("noise_silos")
+    if not isinstance(releases, float) or not isinstance(silos, float):
+        return ""
+    said = f" Counted are {releases:.0f} noised sums that may have been opened"
+    if silos <= 1:
+        return f"{said}; each silo adds all of the noise."
+    said += f", and assumed is that the noise of {silos:.0f} silos in each is unknown to who looks"
+    found = {key.removeprefix(WITH_NOISE_OF): value for key, value in record.facts.items() if WITH_NOISE_OF in key}
+    fewer = [f"of {silos} with ε = {_figure(value)}" for silos, value in found.items()]
+    return f"{said}{'; where it is that ' if fewer else ''}{', '.join(fewer)}."
+
+
+def _figure(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _cgd_aggregator(record: RunRecord) -> Sequence[_Sentence]:

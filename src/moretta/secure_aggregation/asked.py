@@ -39,11 +39,11 @@ class Asked:
 
 def asked(message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False) -> Asked:
     """Return what an upload that answers this message answers. agreed: digests of what was agreed on before."""
-    digest = hashlib.sha256(encode_purpose("asked", digest_of(message), *agreed)).digest()
+    digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
     return Asked(digest, once, whole, lasting)
 
 
-def digest_of(message: Message) -> bytes:
+def message_digest(message: Message) -> bytes:
     """Return SHA-256 of a message's tag and fields, without its stamp and what is its addressee's own.
 
     It is computed once for a message that goes to all silos of a process.
