@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from moretta.errors import PeerError
 from moretta.keystream import encode_parts, encode_purpose
 from moretta.protocol import Message
 
@@ -57,6 +58,12 @@ def digest_of(message: Message) -> bytes:
         found = digest.digest()
         object.__setattr__(message, "_digest", found)  # frozen: the fields it is of never change
     return found
+
+
+def check_digest(tag: str, digest: bytes) -> None:
+    """Raise `moretta.errors.PeerError` for what cannot be the digest of what was asked."""
+    if len(digest) != BYTES:
+        raise PeerError(f"{tag}: expected a digest of {BYTES} bytes of what was asked, got {len(digest)}")
 
 
 def _add(digest: hashlib._Hash, value: Any) -> None:

@@ -73,7 +73,7 @@ class Keyring:
             raise PeerError(f"expected a key for members that agreed on seeds, got {sorted(members)!r:.200}")
         key = os.urandom(KEY_BYTES)
         if self._insecure is not None:
-            key = self._insecure.derive("group key", stamp.run, stamp.round, stamp.attempt, self._session)
+            key = self._insecure.derive("group key", *_when(stamp), self._session)
         self._keys[group_of(stamp)] = key
         return {
             name: self._seal(stamp, self._me, name).encrypt(NONCE, key, None) for name in members if name != self._me
@@ -126,7 +126,7 @@ class Keyring:
 
         Whoever relays it learns whether two are equal and nothing else; members could test a guess of all ids.
         """
-        content = encode_parts(stamp.run, stamp.round, stamp.attempt, *ids)
+        content = encode_parts(*_when(stamp), *ids)
         return hmac.new(derive(self.key(group_of(stamp)), "ids"), content, hashlib.sha256).digest()
 
     def _seal(self, stamp: Stamp, maker: str, holder: str) -> ChaCha20Poly1305:
@@ -135,11 +135,16 @@ class Keyring:
         if peer not in agreement.seeds:
             raise PeerError(f"expected a key by a participant that agreed on seeds, got one by `{peer:.64}`")
         seed = agreement.seeds[peer]
-        return ChaCha20Poly1305(derive(seed, "group key", stamp.run, stamp.round, stamp.attempt, maker, holder))
+        return ChaCha20Poly1305(derive(seed, "group key", *_when(stamp), maker, holder))
 
     def _cipher(self, stamp: Stamp, what: str, maker: str) -> ChaCha20Poly1305:
         secret = self.key(group_of(stamp))
-        return ChaCha20Poly1305(derive(secret, what, stamp.run, stamp.round, stamp.attempt, maker))
+        return ChaCha20Poly1305(derive(secret, what, *_when(stamp), maker))
 
     def __repr__(self) -> str:
         return f"Keyring({self._me!r}, <redacted>)"
+
+
+def _when(stamp: Stamp) -> tuple[str, int, int, int]:
+    """Return all of a stamp: a key that two takes of an attempt had in common would seal two contents."""
+    return stamp.run, stamp.round, stamp.attempt, stamp.take
