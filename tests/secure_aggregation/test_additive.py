@@ -393,7 +393,7 @@ SEALED = np.zeros(TAG_BYTES + 8, dtype=np.uint8)
 )
 def test_messages_of_sealed_shares_that_cannot_be(shares: dict[str, np.ndarray]) -> None:
     with pytest.raises(PeerError, match="expected sealed shares"):
-        SealedShares(stamp=NOW, shares=shares, weight=0)
+        SealedShares(stamp=NOW, shares=shares, weight=0, asked=bytes(32))
     with pytest.raises(PeerError, match="expected sealed shares"):
         AddShares(stamp=NOW, shares=shares)
 
@@ -409,7 +409,7 @@ def test_messages_of_added_shares_that_cannot_be() -> None:
     with pytest.raises(PeerError, match="got both"):
         AddedShares(stamp=NOW, words=words, unopened=("a",))
     with pytest.raises(PeerError, match="or 0 where it is hidden"):
-        SealedShares(stamp=NOW, shares={"a": SEALED}, weight=-1)
+        SealedShares(stamp=NOW, shares={"a": SEALED}, weight=-1, asked=bytes(32))
 
 
 def test_a_silo_adds_once_for_each_upload_and_only_the_whole_cohort() -> None:

@@ -81,7 +81,7 @@ def broken(scheme: str, silo: Silo) -> dict[str, tuple[Callable[[Message], Any],
 
     def other_kind(asked: Train) -> Message:
         if scheme == "none":
-            return PlainUpload(stamp=asked.stamp, tensors=silo(asked).tensors, weight=10**6)
+            return PlainUpload(stamp=asked.stamp, tensors=silo(asked).tensors, weight=10**6, asked=bytes(32))
         good = silo(asked)
         small = {name: array.astype(np.uint32) for name, array in good.tensors.items()}
         return replace(good, tensors=small, weight=np.array(1, dtype=np.uint32))
