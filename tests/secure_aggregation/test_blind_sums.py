@@ -462,8 +462,8 @@ def test_tampered_vectors(case: Mapping[str, Any], scheme: str) -> None:
         words = {name: np.array(entries, dtype) for name, entries in given["words"].items()}
         total = Relayed(words, np.array(given["weight"], dtype), given.get("members", sorted(case["silos"])))
         encoding = {**wanted.fraction_bits, **given.get("encoding", {})}
+        about = Asked(bytes.fromhex(given["asked"]))
         with pytest.raises(PeerError):
-            about = Asked(bytes.fromhex(given["asked"]))
             made["anna"].contributor.read(
                 Stamp(*given["stamp"]), total, encoding, bytes.fromhex(given["key"]), asked=about
             )

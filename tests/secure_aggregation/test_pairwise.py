@@ -194,7 +194,8 @@ def test_changing_anything_in_its_label_changes_the_mask(of_a_pair: bool) -> Non
         return words.tobytes()
 
     changes: list[dict[str, Any]] = [
-        {"seed": b"t" * 32}, {"run": "q"}, {"number": 2}, {"attempt": 1}, {"take": 1}, {"asked": b"q" * 32}, {"cohort": b"d"}, {"tensors": "uw"},
+        {"seed": b"t" * 32}, {"run": "q"}, {"number": 2}, {"attempt": 1}, {"take": 1}, {"asked": b"q" * 32},
+        {"cohort": b"d"}, {"tensors": "uw"},
         {"tensors": "uvw"}, {"tensors": "w"}, {"shape": (3, 2)}, {"shape": (6,)}, {"shape": (1, 2, 3)}, {"shape": ()},
         {"bits": 21}, {"bits": -20}, {"most": 10}, {"me": "c"}, *([{"peer": "c"}] if of_a_pair else []),
     ]  # fmt: skip

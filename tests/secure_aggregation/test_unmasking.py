@@ -132,7 +132,7 @@ def test_shares_are_given_for_one_ask_and_again_only_for_that_very_one() -> None
     stage.confirm("a", LEFT)
     first = stage.unmask("a", LEFT)
     assert CODEC.encode(stage.unmask("a", LEFT)) == CODEC.encode(first)
-    good = unmask_of("a", LEFT, stage.uploads)
+    good = asked = unmask_of("a", LEFT, stage.uploads)
     for change in (
         {"signatures": {"b": bytes(64)}},
         {"survivors": NAMES},
@@ -140,7 +140,7 @@ def test_shares_are_given_for_one_ask_and_again_only_for_that_very_one() -> None
         {"digests": good.digests | {"b": good.digests["c"]}},
     ):
         with pytest.raises(MisuseError, match="given for one ask"):
-            stage.unmask("a", LEFT, **change)
+            stage.silos["a"](replace(asked, **change))
     for when in ({"take": 1}, {"attempt": 1}, {"round": 2}):
         with pytest.raises(PeerError, match="expected to unmask the upload of round 1, attempt 0"):
             stage.unmask("a", LEFT, stamp=replace(stage.now, **when))
