@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import (
     ASKED,
+    CODEC,
     NOW,
     Late,
     Seen,
