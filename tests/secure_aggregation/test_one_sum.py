@@ -333,8 +333,6 @@ BINDS = st.tuples(
 SCORES = st.tuples(st.just("score"), st.sampled_from([S, FEWER]))
 # Lines that survive a loss of power though nothing forced them are counted.
 ENDS = st.just("killed") | st.just(0) | st.integers(0, 3)
-    st.just("killed") | st.just(0) | st.integers(0, 3)
-)  # lines that survive a loss of power though nothing forced them
 OPERATIONS = BINDS | BINDS | BINDS | ENDS | SCORES
 
 
