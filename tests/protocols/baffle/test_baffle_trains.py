@@ -410,7 +410,9 @@ def test_along_a_whole_basis_it_is_fedsgd_also_where_a_silo_vanishes(settings: d
             model=of_32_parameters(),
             dtype="float64",
             engine=dropping((2, "silo-1", "upload")),
-            aggregation=SecureAggregation(scheme=scheme, min_survivors=2),
+            aggregation=SecureAggregation(
+                scheme=scheme, threshold=2 if scheme == "pairwise" else None, min_survivors=2
+            ),
         )
         result = made.train(4, SEED)
         assert [gone["silo"] for gone in result.record["dropped"]] == ["silo-1"]

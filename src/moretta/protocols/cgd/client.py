@@ -55,6 +55,7 @@ from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Begin, Ready
 from moretta.secure_aggregation import Asked, Contributor, Relayed, Sum, asked
+from moretta.secure_aggregation.asked import digest_of as asked_digest
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 
@@ -113,6 +114,7 @@ class Client:
             name: np.zeros(shape) for group in place.groups.values() for name, shape in group.shapes.items()
         }
         self._steps = dict.fromkeys(place.groups, 0)
+        self._agreed = dict[str, tuple[bytes, ...]]()  # what groups agreed on that share no inputs
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
@@ -155,6 +157,7 @@ class Client:
             case Begin() if group in self._contributors and not self._reads_inputs(group):
                 if message.schema != modules.schema(self._template):
                     raise ParameterError("the model here has other tensors than the others'; expected the same")
+                self._agreed[group] = (asked_digest(message),)
                 return Ready(stamp=message.stamp)
         reply = self._keyring.answer(message) if group not in self._contributors else None
         if reply is not None:
@@ -235,7 +238,7 @@ class Client:
     def _asked(self, ask: Contribute, group: str) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, the group's D and how far it has come."""
         moved = {name: self._displacement[name] for name in self._group(group).shapes}
-        agreed = (*self._rows.agreed, digest_of(moved), encode_parts(self._steps[group]))
+        agreed = (*self._agreed_in(group), digest_of(moved), encode_parts(self._steps[group]))
         return asked(ask, *agreed, whole=self._rows.batches.whole)
 
     def _descend(self, ask: Descend, group: str) -> Done:
@@ -359,11 +362,11 @@ class Client:
             raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
         modules.load(self._module, self.model())
         key = self._keyring.key(group) if self._blind else None
-        return self._rows.score(ask, self._contributor(group), self._module, key)
+        return self._rows.score(ask, self._contributor(group), self._module, key, self._agreed_in(group))
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
         self._check_members(ask.silos, group)
-        about = scoring.asked_of(Score(stamp=ask.stamp, parameters={}, encoding=ask.encoding), self._rows.agreed)
+        about = scoring.asked_of(Score(stamp=ask.stamp, parameters={}, encoding=ask.encoding), self._agreed_in(group))
         self.scores = scoring.read(self._read(ask, group, about), self._figures)
         return Done(stamp=ask.stamp)
 
@@ -400,6 +403,10 @@ class Client:
         if group not in self._contributors:
             raise PeerError(f"`{self._place.me}` sums nothing in a group `{group:.80}`")
         return self._contributors[group]
+
+    def _agreed_in(self, group: str) -> Sequence[bytes]:
+        """Return digests of what a group agreed on: its members may hold other columns, of other means."""
+        return self._rows.agreed if self._reads_inputs(group) else self._agreed.get(group, ())
 
     def _reads_inputs(self, group: str) -> bool:
         return self._layers is None or self._layers.weight in self._place.groups[group].shapes
