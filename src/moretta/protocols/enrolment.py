@@ -138,10 +138,9 @@ class SiloRows:
         """
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._standardised(self._held_out.x))
-        return self._held_out.upload(
-            ask, contributor, outputs.cpu().numpy(), self.agreed if agreed is None else agreed, blind
-        )
+        outputs = modules.outputs_of(model, self._standardised(self._held_out.x)).cpu().numpy()
+        agreed = self.agreed if agreed is None else agreed
+        return self._held_out.upload(ask, contributor, outputs, agreed, blind)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
