@@ -140,12 +140,23 @@ class SiloRows:
             self.x = self._standardised(self._raw)
         return reply
 
-    def score(self, ask: Score, contributor: Contributor, model: nn.Module, blind: bytes | None = None) -> Message:
-        """Upload what a model scores on the rows held back. blind: as the contributor's."""
+    def score(
+        self,
+        ask: Score,
+        contributor: Contributor,
+        model: nn.Module,
+        blind: bytes | None = None,
+        agreed: Sequence[bytes] | None = None,
+    ) -> Message:
+        """Upload what a model scores on the rows held back.
+
+        blind: as the contributor's. agreed: digests of what those who are in the sum agreed on; None of the set-up's.
+        """
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._standardised(self._held_out.x))
-        return self._held_out.upload(ask, contributor, outputs.cpu().numpy(), self.agreed, blind)
+        outputs = modules.outputs_of(model, self._standardised(self._held_out.x)).cpu().numpy()
+        agreed = self.agreed if agreed is None else agreed
+        return self._held_out.upload(ask, contributor, outputs, agreed, blind)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:

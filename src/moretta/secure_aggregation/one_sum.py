@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from moretta.errors import PeerError, SumSpent
@@ -171,7 +171,7 @@ class HelpedSums:
         event = Event.GIVES if gives else Event.BINDS
         state = self._next(helped, stamp, asked, event, survivors)
         self._check_floors(survivors)
-        found = Helped(state, max(stamp.take, helped.take), asked.digest[:DIGEST], survivors)
+        found = Helped(state, max(stamp.take, helped.take), asked.question[:DIGEST], survivors)
         if found != helped:
             self._write(key, found)
 
@@ -200,7 +200,7 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        same = asked.once or (stamp.take == helped.take and asked.digest[:DIGEST] == helped.digest)
+        same = asked.once or (stamp.take == helped.take and asked.question[:DIGEST] == helped.digest)
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
     def _check_floors(self, survivors: Survivors) -> None:
@@ -224,12 +224,13 @@ class HelpedSums:
     def _write(self, key: Key, found: Helped) -> None:
         run, what, number = key
         if found.survivors not in self._sets:
-            self._keep(json.dumps(["set", *found.survivors]), False)
+            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # which no reserved round stands for
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
-        ahead = not what and number > self._last.get(key[:2], -1)  # else it is a repetition, which is rare
+        # Else it is a repetition, or of a round that counts as spent already: both are rare, and are forced at once.
+        ahead = not what and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
-        given_only = self._helped.get(key, _FREE).state is State.BOUND and found.state is State.GIVEN
+        given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
         if ahead and reserves:
             self._reserved[key[:2]] = number + AHEAD - 1

@@ -399,7 +399,7 @@ def of_32_parameters() -> nn.Sequential:
 def test_along_a_whole_basis_it_is_fedsgd_also_where_a_silo_vanishes(settings: dict[str, Any], scheme: Any) -> None:
     """Central differences along as many orthogonal directions as parameters are the gradient, up to sigma^2."""
     shared: dict[str, Any] = {"loss": "cross-entropy", "optimizer": "sgd", "learning_rate": 0.2} | settings
-    ends = []
+    ends, two = [], {"threshold": 2} if scheme == "pairwise" else {}
     for protocol in (
         BAFFLE(**shared, k=32, form="central", orthogonal=True, sigma=1e-4, ema=0.0),
         FedSGD(**shared),
@@ -410,7 +410,7 @@ def test_along_a_whole_basis_it_is_fedsgd_also_where_a_silo_vanishes(settings: d
             model=of_32_parameters(),
             dtype="float64",
             engine=dropping((2, "silo-1", "upload")),
-            aggregation=SecureAggregation(scheme=scheme, min_survivors=2),
+            aggregation=SecureAggregation(scheme=scheme, min_survivors=2, **two),
         )
         result = made.train(4, SEED)
         assert [gone["silo"] for gone in result.record["dropped"]] == ["silo-1"]

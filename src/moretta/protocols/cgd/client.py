@@ -388,7 +388,7 @@ class Client:
             raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
         modules.load(self._module, self.model())
         key = self._keyring.key(group) if self._blind else None
-        return self._rows.score(ask, self._contributor(group), self._module, key)
+        return self._rows.score(ask, self._contributor(group), self._module, key, (self._agreed[group],))
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
         self._check_members(ask.silos, group)
