@@ -31,9 +31,9 @@ ENCODING = "encoding"  # the field of that name in all messages that ask for a s
 class Asked:
     """What an upload answers.
 
-    digest: 32 bytes. question: the same without how the answer is encoded. once: the name of what is summed once a run, and nothing for the upload of a round. whole: whether
-    the upload is of the same rows in every take of the round. lasting: whether it is of rows alone, and so the same in
-    every run.
+    digest: 32 bytes. question: the same without how the answer is encoded; no bytes for the digest itself. once: the
+    name of what is summed once a run, and nothing for the upload of a round. whole: whether the upload is of the same
+    rows in every take of the round. lasting: whether it is of rows alone, and so the same in every run.
     """
 
     digest: bytes

@@ -171,7 +171,7 @@ class HelpedSums:
         event = Event.GIVES if gives else Event.BINDS
         state = self._next(helped, stamp, asked, event, survivors)
         self._check_floors(survivors)
-        found = Helped(state, max(stamp.take, helped.take), asked.question[:DIGEST], survivors)
+        found = Helped(state, max(stamp.take, helped.take), (asked.question or asked.digest)[:DIGEST], survivors)
         if found != helped:
             self._write(key, found)
 
@@ -200,7 +200,7 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        same = asked.once or (stamp.take == helped.take and asked.question[:DIGEST] == helped.digest)
+        same = asked.once or (stamp.take == helped.take and (asked.question or asked.digest)[:DIGEST] == helped.digest)
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
     def _check_floors(self, survivors: Survivors) -> None:
