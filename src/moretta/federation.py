@@ -350,7 +350,7 @@ class Federation:
     def _setting(self, seed: int, rounds: int, session: int) -> Setting:
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
-            model=self.model,
+            built=self.model,
             outputs=self.outputs,
             silos=self.silos,
             secure_aggregation=self.aggregation,
