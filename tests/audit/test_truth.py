@@ -27,7 +27,7 @@ def test_key_is_the_one_of_the_round(tmp_path, loss):
     for number in (1, 3):  # before the first round the server's own state lacks what the set-up agreed on
         key, true = truth.key(number), truth.parameters(number)
         perturbation = truth.players(number).server._perturbation
-        noisy = perturbation.perturb({name: torch.tensor(value) for name, value in true.items()}, key)
+        noisy = perturbation.sent({name: torch.tensor(value) for name, value in true.items()}, key, truth.dtype)
         for silo in truth.run.silos:
             heard = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOnNoisy)]
             sent = heard[-1].parameters

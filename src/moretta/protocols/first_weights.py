@@ -2,9 +2,10 @@
 
 Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Whatever multiplies such numbers and
 rounds the products once can be found from them, as PBPFL's scales were (`moretta.audit.attacks.scales_from_low_bits`).
-So each parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|: that is the step of
-such a lattice, and W + n is as good as uniform between its points (to 2 exp(-2 pi^2), 5e-9). Buffers stay: no scale
-multiplies them, and some are masks.
+So each parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|: where max|W| is about
+b that is the step of such a lattice, and W + n lies between its points as good as anywhere (its density there varies by
+2 exp(-2 pi^2), 5e-9). Coarser starts, such as weights of eight bits or normalisation layers of ones, it does not hide.
+Buffers stay: no scale multiplies them, and some are masks.
 
 For all protocols alike, so that they are compared from one start; and n follows from W, by a digest of all parameters.
 So runs of one seed are still the same runs; whoever does not know the start does not know n either, wherever the start
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import torch
 from torch import nn
 
