@@ -36,7 +36,7 @@ def bits_of(values: Real) -> int:
 
 def half_widths(values: Real, bits: int) -> Real:
     """Return by how much each value may be off as it was rounded to so many bits of mantissa."""
-    return np.ldexp(1.0, np.frexp(values)[1] - bits - 1)
+    return np.asarray(np.ldexp(1.0, np.frexp(values)[1] - bits - 1))
 
 
 def evidence(w: Real, h: Real, shape: tuple[int, ...], bits: int) -> Real:
@@ -50,7 +50,7 @@ def evidence(w: Real, h: Real, shape: tuple[int, ...], bits: int) -> Real:
     for bound in _bounds(shape):
         step = 2.0 * bound / 2.0**DRAWN
         found += [_likelier(away, h, step) for away in _from_drawn(w, bound, step)]
-    return np.max(found, axis=0)
+    return np.asarray(np.max(found, axis=0))
 
 
 def _floats(bits: int) -> list[type[np.floating]]:
@@ -77,4 +77,4 @@ def _bounds(shape: tuple[int, ...]) -> set[float]:
 
 def _likelier(away: Real, width: Real, spacing: Any) -> Real:
     chance = np.minimum(1.0, 2.0 * width / spacing)
-    return np.log1p(BELIEVED * ((away <= width) / chance - 1.0)).sum(axis=1)
+    return np.asarray(np.log1p(BELIEVED * ((away <= width) / chance - 1.0)).sum(axis=1))

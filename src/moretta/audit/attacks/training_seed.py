@@ -53,10 +53,7 @@ def _weights(made: Architecture, run: Run, seed: int) -> Tensors:
     from moretta.protocols import modules
     from moretta.protocols.first_weights import first_weights
 
-    start = first_weights(_built(made, run, seed))
-    if run.setting("scales") == "powers-of-two":  # whose server holds the model in the run's dtype
-        start = start.to(torch_dtype(run))
-    return modules.arrays(start)
+    return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
 
 
 def _built(made: Architecture, run: Run, seed: int) -> nn.Module:
