@@ -33,5 +33,5 @@ def first_weights(model: nn.Module) -> nn.Module:
         for name, parameter in trained.items():
             stream = Keystream(derive(digest, "first weights", name))
             noise = torch.from_numpy(stream.normal(parameter.numel())).view_as(parameter).to(parameter.device)
-            parameter += SPREAD * parameter.abs().max() * noise
+            parameter.add_(SPREAD * parameter.abs().max() * noise)
     return start

@@ -133,7 +133,8 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Real) -> NDArray[np.int64]:
         # The bias of a layer alone says little of its scale: those come first of which the most values can be judged.
         turn = [scale for scale in sorted(left) if 2 * counts[scale] >= most]
         for scale in turn:
-            guess[scale] = sum(one.evidence(offered[scale], factors, bits) for one in seen[scale]).argmax()
+            told = [one.evidence(offered[scale], factors, bits) for one in seen[scale]]
+            guess[scale] = np.sum(told, axis=0).argmax()
         for scale in turn:
             factors[scale] = offered[scale, guess[scale]]
             factors[scale + free] = 1.0 / factors[scale]
