@@ -374,7 +374,7 @@ class Federation:
         remote = any(silo.elsewhere for silo in self.silos) and self.insecure_secret_seed is None
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
-            model=self.model,
+            built=self.model,
             outputs=self.outputs,
             silos=self.silos,
             secure_aggregation=self.summing,

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -135,6 +136,7 @@ def settings_digest(
 class Setting:
     """What every protocol is given.
 
+    built: the model as it was built or warm-started; a run starts from `model`.
     columns: how many input columns are standardised, 0 for none. session: how often the run was resumed.
     insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
     roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
@@ -146,7 +148,7 @@ class Setting:
     model_source: a digest of what built the model, empty where that is not known.
     """
 
-    model: nn.Module
+    built: nn.Module
     outputs: int
     silos: Sequence[Silo]
     secure_aggregation: SecureAggregation
@@ -177,6 +179,17 @@ class Setting:
     def row_shape(self) -> tuple[int, ...]:
         """The shape of a whole sample, whoever holds its columns."""
         return row_shape(self.silos)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model as the run starts, in the run's dtype (`moretta.protocols.first_weights`)."""
+        return self.start().to(self.dtype)
+
+    def start(self) -> nn.Module:
+        """Return the same before it is rounded to the run's dtype, in float64."""
+        from moretta.protocols.first_weights import first_weights  # torch, which a silo's own site may lack
+
+        return first_weights(self.built)
 
     def silo_model(self) -> nn.Module:
         """Return a copy of the model on the silos' device."""

@@ -169,8 +169,12 @@ class Truth:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def parameters(self, number: int) -> Tensors:
-        """Return the true model before a round, as the server holds it. Not of protocols without a common model."""
-        return modules.under("model/", self.states(number)["server"])
+        """Return the true model before a round in the run's dtype, as attacks run it and as it is kept at the end.
+
+        PBPFL's server holds more digits of it. Not of protocols without a common model.
+        """
+        held = modules.under("model/", self.states(number)["server"])
+        return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held.items()}
 
     @lru_cache(maxsize=64)  # noqa: B019
     def key(self, number: int) -> Key:

@@ -47,7 +47,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     """Cast BAFFLE's server and silos."""
     if setting.augment:
         raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
-    setting = replace(setting, model=_partly_trained(setting.model, protocol.trainable))
+    setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
     agreed = enrolment_of(
         setting,

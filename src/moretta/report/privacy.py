@@ -26,6 +26,7 @@ _OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head")
 _OF_A_MASK = ("gradient-inversion", "float-masks", "shared-mask")
 _OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
 _OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher", "lemma-7-hit-rate")
+_OF_LOW_BITS = ("scales-from-low-bits",)
 _OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -341,7 +342,18 @@ def _received_model(record: RunRecord) -> Sequence[_Sentence]:
         seen = "powers of two"
     else:
         how = "where a scale is free, and the run does not say where" if free is None else f"by {free} secret scales"
-        said = [_tested(f"Receives a noisy model: its parameter values are obfuscated {how}.", *_OF_A_NOISY_MODEL)]
+        said = [
+            _tested(f"Receives a noisy model: its parameter values are obfuscated {how}.", *_OF_A_NOISY_MODEL),
+            _tested(
+                "The low bits of those values are not to tell the scales: the server holds weights in float64, sends "
+                "fewer bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. A start "
+                "of less than 24 bits, such as ones or weights of eight bits, is not hidden by that.",
+                *_OF_LOW_BITS,
+            ),
+            "Rows of two rounds are matched by their direction, which gives the ratio of their scales. At best one "
+            "factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
+            "the start, and nothing of them from whoever knows the start.",
+        ]
         seen = "the network’s own scaling and permutation symmetry"
     if forced:
         which = "1 weight or bias tensor has" if forced == 1 else f"{forced} weight and bias tensors have"
