@@ -11,6 +11,7 @@ from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo, models
 from moretta.casting import cast
+from moretta.engines.checkpoint import Place
 from moretta.protocols import modules
 from moretta.protocols.first_weights import SPREAD, first_weights
 
@@ -69,7 +70,7 @@ def federation(protocol: object, **settings: object) -> Federation:
 def start_of(protocol: object, **settings: object) -> dict[str, np.ndarray]:
     """Return the common model before the first round, or one silo's own."""
     of = federation(protocol, **settings)
-    players = cast(of.protocol, of._setting(0, 3, 0))
+    players = cast(of.protocol, of._setting(0, 3))
     return dict(next(iter(players.models().values())))
 
 
@@ -92,7 +93,7 @@ def test_cgds_starts_lie_around_it() -> None:
 
 def test_a_start_is_moved_once_however_often_it_is_used() -> None:
     of = federation(FedSGD())
-    starts = [modules.arrays(of._setting(0, 3, session).model) for session in range(3)]
+    starts = [modules.arrays(of._setting(0, 3, Place("run", 0, session, "")).model) for session in range(3)]
     assert all(np.array_equal(starts[0][name], one[name]) for one in starts for name in one)
 
 
