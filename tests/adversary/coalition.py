@@ -1,0 +1,264 @@
+"""A server and silos that work together and deviate, as a list of operations says.
+
+The server is the protocol's own: it makes the asks, so they are what honest silos expect. In between stands the
+coalition: it gives the server any round, model and cohort, leaves messages out, changes them, keeps answers from the
+server and sends old messages again. Its own silos follow the protocol, and it has all their secrets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import silos
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from silos import World
+from wiretap import Wiretap
+
+from moretta.errors import MorettaError
+from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, State
+from moretta.protocols.pbpfl.messages import Softmax
+from moretta.secure_aggregation.additive import AddShares, SealedShares
+from moretta.secure_aggregation.agreement import PeerKeys
+from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.unmasking import Survivors, Unmask
+
+GONE = Missing(Reason.DISCONNECTED, "the coalition says so")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Play a round, after a new set-up, as if it were asked for the first time.
+
+    model: its number; equal numbers are the same model, and halves nearly that of the number below.
+    lost: are not asked to upload. late: are, and what they answer is kept from the server. mute: are not asked for
+    their shares. told: (who, S): these are told another set of survivors. odd: are asked with another model, or sent
+    another softmax, than the rest.
+    """
+
+    round: int
+    silos: str
+    model: float
+    take: int = 0
+    lost: str = ""
+    late: str = ""
+    mute: str = ""
+    told: tuple[str, str] = ("", "")
+    odd: str = ""
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """Agree on keys and ask for the common statistics again, as at a run's start. mute: as of `Sum`."""
+
+    round: int
+    silos: str
+    mute: str = ""
+
+
+@dataclass(frozen=True)
+class Resend:
+    """Send the `nth` last message again, to a silo of the coalition's choice and, if it says so, of another time."""
+
+    nth: int
+    to: str
+    round: int | None = None
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The silos are killed, and go on from what they had saved `sums` sums ago."""
+
+    silos: str
+    sums: int
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Put a key of the coalition's own in the place of a silo's, in a set-up."""
+
+    of: str
+    silos: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Begin another run over the same silos and rows."""
+
+    number: int
+
+
+Operation = Sum | SetUp | Resend | Resume | Swap | Job
+
+
+class Coalition:
+    """The server's knowledge, the coalition's silos, and the honest ones, which are there to be asked."""
+
+    def __init__(self, world: World, folder: Path, tap: Wiretap) -> None:
+        self.world, self.tap = world, tap
+        self._folder, self._session = folder, 0
+        self._sent = list[tuple[Message, float]]()  # with the number of the model that each is about
+        self._attempt = 0
+        self.refusals = list[str]()
+        self._begin(Job(1))
+
+    def play(self, operation: Operation) -> None:
+        match operation:
+            case Sum():
+                self._sum(operation)
+            case SetUp():
+                self._server.restore(self._begun)
+                self._set_up(operation)
+            case Resend():
+                self._resend(operation)
+            case Resume():
+                self._resume(operation)
+            case Swap():
+                self._swap(operation)
+            case Job():
+                self._begin(operation)
+
+    def _begin(self, job: Job) -> None:
+        cast = silos.play_roles(self.world, self._folder, self._session)
+        self._run, self._server, self._clients = self.world.run(job.number), cast.server, dict(cast.clients)
+        self._begun = cast.server.state()
+        self._saved = [self._states()]
+        self._set_up(SetUp(0, self.world.names))
+        self._ready = self._server.state()
+
+    def _states(self) -> dict[str, State]:
+        return {name: client.state() for name, client in self._clients.items()}
+
+    def _sum(self, one: Sum) -> None:
+        self._server.restore(_with_model(self._ready, one.model))
+        if self._set_up(SetUp(one.round, one.silos), one.take):
+            self._exchange(self._server.round(self._now(one.round, one.take)), one)
+        self._saved.append(self._states())
+
+    def _set_up(self, one: SetUp, take: int = 0) -> bool:
+        """Return whether the silos agreed. Every set-up is an attempt of its own."""
+        self._attempt += 1
+        self.tap.cohort = list(one.silos)
+        now = self._now(one.round, take)
+        return self._exchange(self._server.setup(now, list(one.silos)), Sum(one.round, one.silos, 0, mute=one.mute))
+
+    def _now(self, round: int, take: int) -> Any:
+        return silos.stamp(self._run, round, self._attempt, take)
+
+    def _exchange(self, exchange: Exchange[Any], how: Sum) -> bool:
+        """Play a part of the server's, with the coalition in between; return whether it ended well."""
+        replies: Replies | None = None
+        try:
+            while True:
+                replies = self._deliver(exchange.send(replies), how)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return not isinstance(end.value, Aborted)
+        except MorettaError as error:  # the server's: it would not go on
+            self.refusals.append(str(error))
+            return False
+
+    def _deliver(self, ask: Ask, how: Sum) -> Replies:
+        answers, missing = dict[str, Message](), dict[str, Missing]()
+        for silo, message in ask.messages.items():
+            if silo in how.odd:
+                message = _odd(message)
+            self.tap.model = how.model // 1 + (silo in how.odd) / 2
+            uploads = issubclass(ask.reply, MaskedUpload | SealedShares)
+            hidden = how.late if uploads else ""
+            unasked = how.lost if uploads else how.mute if isinstance(message, Unmask | AddShares) else ""
+            try:
+                reply = GONE if silo in unasked else self.ask(silo, _told(message, silo, how.told))
+                if isinstance(reply, Missing) or silo in hidden:
+                    missing[silo] = GONE
+                elif not isinstance(reply, ask.reply):
+                    missing[silo] = Missing(Reason.REFUSED, reply.TAG)
+                else:
+                    ask.check(silo, reply)
+                    answers[silo] = reply
+            except MorettaError as error:
+                missing[silo] = Missing(Reason.MALFORMED, str(error))
+        return Replies(answers, missing)
+
+    def ask(self, silo: str, message: Message) -> Message | Missing:
+        """Send a message to a silo; return what it answers. The judge hears it."""
+        self._sent.append((message, self.tap.model))
+        try:
+            with self.tap.listening(silo, message):
+                reply = self._clients[silo].answer(message)
+        except MorettaError as error:
+            self.refusals.append(f"{silo}: {error}")
+            return Missing(Reason.REFUSED, str(error))
+        if silo not in self.world.allies:
+            self.tap.heard(silo, message, reply)
+        return reply
+
+    def _resend(self, one: Resend) -> None:
+        message, self.tap.model = self._sent[-1 - one.nth % len(self._sent)]
+        changes = {name: value for name in ("round", "attempt") if (value := getattr(one, name)) is not None}
+        self.ask(one.to, replace(message, stamp=replace(message.stamp, **changes)))
+
+    def _resume(self, one: Resume) -> None:
+        self._session += 1
+        cast = silos.play_roles(self.world, self._folder, self._session)
+        older = self._saved[-1 - min(one.sums, len(self._saved) - 1)]
+        for name in one.silos:
+            self._clients[name] = cast.clients[name]
+            self._clients[name].restore(older[name])
+
+    def _swap(self, one: Swap) -> None:
+        """Raises AssertionError where a silo takes the key for the other's."""
+        self._attempt += 1
+        key = X25519PrivateKey.generate().public_key().public_bytes_raw()
+        exchange, replies = self._server.setup(self._now(0, 0), list(one.silos)), None
+        with_key = 0
+        try:
+            while with_key < len(one.silos):
+                ask = exchange.send(replies)  # type: ignore[arg-type]
+                if isinstance(next(iter(ask.messages.values())), PeerKeys):
+                    for silo, message in ask.messages.items():
+                        with_key += 1
+                        assert isinstance(message, PeerKeys)
+                        if silo not in one.of + self.world.allies:
+                            reply = self.ask(silo, replace(message, keys={**message.keys, one.of: key}))
+                            assert isinstance(reply, Missing), f"{silo} took the server's key for that of {one.of}"
+                replies = self._deliver(ask, Sum(0, one.silos, 0))
+        except (StopIteration, MorettaError):
+            return
+
+
+def _told(message: Message, silo: str, told: tuple[str, str]) -> Message:
+    """Return the message with another set of survivors, for those who are to be told one."""
+    who, survivors = told
+    if silo not in who or not isinstance(message, Survivors | Unmask) or not survivors:
+        return message
+    names = tuple(sorted(set(survivors)))
+    if isinstance(message, Survivors):
+        return replace(message, survivors=names)
+    left = {name: getattr(message, name) for name in ("signatures", "sealed", "digests")}
+    return replace(
+        message,
+        survivors=names,
+        **{field: {name: part for name, part in parts.items() if name in names} for field, parts in left.items()},
+    )
+
+
+def _odd(message: Message) -> Message:
+    if isinstance(getattr(message, "parameters", None), dict):
+        return replace(message, parameters={name: value * 1.5 for name, value in message.parameters.items()})
+    return replace(message, y=message.y / 2) if isinstance(message, Softmax) else message
+
+
+def _with_model(state: State, model: float) -> State:
+    """Return the server's state with another model: of another number another, of a half nearly the same."""
+    whole, near = divmod(model, 1)
+    factor = 1.0 + whole / 8 + near * 1e-9
+    changed = {
+        name: value * factor
+        for name, value in state.items()
+        if name.startswith("model/") and isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    }
+    return {**state, **changed}
+
