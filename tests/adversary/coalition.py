@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import silos
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 from silos import World
 from wiretap import Wiretap
 
@@ -21,10 +22,11 @@ from moretta.errors import MorettaError
 from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, State
 from moretta.protocols.pbpfl.messages import Softmax
 from moretta.secure_aggregation.additive import AddShares, SealedShares
-from moretta.secure_aggregation.agreement import PeerKeys
+from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.unmasking import Survivors, Unmask
 
+KEY = X25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_bytes_raw()
 GONE = Missing(Reason.DISCONNECTED, "the coalition says so")
 
 
@@ -34,8 +36,8 @@ class Sum:
 
     model: its number; equal numbers are the same model, and halves nearly that of the number below.
     lost: are not asked to upload. late: are, and what they answer is kept from the server. mute: are not asked for
-    their shares. told: (who, S): these are told another set of survivors. odd: are asked with another model, or sent
-    another softmax, than the rest.
+    their shares. told: (who, S): these are told another set of survivors. odd: are asked with another model.
+    fooled: (who, n): under PBPFL's cross-entropy these are sent another softmax, whose nth entry is 1.
     """
 
     round: int
@@ -47,6 +49,7 @@ class Sum:
     mute: str = ""
     told: tuple[str, str] = ("", "")
     odd: str = ""
+    fooled: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class Coalition:
         self._folder, self._session = folder, 0
         self._sent = list[tuple[Message, float]]()  # with the number of the model that each is about
         self._attempt = 0
-        self.refusals = list[str]()
+        self._swapped = ""
+        self.refusals, self.deceived = list[str](), list[str]()  # sentences, and who took a swapped key
         self._begin(Job(1))
 
     def play(self, operation: Operation) -> None:
@@ -163,14 +167,12 @@ class Coalition:
     def _deliver(self, ask: Ask, how: Sum) -> Replies:
         answers, missing = dict[str, Message](), dict[str, Missing]()
         for silo, message in ask.messages.items():
-            if silo in how.odd:
-                message = _odd(message)
-            self.tap.model = how.model // 1 + (silo in how.odd) / 2
             uploads = issubclass(ask.reply, MaskedUpload | SealedShares)
             hidden = how.late if uploads else ""
             unasked = how.lost if uploads else how.mute if isinstance(message, Unmask | AddShares) else ""
             try:
-                reply = GONE if silo in unasked else self.ask(silo, _told(message, silo, how.told))
+                changed, self.tap.model = self._changed(silo, message, how)
+                reply = GONE if silo in unasked else self.ask(silo, changed)
                 if isinstance(reply, Missing) or silo in hidden:
                     missing[silo] = GONE
                 elif not isinstance(reply, ask.reply):
@@ -181,6 +183,18 @@ class Coalition:
             except MorettaError as error:
                 missing[silo] = Missing(Reason.MALFORMED, str(error))
         return Replies(answers, missing)
+
+    def _changed(self, silo: str, message: Message, how: Sum) -> tuple[Message, float]:
+        """Return what is sent in a message's place, and the number of the model that it is about."""
+        model = how.model // 1
+        if silo in how.odd:
+            message, model = _odd(message), model + 0.5
+        who, entry = how.fooled
+        if silo in who and isinstance(message, Softmax):
+            message, model = replace(message, y=_with_one(message.y, entry)), model + 0.01 * (entry + 1)
+        if self._swapped not in ("", silo) and isinstance(message, PeerKeys):
+            message = replace(message, keys={**message.keys, self._swapped: KEY})
+        return _told(message, silo, how.told), model
 
     def ask(self, silo: str, message: Message) -> Message | Missing:
         """Send a message to a silo; return what it answers. The judge hears it."""
@@ -193,6 +207,8 @@ class Coalition:
             return Missing(Reason.REFUSED, str(error))
         if silo not in self.world.allies:
             self.tap.heard(silo, message, reply)
+            if isinstance(reply, KeysAccepted) and self._swapped not in ("", silo):
+                self.deceived.append(silo)
         return reply
 
     def _resend(self, one: Resend) -> None:
@@ -209,24 +225,9 @@ class Coalition:
             self._clients[name].restore(older[name])
 
     def _swap(self, one: Swap) -> None:
-        """Raises AssertionError where a silo takes the key for the other's."""
-        self._attempt += 1
-        key = X25519PrivateKey.generate().public_key().public_bytes_raw()
-        exchange, replies = self._server.setup(self._now(0, 0), list(one.silos)), None
-        with_key = 0
-        try:
-            while with_key < len(one.silos):
-                ask = exchange.send(replies)  # type: ignore[arg-type]
-                if isinstance(next(iter(ask.messages.values())), PeerKeys):
-                    for silo, message in ask.messages.items():
-                        with_key += 1
-                        assert isinstance(message, PeerKeys)
-                        if silo not in one.of + self.world.allies:
-                            reply = self.ask(silo, replace(message, keys={**message.keys, one.of: key}))
-                            assert isinstance(reply, Missing), f"{silo} took the server's key for that of {one.of}"
-                replies = self._deliver(ask, Sum(0, one.silos, 0))
-        except (StopIteration, MorettaError):
-            return
+        self._swapped = one.of
+        self._set_up(SetUp(0, one.silos))
+        self._swapped = ""
 
 
 def _told(message: Message, silo: str, told: tuple[str, str]) -> Message:
@@ -246,9 +247,15 @@ def _told(message: Message, silo: str, told: tuple[str, str]) -> Message:
 
 
 def _odd(message: Message) -> Message:
-    if isinstance(getattr(message, "parameters", None), dict):
-        return replace(message, parameters={name: value * 1.5 for name, value in message.parameters.items()})
-    return replace(message, y=message.y / 2) if isinstance(message, Softmax) else message
+    if not isinstance(parameters := getattr(message, "parameters", None), dict):
+        return message
+    return replace(message, parameters={name: value * 1.5 for name, value in parameters.items()})
+
+
+def _with_one(y: NDArray[np.float64], entry: int) -> NDArray[np.float64]:
+    changed = y.copy()
+    changed.flat[entry % y.size] = 1.0
+    return changed
 
 
 def _with_model(state: State, model: float) -> State:
@@ -261,4 +268,3 @@ def _with_model(state: State, model: float) -> State:
         if name.startswith("model/") and isinstance(value, np.ndarray) and value.dtype.kind == "f"
     }
     return {**state, **changed}
-

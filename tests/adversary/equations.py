@@ -61,7 +61,9 @@ def without(equations: Iterable[Equation], unknowns: Iterable[Hashable]) -> list
         twos = _twos(value)
         inverse = pow(value >> twos, -1, MODULUS)
         reduced = [
-            one.plus(pivot.times(-(one.coefficients[unknown] >> twos) * inverse)) for one in concerned if one is not pivot
+            one.plus(pivot.times(-(one.coefficients[unknown] >> twos) * inverse))
+            for one in concerned
+            if one is not pivot
         ]
         reduced.append(pivot.times(MODULUS >> twos))
         left += [one for one in reduced if one.coefficients]

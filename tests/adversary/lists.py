@@ -33,7 +33,8 @@ def _worlds(draw: st.DrawFn, protocol: str, scheme: str) -> World:
     """Draw who takes part: of n silos with threshold t fewer than 2 t - n work with the server."""
     silos = draw(st.integers(3, 5))
     threshold = silos * 2 // 3 + 1
-    corrupted = draw(st.integers(0, min(silos - 2, 2 * threshold - silos - 1, 2)))
+    least = 1 if protocol == "cgd" else 0  # its sums are blind: without a silo of its own the coalition sees nothing
+    corrupted = draw(st.integers(least, min(silos - 2, 2 * threshold - silos - 1)))
     return World(protocol, scheme, silos, corrupted, draw(st.sampled_from([3, 0])), draw(st.booleans()))
 
 
@@ -50,7 +51,9 @@ def _lists(world: World, *, one_model: bool) -> st.SearchStrategy[list[Operation
         kinds.append(st.builds(Swap, of=silo, silos=st.just(world.names)))
     if one_model:
         kinds.append(st.builds(Job, number=st.integers(2, 3)))
-    return st.lists(st.one_of(kinds), min_size=2, max_size=MOST)
+    honest = st.just(Sum(1, world.names, 0.0 if one_model else 1.0))
+    rest = st.lists(st.one_of(kinds), min_size=2, max_size=MOST)
+    return rest | st.builds(lambda first, others: [first, *others], honest, rest)
 
 
 @st.composite
@@ -69,6 +72,8 @@ def _sums(draw: st.DrawFn, world: World, *, one_model: bool) -> Sum:
         "odd": few,
         "told": st.tuples(_some(world.honest, 1), _some(world.names, world.floor)),
     }
+    if world.protocol == "pbpfl-ce":
+        deviations["fooled"] = st.tuples(few, st.integers(0, 3))
     chosen = draw(st.lists(st.sampled_from(sorted(deviations)), max_size=2, unique=True))
     drawn = {name: draw(deviations[name]) for name in chosen}
     return Sum(**{"round": number, "silos": world.names, "model": model, **drawn})  # type: ignore[arg-type]
@@ -78,7 +83,11 @@ def _resent(world: World, *, one_model: bool) -> st.SearchStrategy[Resend]:
     """Return a message again, one of the latest. As of another round it would be about this one's model."""
     rounds = st.none() | st.integers(0, ROUNDS) if one_model else st.none()
     return st.builds(
-        Resend, nth=st.integers(0, 15), to=st.sampled_from(world.honest), round=rounds, attempt=st.none() | st.integers(0, 4)
+        Resend,
+        nth=st.integers(0, 15),
+        to=st.sampled_from(world.honest),
+        round=rounds,
+        attempt=st.none() | st.integers(0, 4),
     )
 
 

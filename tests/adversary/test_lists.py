@@ -12,6 +12,7 @@ What is excepted, and true of the design (`docs/secure-aggregation.md`):
 
 from __future__ import annotations
 
+import exchange
 import pytest
 from hypothesis import HealthCheck, given, settings
 from judge import played
@@ -44,9 +45,15 @@ def _search(protocol: str, scheme: str, examples: int) -> None:
     )  # fmt: skip
     @given(case=cases(protocol, scheme))
     def search(case: Case) -> None:
-        rows = played(case.world, case.operations).tap.rows()
+        coalition = played(case.world, case.operations)
+        tap, rows = coalition.tap, coalition.tap.rows()
         came_to_sums.append(any(number > 0 for row in rows for _, number in row.of))
         assert not leaks(rows, within_rounds=_is_excepted(case)), "the coalition has a silo's own upload"
+        assert not exchange.silos_told(tap.sums()), (
+            "the coalition has a silo's own gradient for a softmax of its choice"
+        )
+        assert not exchange.predicted_twice(tap), "a silo predicted for two models in one round"
+        assert not coalition.deceived, "a silo took a key of the server's for another silo's"
 
     search()
     assert sum(came_to_sums) > len(came_to_sums) / 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from moretta.protocol import Message, Stamp
 from moretta.protocols.batches import Batches
+from moretta.protocols.pbpfl.messages import Predictions
 from moretta.secure_aggregation import additive, pairwise, shamir, unmasking
 from moretta.secure_aggregation.masks import add_masks
 
@@ -40,12 +41,16 @@ class Unknown:
 
 @dataclass(eq=False)
 class Upload:
-    """One upload. words: before it was hidden. hidden: and after, under masks, which are keys with their signs."""
+    """One upload. words: before it was hidden. hidden: and after, under masks, which are keys with their signs.
+
+    passed: what was predicted before, under PBPFL's cross-entropy; it tells the forward pass.
+    """
 
     unknown: Unknown
     words: Words
     hidden: Words
-    asked: Message | None = None
+    asked: Message
+    passed: bytes
     masks: dict[bytes, int] = field(default_factory=dict)
 
 
@@ -57,6 +62,8 @@ class Wiretap:
         self.equations = list[Equation]()  # of uploads, masks and shares, as honest silos sent them
         self.model = 0.0  # the number of the model that is asked about
         self._drawn = dict[str, NDArray[np.int64]]()  # the rows of the batch that a silo took last
+        self._passed = dict[str, bytes]()
+        self.predicted = dict[tuple[str, str], set[bytes]]()  # by silo, and by run, round and take
         self._upload: Upload | None = None  # that is being made
         self._split = dict[tuple[str, Stamp], Upload]()  # into additive shares
         self._alike = dict[str, list[tuple[NDArray[np.float64], ...]]]()
@@ -78,6 +85,9 @@ class Wiretap:
     def heard(self, silo: str, asked: Message, reply: Message) -> None:
         """Take down what an honest silo's reply says."""
         self._said |= set(_octets(reply))
+        if isinstance(reply, Predictions):
+            self._passed[silo] = reply.z.round(5).tobytes()
+            self.predicted.setdefault((silo, _without_attempt(asked.stamp)), set()).add(self._passed[silo])
         when = frozenset([(asked.stamp.run, asked.stamp.round)])
         if isinstance(reply, additive.AddedShares) and reply.words.size:
             made = self._split[silo, asked.stamp]
@@ -86,7 +96,7 @@ class Wiretap:
         elif (made := self._upload) is not None and isinstance(reply, additive.SealedShares):
             made.masks |= {share.tobytes(): MODULUS - 1 for share in reply.shares.values()}
             self._split[silo, asked.stamp] = made
-        elif made is not None:
+        elif made is not None and isinstance(reply, pairwise.MaskedUpload):
             self.equations.append(Equation({made: 1, **made.masks}, made.hidden, when))
 
     # What the coalition makes of it
@@ -112,9 +122,11 @@ class Wiretap:
         return found
 
     def _unmasked(self, one: Equation) -> Equation:
-        for name in list(one.coefficients):
+        """Return an equation less the masks that the coalition knows."""
+        assert one.data is not None
+        for name, coefficient in one.coefficients.items():
             if isinstance(name, bytes) and (mask := self._mask(name, one.data.size)) is not None:
-                one = one.plus(Equation({name: MODULUS - one.coefficients[name]}, -mask * np.uint64(one.coefficients[name])))
+                one = one.plus(Equation({name: 1}, mask).times(-coefficient))
         return one
 
     def _mask(self, name: bytes, size: int) -> Words | None:
@@ -154,8 +166,9 @@ class Wiretap:
         def encode(ring: Any, tensors: Mapping[str, Any], weight: int, *rest: Any) -> Any:
             words = real(ring, tensors, weight, *rest)
             if self._speaking:
-                whole = np.concatenate([[np.uint64(weight)], *(words[name].reshape(-1) for name in sorted(words))])
-                self._upload = Upload(self._unknown(weight, tensors), whole, whole, self._asked)
+                parts = (words[name].reshape(-1) for name in sorted(words))
+                whole, passed = np.concatenate([[np.uint64(weight)], *parts]), self._passed.get(self._speaking, b"")
+                self._upload = Upload(self._unknown(weight, tensors), whole, whole, self._asked, passed)
             return words
 
         return encode
@@ -240,15 +253,21 @@ def leaks(rows: Sequence[Equation], *, within_rounds: bool = False) -> dict[Any,
     within_rounds: that follows from sums of one round, and not only of several together.
     """
     found = dict[Any, list[Equation]]()
-    for some in [[one for one in rows if one.of == when] for when in {one.of for one in rows}] if within_rounds else [rows]:
-        found |= alone(some, lambda unknown: unknown.silo)  # type: ignore[attr-defined]
+    for when in {one.of for one in rows} if within_rounds else [None]:
+        together = [one for one in rows if when in (None, one.of)]
+        found |= alone(together, lambda unknown: unknown.silo)  # type: ignore[attr-defined]
     return found
 
 
 def _alike(parts: tuple[NDArray[Any], ...], others: tuple[NDArray[Any], ...]) -> bool:
     if [part.shape for part in parts] != [part.shape for part in others]:
         return False
-    return all(np.allclose(one, other, rtol=0, atol=ALIKE * np.abs(other).max(initial=0)) for one, other in zip(parts, others, strict=True))
+    pairs = zip(parts, others, strict=True)
+    return all(np.abs(one - other).max(initial=0) <= ALIKE * np.abs(other).max(initial=0) for one, other in pairs)
+
+
+def _without_attempt(stamp: Stamp) -> str:
+    return str({**asdict(stamp), "attempt": None})
 
 
 def _octets(reply: Message) -> Iterator[bytes]:
