@@ -7,7 +7,7 @@ server and sends old messages again. Its own silos follow the protocol, and it h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ KEY = X25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_
 GONE = Missing(Reason.DISCONNECTED, "the coalition says so")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sum:
     """Play a round, after a new set-up, as if it were asked for the first time.
 
@@ -50,6 +50,14 @@ class Sum:
     told: tuple[str, str] = ("", "")
     odd: str = ""
     fooled: tuple[str, int] = ("", 0)
+
+    def __repr__(self) -> str:
+        said = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return f"Sum({', '.join(f'{name}={value!r}' for name, value in said.items())})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print a failing list as it would be written; Hypothesis would fill in all defaults."""
+        printer.text(repr(self))
 
 
 @dataclass(frozen=True)
