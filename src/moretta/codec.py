@@ -2,7 +2,7 @@
 
 A message is a safetensors file whose only metadata entry, ``moretta``, is a JSON object::
 
-    {"format": 1, "type": "fedsgd/train-on", "run": "...", "round": 3, "attempt": 0, "fields": {...}}
+    {"format": 2, "type": "fedsgd/train-on", "run": "...", "round": 3, "attempt": 0, "take": 0, "fields": {...}}
 
 ``fields`` holds the plain fields; arrays are the tensors, a field `x` as ``x`` and an entry `k` of a mapping `x` as
 ``x/k``. Class names never travel, nothing is ever unpickled, and what is not in the schema is an error.
@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 from moretta.errors import CodecError, PeerError
 from moretta.protocol import Array, Message, Stamp, Tensors
 
-FORMAT = 1
+FORMAT = 2  # 1 had no take
 HEADER_LIMIT = 16 << 20  # bytes of safetensors header; 100,000 tensors fit
 
 _DTYPE_CODES = {
@@ -80,7 +80,7 @@ class Codec:
             raise CodecError(f"expected a message of this schema: {error}") from None
 
     def _build(self, metadata: dict[str, Any], arrays: dict[str, Array]) -> Message:
-        expected = {"format", "type", "run", "round", "attempt", "fields"}
+        expected = {"format", "type", "run", "round", "attempt", "take", "fields"}
         if set(metadata) != expected:
             raise CodecError(f"expected the header entries {sorted(expected)}; got {sorted(metadata)!r:.200}")
         if type(metadata["format"]) is not int or metadata["format"] != FORMAT:
@@ -88,7 +88,7 @@ class Codec:
         kind = self._schema.get(metadata["type"])
         if kind is None:
             raise CodecError(f"expected one of {sorted(self._schema)}; got {metadata['type']!r:.80}")
-        stamp = Stamp(metadata["run"], metadata["round"], metadata["attempt"])
+        stamp = Stamp(metadata["run"], metadata["round"], metadata["attempt"], metadata["take"])
         plain = metadata["fields"]
         values: dict[str, Any] = {}
         for name, field in kind.KINDS.items():
@@ -150,7 +150,7 @@ def _metadata(message: Message, without: Collection[str] = ()) -> str:
     stamp = message.stamp
     header = {
         "format": FORMAT, "type": message.TAG, "run": stamp.run, "round": stamp.round, "attempt": stamp.attempt,
-        "fields": plain,
+        "take": stamp.take, "fields": plain,
     }  # fmt: skip
     return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
 

@@ -19,6 +19,7 @@ from moretta.data.grid import check_grid
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive, kebab
 from moretta.secure_aggregation import Credentials, Rules
+from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
 from moretta.secure_aggregation.identity import Identity, Roster
 
@@ -322,9 +323,13 @@ class SecureAggregation(Section):
         """The fewest silos that a round may end with, with its default filled in."""
         return self.min_survivors or (1 if self.scheme == "none" else 2)
 
-    def rules(self, roster: Roster | None) -> Rules:
-        """Return what all roles of a sum have set alike. roster: the file's content, if there is one."""
+    def rules(self, roster: Roster | None, participation: Participation | None = None) -> Rules:
+        """Return what all roles of a sum have set alike. roster: the file's content, if there is one.
+
+        participation: who plays a round.
+        """
         return Rules(
+            participation=participation,
             degree=self.degree,
             threshold=self.threshold,
             corrupt_rate=self.corrupt_rate,

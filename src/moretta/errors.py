@@ -8,6 +8,7 @@
     ├── PeerError               the other side: it sent what the protocol does not allow
     │   ├── CodecError          the bytes are no message; the only error of `moretta.codec.Codec.decode`
     │   └── Disconnected        it is gone: its process or its connection ended before it had answered
+    ├── SumSpent                nobody: this silo has helped to open another sum of the round, and tells the next take
     ├── MisuseError             the caller of this library: a call in the wrong order
     └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is whole (exit code 1)
 
@@ -47,6 +48,17 @@ class CodecError(PeerError):
 
 class Disconnected(PeerError):
     """A peer is gone, or no longer speaks the protocol; what it was asked has no answer."""
+
+
+class SumSpent(MorettaError):
+    """A silo has helped to open a sum of this round, and what is asked now is not that sum.
+
+    next_take, survivors, whole: see `moretta.protocol.Spent`, which an engine makes of it.
+    """
+
+    def __init__(self, next_take: int, survivors: tuple[str, ...], whole: bool) -> None:
+        super().__init__(f"a sum of this round was opened before; expected that very one, or take {next_take}")
+        self.next_take, self.survivors, self.whole = next_take, survivors, whole
 
 
 class MisuseError(MorettaError):

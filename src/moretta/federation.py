@@ -15,7 +15,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from moretta.casting import cast
 from moretta.config_errors import nearest
 from moretta.config_sections import Engine, Faults, SecureAggregation
 from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.keystream import derive
 from moretta.protocol import Client, Message, State
@@ -44,8 +45,11 @@ from moretta.result import Result
 from moretta.roles import Cast, Setting, Silo, check_least, check_scores, grid_of, row_shape
 from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Roster
 from moretta.session import Progress, Session, Through
+
+NOWHERE = Place("", 0, 0, "")  # of roles that are cast and play no run
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
 
@@ -156,7 +160,8 @@ class Federation:
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
-        players = cast(self.protocol, self._setting(seed, rounds, place.session))  # before anything is written
+        helped = None if folder is None else folder.helped
+        players = cast(self.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
         if len(silos) < players.least:
             raise ParameterError(
@@ -180,17 +185,24 @@ class Federation:
                 folder.discard()  # nothing half-written: the mended run may take the same folder
             raise
 
-    def client(self, name: str, rounds: int, seed: int, session: int) -> tuple[Client, Sequence[type[Message]]]:
+    def client(
+        self, name: str, rounds: int, seed: int, place: Place, helped: HelpedFile
+    ) -> tuple[Client, Sequence[type[Message]]]:
         """Cast the role of one silo that is here, and return it with the messages of the run.
 
-        session: how often the run was resumed.
+        place: the run, and how often it was resumed. helped: where it keeps what it has helped to open.
         """
-        players = cast(self.protocol, self._setting(seed, rounds, session))
+        players = cast(self.protocol, self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
+
+    def playing(self, silos: Sequence[str], seed: int) -> Participation:
+        """Return who plays which round, of these silos."""
+        count = max(self.aggregation.least, round(self.participation * len(silos)))
+        return Participation(tuple(silos), count, seed)
 
     def players(self, rounds: int, seed: int) -> Cast:
         """Cast all roles of a run anew, with secrets of their own until they are given a run's states."""
-        return cast(self.protocol, self._setting(seed, rounds, session=0))
+        return cast(self.protocol, self._setting(seed, rounds))
 
     def _players_names(self, players: Cast) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
@@ -347,7 +359,10 @@ class Federation:
             raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
         return int(outputs.shape[1])
 
-    def _setting(self, seed: int, rounds: int, session: int) -> Setting:
+    def _setting(
+        self, seed: int, rounds: int, place: Place = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
+    ) -> Setting:
+        remote = any(silo.elsewhere for silo in self.silos) and self.insecure_secret_seed is None
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
             model=self.model,
@@ -361,12 +376,15 @@ class Federation:
             seed=seed,
             rounds=rounds,
             augment=self.augment,
-            session=session,
+            session=place.session,
             insecure=self.insecure_secret_seed,
             roster=self._roster,
             engine=self.engine,
             least_rows=self.least_rows,
             figures=figures_of(self.protocol.loss, self.task) if self.score_at_silos else (),
+            playing=self.playing([silo.name for silo in self.silos], seed),
+            run=place.run if remote else "",
+            helped=helped,
         )
 
     def _run_id(self, seed: int) -> str:

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import MisuseError, PeerError
+from moretta.errors import MisuseError, PeerError, SumSpent
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -48,24 +48,33 @@ def no_phase(name: str) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, order=True)
 class Stamp:
-    """When a message belongs: the run, the round (0 is before the first), and the attempt at that round.
+    """When a message belongs: the run, the round (0 is before the first), the attempt at it, and the take of it.
 
-    Every message carries one, every mask is labelled with one, and a stamp is never used for two uploads.
+    An attempt renews keys and masks, and asks for the same as the one before. A take renews what is asked: rows,
+    dropout, keys of a perturbation, lots and noise follow `drawn`, so that two takes of a round have no upload in
+    common (`moretta.secure_aggregation.one_sum`). The ordinary take is 0.
+    Every message carries a stamp, every mask is labelled with one, and a stamp is never used for two uploads.
     """
 
     run: str
     round: int
     attempt: int
+    take: int = 0
 
     def __post_init__(self) -> None:
         if not _is_text(self.run, 1, 128):
             raise PeerError(f"a run id is a string of 1 to 128 characters, not {self.run!r:.80}")
-        for name, value in (("round", self.round), ("attempt", self.attempt)):
+        for name, value in (("round", self.round), ("attempt", self.attempt), ("take", self.take)):
             if type(value) is not int or not 0 <= value < 2**31:
                 raise PeerError(f"{name} is a whole number from 0 to 2^31 - 1, not {value!r:.80}")
 
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """What is drawn anew for each take follows from this: the round, and the take where it is not the first."""
+        return (self.round, self.take) if self.take else (self.round,)
+
     def __str__(self) -> str:
-        return f"round {self.round}, attempt {self.attempt}"
+        return f"round {self.round}, attempt {self.attempt}" + (f", take {self.take}" if self.take else "")
 
 
 # What a field of a message may be. The codec encodes exactly these kinds.
@@ -168,6 +177,8 @@ class Message:
     KINDS: ClassVar[Mapping[str, Any]] = {}
     SHARES: ClassVar[frozenset[str]] = frozenset()
     """The plain fields whose bytes count as keys and shares, and not as what the message is about."""
+    OWN: ClassVar[frozenset[str]] = frozenset()
+    """The fields of an ask that each addressee has of its own; the rest is the same for all."""
 
     stamp: Stamp
 
@@ -221,14 +232,41 @@ class Reason(StrEnum):
     DISCONNECTED = "disconnected"
     FAILED = "failed"
     BAD_INPUT = "bad input"
+    SPENT = "spent"
+
+
+@message("spent")
+class Spent(Message):
+    """The silo has helped to open a sum of this round before, and answers what it answered then, or another take.
+
+    next_take: the first one that it has not spent. survivors: of the sum that it helped to open, sorted; none where it
+    has forgotten. whole: it uploads all of its rows, the same in every take, so that only the same sum, over the same
+    survivors, is ever played again; next_take is that sum's own then.
+    """
+
+    next_take: int
+    survivors: tuple[str, ...]
+    whole: bool
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for a take that cannot come, or survivors out of order."""
+        least = 0 if self.whole else self.stamp.take + (self.stamp.take == 0)
+        if not least <= self.next_take < 2**31 or list(self.survivors) != sorted(set(self.survivors)):
+            raise PeerError(f"{self.TAG}: expected a take from this one on, and survivors in order, each once")
+
+    def __str__(self) -> str:
+        over = f" over {len(self.survivors)} silos" if self.survivors else ""
+        only = "only the same silos may play it again" if self.whole else f"the next take is {self.next_take}"
+        return f"it has helped to open a sum of this round{over} before; {only}"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A silo without a valid answer: why, and one sentence."""
+    """A silo without a valid answer: why, and one sentence. spent: what it said, for the reason `Reason.SPENT`."""
 
     reason: Reason
     detail: str
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True)
@@ -269,10 +307,13 @@ class Aborted:
     """An exchange that could not be completed; the engine repeats it without those who are missing.
 
     because: a sentence for the log, where the missing do not say it all.
+    opened: who held it up after others had signed who is in its sum, or had given shares; nobody before. What follows
+    is another take then.
     """
 
     missing: Mapping[str, Missing]
     because: str = ""
+    opened: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -341,6 +382,14 @@ class Client(Protocol):
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
+
+
+def answered(client: Client, message: Message) -> Message:
+    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does."""
+    try:
+        return client.answer(message)
+    except SumSpent as spent:
+        return Spent(stamp=message.stamp, next_take=spent.next_take, survivors=spent.survivors, whole=spent.whole)
 
 
 def unexpected(role: str, message: Message) -> MisuseError:

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.config_sections import Engine, SecureAggregation
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols.cgd.grid import Grid, Part
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Rules
+from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.statistics import MOST_SILOS
 
@@ -107,6 +109,9 @@ class Setting:
     roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
     least_rows: the fewest rows that any silo has, as agreed beforehand, where rows are elsewhere.
     figures: of the score that silos are asked for at the end (`moretta.protocols.scoring`), none for no score.
+    playing: who plays which round, None for all. run: the id of a run over many machines, from which batches
+    follow beside the seed; a simulation has none. helped: says where a silo here keeps which sums it has helped to
+    open, None for nowhere.
     """
 
     model: nn.Module
@@ -126,6 +131,9 @@ class Setting:
     engine: Engine = field(default_factory=Engine)
     least_rows: int | None = None
     figures: Sequence[str] = ()
+    playing: Participation | None = None
+    run: str = ""
+    helped: Callable[[str], HelpedFile] | None = None
 
     @property
     def here(self) -> Sequence[Silo]:
@@ -151,13 +159,18 @@ class Setting:
                 parameter.zero_()
         return model
 
-    def rules(self, scheme: str) -> Rules:
-        """Return what all roles of a sum have set alike. scheme: "none" for a pool of all rows, whatever is set."""
-        return replace(self.secure_aggregation.rules(self.roster), min_survivors=self.least(scheme))
+    def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
+        """Return what all roles of a sum have set alike. scheme: "none" for a pool of all rows, whatever is set.
+
+        members: who shares the sum, None for all silos.
+        """
+        playing = self.playing if members is None else Participation(tuple(members), len(members), self.seed)
+        least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
+        return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least)
 
     def least(self, scheme: str) -> int:
         """Return the fewest silos that a round under this scheme may end with."""
-        return self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
+        return self.rules(scheme).least(scheme)
 
     def insecure_root(self, role: str) -> SecretRoot | None:
         """Return the root from which a test wants the role's keys to follow; None leaves them to the system."""

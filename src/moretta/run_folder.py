@@ -12,6 +12,7 @@ truth/                 where views are recorded in one process: the roles' state
 audit.json  audit/     what attacks came to (moretta.audit), and their pictures
 inputs.json            what inputs mean: columns, standardisation, classes
 best/                  under early stopping, checkpoints of the best rounds, secrets and all
+helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from moretta.engines.files import write_atomically
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocol import Array, Tensors
 
@@ -46,6 +48,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._history = path / "history.jsonl"
+        self._helped = dict[str, HelpedFile]()
 
     def begin(self, run_file: str | None) -> None:
         """Make the folder. Raises `moretta.errors.ParameterError` if there is a run in it already."""
@@ -56,6 +59,12 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if run_file is not None:
             write_atomically(self.path / "run.toml", run_file.encode())
+
+    def helped(self, silo: str) -> HelpedFile:
+        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back."""
+        if silo not in self._helped:
+            self._helped[silo] = HelpedFile(str(self.path.absolute() / "helped" / f"{silo}.jsonl"))
+        return self._helped[silo]
 
     def discard(self) -> None:
         """Remove a folder that `begin` made, of a run that turned out to be impossible before its first round."""

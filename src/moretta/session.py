@@ -200,6 +200,7 @@ class Session:
         return {
             "round": end.number,
             "attempt": end.attempt,
+            **({"take": end.take} if end.take else {}),
             **end.report.figures,
             **({} if peak is None else {"edge_peak_mib": peak}),
             "seconds": dict(self._engine.clock.take()),
@@ -209,10 +210,7 @@ class Session:
 
     def _chosen(self, number: int) -> list[str]:
         """Return the silos of a round, drawn from the training seed: who takes part is no secret."""
-        silos = self._silos
-        count = max(self._players.least, round(self._of.participation * len(silos)))
-        generator = np.random.Generator(np.random.PCG64([self._seed, number]))
-        return [silos[index] for index in sorted(generator.permutation(len(silos))[:count])]
+        return self._of.playing(self._silos, self._seed).of_round(number)
 
     def _has_stopped_improving(self, line: dict[str, Any]) -> bool:
         """Keep the best round's states; return whether `early_stopping` rounds have passed since.

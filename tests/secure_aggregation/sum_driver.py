@@ -13,7 +13,19 @@ from moretta.codec import Codec
 from moretta.errors import MorettaError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Aborted, Exchange, Message, Missing, Reason, Replies, Stamp, message
-from moretta.secure_aggregation import MESSAGES, RULES, Aggregator, Credentials, Rules, Sum, aggregator, contributor
+from moretta.secure_aggregation import (
+    MESSAGES,
+    RULES,
+    Aggregator,
+    Asked,
+    Credentials,
+    HelpedSums,
+    Rules,
+    Sum,
+    aggregator,
+    contributor,
+)
+from moretta.secure_aggregation import asked as about_of
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.pairwise import MaskedUpload
@@ -28,6 +40,8 @@ class Train(Message):
 
 
 CODEC = Codec((*MESSAGES, Train))
+ASKED = Asked(bytes(32))
+"""What an upload answers in tests where nobody asks."""
 Answer = Callable[[Message], Any]
 Seen = list[tuple[str, Message]]
 """What the server received, by silo, also what came too late or was refused."""
@@ -117,13 +131,17 @@ class Silo:
         rules: Rules = RULES,
         credentials: Credentials | None = None,
         insecure: SecretRoot | None = None,
+        helped: HelpedSums | None = None,
     ) -> None:
-        self.contributor = contributor(scheme, name, bits, rules, credentials=credentials, insecure=insecure)
+        self.contributor = contributor(
+            scheme, name, bits, rules, credentials=credentials, insecure=insecure, helped=helped
+        )
         self.tensors, self.weight = {key: np.asarray(value) for key, value in tensors.items()}, weight
 
     def __call__(self, asked: Message) -> Any:
         if isinstance(asked, Train):
-            return self.contributor.upload(asked.stamp, self.tensors, self.weight, asked.encoding)
+            about = about_of(asked)
+            return self.contributor.upload(asked.stamp, self.tensors, self.weight, asked.encoding, asked=about)
         return self.contributor.answer(asked)
 
 

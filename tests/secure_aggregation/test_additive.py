@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import (
+    ASKED,
     NOW,
     Late,
     Seen,
@@ -195,7 +196,7 @@ def test_each_share_alone_is_uniform(bits: int) -> None:
         name: Silo(SCHEME, name, bits, {"w": np.zeros(8000)}, insecure=SecretRoot.insecure(0, name)) for name in "abcd"
     }
     agreed(cohort, SCHEME, bits)
-    upload = cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE)
+    upload = cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE, asked=ASKED)
     shares = shares_of("a", cohort, upload)
     assert set(shares) == set("abcd")
     low, high = 255 - 2 * np.sqrt(255 * 20), 255 + 2 * np.sqrt(255 * 20) + 40
@@ -212,7 +213,7 @@ def test_the_shares_of_others_do_not_depend_on_the_data() -> None:
     def shares(value: float) -> dict[str, np.ndarray]:
         cohort = roots({name: Silo(SCHEME, name, 64, {"w": np.full(3, value)}) for name in "abc"})
         agreed(cohort, SCHEME)
-        upload = cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE)
+        upload = cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE, asked=ASKED)
         return shares_of("a", cohort, upload)
 
     one, other = shares(1.0), shares(-2.5)
@@ -225,7 +226,7 @@ def test_shares_are_fresh_each_time() -> None:
     agreed(cohort, SCHEME)
     seen = set[bytes]()
     for number in (1, 2):
-        upload = cohort["a"].contributor.upload(Stamp(NOW.run, number, 0), cohort["a"].tensors, 1, ONE)
+        upload = cohort["a"].contributor.upload(Stamp(NOW.run, number, 0), cohort["a"].tensors, 1, ONE, asked=ASKED)
         seen.update(share.tobytes() for share in shares_of("a", cohort, upload).values())
     assert len(seen) == 6
 
@@ -418,7 +419,9 @@ def test_a_silo_adds_once_for_each_upload_and_only_the_whole_cohort() -> None:
     sealed = dict.fromkeys("bc", SEALED)
     with pytest.raises(MisuseError, match="without an upload"):
         silo.answer(AddShares(stamp=NOW, shares=sealed))
-    uploads = {name: other.contributor.upload(NOW, other.tensors, 1, ONE) for name, other in cohort.items()}
+    uploads = {
+        name: other.contributor.upload(NOW, other.tensors, 1, ONE, asked=ASKED) for name, other in cohort.items()
+    }
     for makers in ("b", "ab", "abc", "bcd", "bd"):
         with pytest.raises(PeerError, match="one share of each other silo"):
             silo.answer(AddShares(stamp=NOW, shares=dict.fromkeys(makers, SEALED)))
@@ -442,14 +445,14 @@ def test_a_label_is_used_once() -> None:
     agreed(cohort, SCHEME)
     silo, one = cohort["a"].contributor, {"w": np.ones(2)}
     with pytest.raises(RangeError, match="nothing was sent"):
-        silo.upload(NOW, {"w": np.array([1e30])}, 1, ONE)
-    silo.upload(NOW, one, 1, ONE)  # what was refused used no label
+        silo.upload(NOW, {"w": np.array([1e30])}, 1, ONE, asked=ASKED)
+    silo.upload(NOW, one, 1, ONE, asked=ASKED)  # what was refused used no label
     with pytest.raises(MisuseError, match=r"'w'.*uploaded before"):
-        silo.upload(NOW, one, 1, ONE)
-    silo.upload(NOW, {"v": np.ones(2)}, 1, {"v": 20, MOST_WEIGHT: 2})
-    silo.upload(Stamp(NOW.run, 2, 0), one, 1, ONE)
+        silo.upload(NOW, one, 1, ONE, asked=ASKED)
+    silo.upload(NOW, {"v": np.ones(2)}, 1, {"v": 20, MOST_WEIGHT: 2}, asked=ASKED)
+    silo.upload(Stamp(NOW.run, 2, 0), one, 1, ONE, asked=ASKED)
     with pytest.raises(MisuseError, match="not before"):
-        silo.upload(Stamp(NOW.run, 1, 5), {"u": np.ones(2)}, 1, {"u": 20, MOST_WEIGHT: 2})
+        silo.upload(Stamp(NOW.run, 1, 5), {"u": np.ones(2)}, 1, {"u": 20, MOST_WEIGHT: 2}, asked=ASKED)
 
 
 @pytest.mark.parametrize(
@@ -468,20 +471,20 @@ def test_uploads_that_are_refused(tensors: dict[str, np.ndarray], weight: int, e
     cohort = silos(2)
     agreed(cohort, SCHEME)
     with pytest.raises(MorettaError):
-        cohort["s0"].contributor.upload(NOW, tensors, weight, encoding)
+        cohort["s0"].contributor.upload(NOW, tensors, weight, encoding, asked=ASKED)
 
 
 def test_calls_in_the_wrong_order() -> None:
     cohort = silos(2)
     silo = cohort["s0"].contributor
     with pytest.raises(MisuseError, match="without a set-up"):
-        silo.upload(NOW, {"w": np.ones(1)}, 1, ONE)
+        silo.upload(NOW, {"w": np.ones(1)}, 1, ONE, asked=ASKED)
     server = agreed(cohort, SCHEME)
-    silo.upload(NOW, {"w": np.ones(1)}, 1, ONE)
+    silo.upload(NOW, {"w": np.ones(1)}, 1, ONE, asked=ASKED)
     assert silo.answer(Train(stamp=NOW, encoding={})) is None
     silo.answer(AdvertiseKey(stamp=NOW))  # a new set-up forgets seeds and shares
     with pytest.raises(MisuseError, match="without a set-up"):
-        silo.upload(NOW, {"v": np.ones(1)}, 1, ONE)
+        silo.upload(NOW, {"v": np.ones(1)}, 1, ONE, asked=ASKED)
     with pytest.raises(MisuseError, match="without an upload"):
         silo.answer(AddShares(stamp=NOW, shares={"s1": SEALED}))
     assert server.cohort == ("s0", "s1")
@@ -499,9 +502,9 @@ def test_shares_too_long_to_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParameterError, match="a model that takes 24; use scheme"):
         server.want({"w": (2,)}, {"w": 1.0}, 2)
     with pytest.raises(ParameterError, match="a model that takes 24"):
-        cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE)
+        cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE, asked=ASKED)
     monkeypatch.setattr(additive, "MOST_BYTES", TAG_BYTES + 24)
-    cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE)
+    cohort["a"].contributor.upload(NOW, cohort["a"].tensors, 1, ONE, asked=ASKED)
 
 
 def test_an_impossible_weight_ends_the_sum() -> None:
@@ -521,7 +524,7 @@ def test_secrets_are_not_in_representations() -> None:
     cohort = {name: Silo(SCHEME, name, 64, {"w": np.ones(1)}) for name in "ab"}
     agreed(cohort, SCHEME)
     silo = cohort["a"].contributor
-    silo.upload(NOW, {"w": np.ones(1)}, 1, ONE)
+    silo.upload(NOW, {"w": np.ones(1)}, 1, ONE, asked=ASKED)
     seed, share = silo._keys.agreed[0].seeds["b"], silo._kept.share
     for shown in (repr(silo), repr(silo._kept), repr(silo._keys), repr(silo._keys.agreed)):
         assert repr(seed) not in shown

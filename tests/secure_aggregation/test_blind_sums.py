@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_driver import CODEC, NOW, Answer, Silo, Train, Vanished, agreed, at_upload, exact_means, play
+from sum_driver import ASKED, CODEC, NOW, Answer, Silo, Train, Vanished, agreed, at_upload, exact_means, play
 
 from moretta.codec import size
 from moretta.errors import MisuseError, PeerError
@@ -41,7 +41,9 @@ class Member(Silo):
 
     def __call__(self, asked: Message) -> Any:
         if isinstance(asked, Train):
-            return self.contributor.upload(asked.stamp, self.tensors, self.weight, asked.encoding, self.key)
+            return self.contributor.upload(
+                asked.stamp, self.tensors, self.weight, asked.encoding, self.key, asked=ASKED
+            )
         return super().__call__(asked)
 
 
@@ -86,7 +88,7 @@ def read_by(
 ) -> Sum | None:
     """Return what a member reads; None where it is refused."""
     try:
-        return silo.contributor.read(now, total, encoding, key)
+        return silo.contributor.read(now, total, encoding, key, asked=ASKED)
     except PeerError:
         return None
 
@@ -118,7 +120,7 @@ def test_what_members_read_is_the_sum_to_the_last_bit(
     wanted = server.want(shapes, dict.fromkeys(shapes, 100.0), sum(weight for _, weight in rows))
     in_the_open = play(server.sum(Train(stamp=LATER, encoding=encoding), wanted), cohort)
     for silo in cohort.values():
-        found = silo.contributor.read(NOW, total, encoding, key)
+        found = silo.contributor.read(NOW, total, encoding, key, asked=ASKED)
         assert same(found, in_the_open)
         assert found.weight == sum(weight for _, weight in rows)
         for name in shapes:
@@ -276,7 +278,7 @@ def test_what_cannot_be_a_sum_is_a_peers_error(scheme: str, bits: int, rules: Ru
     total, encoding = relayed(agreed(cohort, scheme, bits, rules), cohort)
     for _, wrong, how in broken(total, encoding):
         with pytest.raises(PeerError):
-            cohort["s0"].contributor.read(NOW, wrong, how, KEY)
+            cohort["s0"].contributor.read(NOW, wrong, how, KEY, asked=ASKED)
 
 
 @pytest.mark.parametrize("bits", [64, 32])
@@ -361,10 +363,10 @@ def test_a_second_upload_under_one_stamp_is_refused(
     server = agreed(cohort, scheme, bits)
     encoding = server.want({"w": (2, 3), "loss": ()}, {"w": 9.0, "loss": 9.0}, 99).fraction_bits
     one = cohort["s1"]
-    one.contributor.upload(NOW, one.tensors, 4, encoding, first)
+    one.contributor.upload(NOW, one.tensors, 4, encoding, first, asked=ASKED)
     with pytest.raises(MisuseError, match="a second upload would reveal the first"):
-        one.contributor.upload(NOW, one.tensors, 4, encoding, second)
-    one.contributor.upload(LATER, one.tensors, 4, encoding, second)
+        one.contributor.upload(NOW, one.tensors, 4, encoding, second, asked=ASKED)
+    one.contributor.upload(LATER, one.tensors, 4, encoding, second, asked=ASKED)
 
 
 @each_way
@@ -375,7 +377,8 @@ def test_blind_and_other_uploads_are_of_one_length(scheme: str, bits: int, rules
     encoding = server.want({"w": (2, 3), "loss": ()}, {"w": 9.0, "loss": 9.0}, 99).fraction_bits
     one = cohort["s2"]
     uploads = [
-        one.contributor.upload(now, one.tensors, one.weight, encoding, key) for now, key in ((NOW, None), (LATER, KEY))
+        one.contributor.upload(now, one.tensors, one.weight, encoding, key, asked=ASKED)
+        for now, key in ((NOW, None), (LATER, KEY))
     ]
     assert len({size(upload) for upload in uploads}) == 1
     assert len({len(CODEC.encode(upload)) for upload in uploads}) == 1
@@ -387,14 +390,14 @@ def test_in_the_clear_there_is_nothing_to_hide_in() -> None:
     play(server.setup(NOW, ["a", "b"]), {})
     wanted = server.want({"w": (1,)}, {"w": 1.0}, 2)
     with pytest.raises(MisuseError, match='scheme = "none" sums in the clear'):
-        silo.upload(NOW, {"w": np.ones(1)}, 1, {}, KEY)
+        silo.upload(NOW, {"w": np.ones(1)}, 1, {}, KEY, asked=ASKED)
     with pytest.raises(MisuseError, match='scheme = "none" sums in the clear'):
         play(server.relay(Train(stamp=NOW, encoding={}), wanted), {})
     total = Relayed({"w": np.ones(1)}, np.array(1), ("a",))
     for key in (KEY, None):
         with pytest.raises(MisuseError, match='scheme = "none" sums in the clear'):
-            silo.read(NOW, total, {}, key)
-    silo.upload(NOW, {"w": np.ones(1)}, 1, {})
+            silo.read(NOW, total, {}, key, asked=ASKED)
+    silo.upload(NOW, {"w": np.ones(1)}, 1, {}, asked=ASKED)
 
 
 @each_way
@@ -403,7 +406,7 @@ def test_nothing_is_read_or_relayed_before_a_set_up(scheme: str, bits: int) -> N
     server = agreed(cohort, scheme, bits)
     total, encoding = relayed(server, cohort)
     with pytest.raises(MisuseError, match="set-up"):
-        fresh.read(NOW, total, encoding, KEY)
+        fresh.read(NOW, total, encoding, KEY, asked=ASKED)
     wanted = server.want({"w": (2, 3)}, {"w": 9.0}, 99)
     with pytest.raises(MisuseError, match="without a set-up"):
         play(aggregator(scheme, bits).relay(Train(stamp=NOW, encoding=wanted.fraction_bits), wanted), cohort)
@@ -440,7 +443,7 @@ def test_vectors(case: Mapping[str, Any], scheme: str) -> None:
     assert isinstance(total, Relayed)
     assert int(total.weight) == case["weight"]
     assert {name: words.tolist() for name, words in total.tensors.items()} == case["words"]
-    found = made["anna"].contributor.read(stamp, total, wanted.fraction_bits, bytes.fromhex(case["key"]))
+    found = made["anna"].contributor.read(stamp, total, wanted.fraction_bits, bytes.fromhex(case["key"]), asked=ASKED)
     expected = case["sum"]
     assert (found.weight, list(found.silos)) == (expected["weight"], sorted(case["silos"]))
     exact = np.ldexp(np.array(expected["entries"], dtype=np.float64), -expected["fraction_bits"]) / found.weight
@@ -458,4 +461,6 @@ def test_tampered_vectors(case: Mapping[str, Any], scheme: str) -> None:
         total = Relayed(words, np.array(given["weight"], dtype), given.get("members", sorted(case["silos"])))
         encoding = {**wanted.fraction_bits, **given.get("encoding", {})}
         with pytest.raises(PeerError):
-            made["anna"].contributor.read(Stamp(*given["stamp"]), total, encoding, bytes.fromhex(given["key"]))
+            made["anna"].contributor.read(
+                Stamp(*given["stamp"]), total, encoding, bytes.fromhex(given["key"]), asked=ASKED
+            )

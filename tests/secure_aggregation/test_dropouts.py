@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sum_driver import (
+    ASKED,
     NOW,
     Answer,
     Late,
@@ -372,7 +373,7 @@ def test_masking_takes_two_copies_of_a_model() -> None:
     agreed(pair)
     tracemalloc.start()
     try:
-        upload = pair["a"].contributor.upload(NOW, tensors, 1, encoding)
+        upload = pair["a"].contributor.upload(NOW, tensors, 1, encoding, asked=ASKED)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_driver import CODEC, NOW, Answer, Late, Seen, Silo, Train, Vanished, agreed, play, whole_sum
+from sum_driver import ASKED, CODEC, NOW, Answer, Late, Seen, Silo, Train, Vanished, agreed, play, whole_sum
 
 from moretta.errors import MisuseError, ParameterError, PeerError, RangeError
 from moretta.keystream import SecretRoot
@@ -227,25 +227,29 @@ def test_a_repeated_round_shares_no_mask_with_any_attempt() -> None:
 def test_a_mask_is_used_once() -> None:
     silo = fixed(["a", "b"])["a"]
     one, encoding = {"w": np.ones(2)}, {"w": 20, MOST_WEIGHT: 2}
-    silo.upload(NOW, one, 1, encoding)
+    silo.upload(NOW, one, 1, encoding, asked=ASKED)
     with pytest.raises(MisuseError, match=r"'w'.*uploaded before"):
-        silo.upload(NOW, one, 1, encoding)
+        silo.upload(NOW, one, 1, encoding, asked=ASKED)
     with pytest.raises(MisuseError, match="uploaded before"):  # one fresh name does not help
-        silo.upload(NOW, {"v": np.ones(1), **one}, 1, {"v": 20, **encoding})
-    other = silo.upload(NOW, {"v": np.ones(2)}, 1, {"v": 20, MOST_WEIGHT: 2})  # other tensors of the same stamp
+        silo.upload(NOW, {"v": np.ones(1), **one}, 1, {"v": 20, **encoding}, asked=ASKED)
+    other = silo.upload(
+        NOW, {"v": np.ones(2)}, 1, {"v": 20, MOST_WEIGHT: 2}, asked=ASKED
+    )  # other tensors of the same stamp
     later = Stamp(NOW.run, 2, 0)
-    assert silo.upload(later, one, 1, encoding).weight != other.weight  # the weight's mask is another each time
+    assert (
+        silo.upload(later, one, 1, encoding, asked=ASKED).weight != other.weight
+    )  # the weight's mask is another each time
     for stamp in (NOW, Stamp(NOW.run, 1, 5), Stamp("another run", 9, 0)):
         with pytest.raises(MisuseError):
-            silo.upload(stamp, {"u": np.ones(2)}, 1, {"u": 20, MOST_WEIGHT: 2})
+            silo.upload(stamp, {"u": np.ones(2)}, 1, {"u": 20, MOST_WEIGHT: 2}, asked=ASKED)
 
 
 def test_a_refused_upload_uses_no_label() -> None:
     silo = fixed(["a", "b"])["a"]
     encoding = {"w": 20, MOST_WEIGHT: 2}
     with pytest.raises(RangeError, match=r"`w`: a value of magnitude 1e\+30 .*nothing was sent"):
-        silo.upload(NOW, {"w": np.array([1e30])}, 1, encoding)
-    silo.upload(NOW, {"w": np.array([1.0])}, 1, encoding)
+        silo.upload(NOW, {"w": np.array([1e30])}, 1, encoding, asked=ASKED)
+    silo.upload(NOW, {"w": np.array([1.0])}, 1, encoding, asked=ASKED)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +271,13 @@ def test_a_refused_upload_uses_no_label() -> None:
 )
 def test_uploads_that_are_refused(tensors: dict, weight: int, encoding: dict, error: type[Exception]) -> None:
     with pytest.raises(error):
-        fixed(["a", "b"])["a"].upload(NOW, tensors, weight, encoding)
+        fixed(["a", "b"])["a"].upload(NOW, tensors, weight, encoding, asked=ASKED)
 
 
 def test_calls_in_the_wrong_order() -> None:
     silo = contributor("pairwise", "a")
     with pytest.raises(MisuseError, match="set-up"):
-        silo.upload(NOW, {"w": np.ones(1)}, 1, {"w": 1, MOST_WEIGHT: 2})
+        silo.upload(NOW, {"w": np.ones(1)}, 1, {"w": 1, MOST_WEIGHT: 2}, asked=ASKED)
     advert = silo.answer(AdvertiseKey(stamp=NOW))
     assert isinstance(advert, KeyAdvert)
     other = contributor("pairwise", "b").answer(AdvertiseKey(stamp=NOW))
@@ -284,7 +288,7 @@ def test_calls_in_the_wrong_order() -> None:
     assert silo.answer(Train(stamp=NOW, encoding={})) is None
     silo.answer(AdvertiseKey(stamp=NOW))  # a new set-up forgets the old seeds
     with pytest.raises(MisuseError, match="set-up"):
-        silo.upload(NOW, {"w": np.ones(1)}, 1, {"w": 1, MOST_WEIGHT: 2})
+        silo.upload(NOW, {"w": np.ones(1)}, 1, {"w": 1, MOST_WEIGHT: 2}, asked=ASKED)
 
 
 def test_the_server_needs_a_cohort() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_driver import NOW, Silo, Train, play, whole_sum
+from sum_driver import ASKED, NOW, Silo, Train, play, whole_sum
 
 from moretta.errors import MisuseError, ParameterError, RangeError
 from moretta.protocol import Message, Missing, Reason
@@ -139,7 +139,7 @@ def test_misuse(scheme: str) -> None:
     with pytest.raises(MisuseError, match="does not carry the encoding"):
         play(server.sum(Train(stamp=NOW, encoding={"w": 99}), wanted), cohort)
     with pytest.raises(ParameterError, match="at least 1"):
-        cohort["s0"].contributor.upload(NOW, {"w": np.ones((2, 3))}, 0, wanted.fraction_bits)
+        cohort["s0"].contributor.upload(NOW, {"w": np.ones((2, 3))}, 0, wanted.fraction_bits, asked=ASKED)
 
 
 def test_unknown_schemes_are_named() -> None:

@@ -99,7 +99,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
     rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
     module = copy.deepcopy(truth.federation.model).train()
     weights = participant(truth, name, number).model()
-    return whole_gradient(module, weights, rows, truth.loss, number, no_phase)
+    return whole_gradient(module, weights, rows, truth.loss, truth.drawn(number), no_phase)
 
 
 def _batches(truth: Truth, who: str, rows: int) -> Batches:
@@ -213,7 +213,7 @@ class JointRow:
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows of a round, which all holders know."""
-        return _batches(self.truth, self.name, len(self.rows.x)).of_round(number)
+        return _batches(self.truth, self.name, len(self.rows.x)).of_round(*self.truth.drawn(number))
 
     def part_of_z(self, name: str, number: int) -> Array:
         """Return X_ij W1_ij of a round's batch, [rows, H1]."""

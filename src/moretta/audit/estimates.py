@@ -204,7 +204,9 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
 
     root = SecretRoot(truth.states(number)[f"silo-{silo}"]["private/secret_root"])
     lots = Lots(truth.run.rows[silo], truth.federation.batch_size)
-    return lots.draw(root, seen.ask.stamp.run, number, seen.ask.parameter_hash, seen.seed, seen.ask.k)
+    return lots.draw(
+        root, seen.ask.stamp.run, number, seen.ask.parameter_hash, seen.seed, seen.ask.k, *seen.ask.stamp.drawn[1:]
+    )
 
 
 def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *, tokens: bool) -> float:

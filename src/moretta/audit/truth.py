@@ -177,7 +177,7 @@ class Truth:
         server = self.players(number).server
         if not isinstance(server, PBPFLServer):
             raise ParameterError("only pbpfl has a key; this is another protocol")
-        return server.key(Stamp(self.place.run, number, 0))
+        return server.key(Stamp(self.place.run, number, 0, *self.drawn(number)[1:]))
 
     def final(self, name: str = "model.safetensors") -> Tensors:
         """Return a model of the finished run: "model.safetensors" or "released.safetensors"."""
@@ -210,7 +210,16 @@ class Truth:
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
         size = self.federation.batch_size
-        return Batches(self.run.rows[silo], size, self.seed, silo).of_round(number)
+        return Batches(self.run.rows[silo], size, self.seed, silo).of_round(*self.drawn(number))
+
+    def drawn(self, number: int) -> tuple[int, ...]:
+        """Return what rows, dropout and key of a round were drawn by: `Stamp.drawn` of its last take."""
+        return Stamp(self.place.run, number, 0, self._takes.get(number, 0)).drawn
+
+    @cached_property
+    def _takes(self) -> Mapping[int, int]:
+        lines = (self.folder / "history.jsonl").read_text().splitlines()
+        return {line["round"]: line.get("take", 0) for line in map(json.loads, lines)}
 
     @cached_property
     def background(self) -> Rows:
@@ -242,8 +251,8 @@ class Truth:
         """
         of, rows = self.federation, self._silo_rows(silo)
         at = self.parameters(number) if parameters is None else parameters
-        with rows.randomness(number):
-            x, y = (one.cpu().numpy() for one in rows.batch(number))
+        with rows.randomness(*self.drawn(number)):
+            x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
             return gradient(of.model, at, Rows(x, y), loss or self.loss, of.device)
 
     @lru_cache(maxsize=256)  # noqa: B019

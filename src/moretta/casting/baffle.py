@@ -42,7 +42,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     agreed = enrolment_of(
         setting,
         scheme,
-        len(setting.silos),
+        None,
         setting.columns,
         0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
     )
@@ -75,13 +75,17 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
                 rounds=setting.rounds,
                 session=setting.session,
                 insecure=setting.insecure,
+                rules=setting.rules(scheme),
+                run=setting.run,
+                helped=setting.helped(silo.name) if setting.helped else None,
             )
             continue
+        batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
         clients[silo.name] = Client(
             recipe,
             silo.name,
             TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y, Batches(len(silo.x), setting.batch_size, setting.seed, silo.name), schema, held_out),
+            Rows(silo.x, y, batches, schema, held_out),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),

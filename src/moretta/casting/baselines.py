@@ -20,7 +20,7 @@ def cast_fedsgd(
     protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int
 ) -> Cast:
     """Cast FedSGD, and with their settings federated averaging and centralised training."""
-    agreed = enrolment_of(setting, scheme, len(setting.silos), setting.columns, batch_size)
+    agreed = enrolment_of(setting, scheme, None, setting.columns, batch_size)
     privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
     # Where K silos' sum alone is seen, each adds a K-th of the noise's variance; an upload in the clear has all of it.
     sharers = 1 if scheme == "none" else setting.least(scheme)
@@ -44,7 +44,7 @@ def cast_fedsgd(
 def cast_local(protocol: Training, setting: Setting) -> Cast:
     """Cast silos that train alone."""
     scheme = setting.secure_aggregation.scheme if len(setting.silos) > 1 else "none"
-    agreed = enrolment_of(setting, scheme, len(setting.silos), setting.columns)
+    agreed = enrolment_of(setting, scheme, None, setting.columns)
     clients = {
         name: LoneClient(protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), setting.rounds)
         for name, own in rows_of(protocol, setting).items()

@@ -49,7 +49,7 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
     first = "" if layers is None else layers.weight
     groups = groups_of(grid, shapes, first, joint=joint)
     enrolments = {
-        name: enrolment_of(setting, secure.scheme, len(group.members), _columns_of(setting, group, first))
+        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, group, first))
         for name, group in groups.items()
         if len(group.members) > 1
     }
@@ -120,7 +120,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
                 "its rows"
             )
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
-    batches = Batches(len(silo.x), setting.batch_size, setting.seed, row)  # of a row's holders the same
+    batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run)  # of a row's holders the same
     held_out = held_out_of(protocol, setting, silo)
     return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment, held_out=held_out)
 
@@ -147,7 +147,9 @@ def _participant(
     )
     scheme = setting.secure_aggregation.scheme
     contributors = {
-        name: contributor_of(setting, scheme, silo.name) for name, group in mine.items() if len(group.members) > 1
+        name: contributor_of(setting, scheme, silo.name, group.members)
+        for name, group in mine.items()
+        if len(group.members) > 1
     }
     insecure = setting.insecure_root(silo.name)
     credentials = credentials_of(setting, silo.name, scheme)

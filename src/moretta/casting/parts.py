@@ -39,36 +39,37 @@ def cast_of(
 def enrolment_of(
     setting: Setting,
     scheme: str,
-    members: int,
+    members: Sequence[str] | None,
     columns: int,
     batch_size: int | None = None,
     *,
     ask_scales: bool = False,
 ) -> Enrolment:
-    """Return the server's half of the enrolment of so many silos. columns, batch_size, ask_scales: see `Enrolment`.
+    """Return the server's half of the enrolment of some silos. columns, batch_size, ask_scales: see `Enrolment`.
 
-    batch_size: None is the setting's.
+    members: None for all silos. batch_size: None is the setting's.
     """
-    rules = setting.rules(scheme)
+    rules = setting.rules(scheme, members)
     if scheme == "pairwise":
-        rules.check(members)
+        rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.batch_size if batch_size is None else batch_size
     return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures)
 
 
-def contributor_of(setting: Setting, scheme: str, name: str) -> Contributor:
-    """Return a silo's half of the secure sum."""
+def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None) -> Contributor:
+    """Return a silo's half of the secure sum of some silos, None for all."""
     secure = setting.secure_aggregation
     credentials = credentials_of(setting, name, scheme)
     return contributor(
         scheme,
         name,
         secure.ring_bits,
-        setting.rules(scheme),
+        setting.rules(scheme, members),
         credentials=credentials,
         insecure=setting.insecure_root(name),
         session=setting.session,
+        helped=setting.helped(name).opened if setting.helped else None,
     )
 
 
@@ -83,7 +84,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
         silo.name: SiloRows(
             silo.x,
             enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype),
-            Batches(len(silo.x), setting.batch_size, setting.seed, silo.name),
+            Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run),
             setting.dtype,
             setting.device,
             augment=setting.augment,

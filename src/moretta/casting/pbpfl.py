@@ -23,7 +23,7 @@ def cast_pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
         )
     sample = torch.zeros(2, *setting.row_shape, dtype=_input_dtype(setting))
     plan = ScalePlan.of(setting.model, (sample,))
-    agreed = enrolment_of(setting, secure.scheme, len(setting.silos), setting.columns, ask_scales=True)
+    agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
     server = Server(
         protocol,
         setting.model,

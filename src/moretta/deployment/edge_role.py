@@ -18,6 +18,7 @@ from moretta.deployment.silo_file import SiloFile
 from moretta.edge.client import RUNS, check_memory, check_packages, check_sigma, edge_client
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocol import Array, Client, Message
 from moretta.protocols.baffle.messages import MESSAGES
@@ -69,7 +70,7 @@ class EdgeRole:
         The process compares the graph's weights with the round's hash (`moretta.protocols.baffle.client`).
         """
 
-    def client(self, hello: Hello) -> tuple[Client, Sequence[type[Message]]]:
+    def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Return the role, whose process starts with the first message."""
         run, data, limits, silo = self._run_file.run, self._run_file.data, self._file.limits, self._silo
         held_out = None
@@ -96,6 +97,9 @@ class EdgeRole:
             rounds=run.rounds,
             session=hello.session,
             insecure=self._file.silo.insecure_secret_seed,
+            rules=self._secure.rules(self._roster, told.playing(self._run_file)),
+            run="" if self._file.silo.insecure_secret_seed is not None else hello.run,
+            helped=helped,
         )
         return client, schema_of(MESSAGES)
 

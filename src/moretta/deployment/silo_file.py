@@ -16,6 +16,16 @@ memory-limit-mib = 80         # of an edge client's process
 micro-batch = 4               # rows that an edge client runs at a time
 threads = 2                   # that PyTorch may use
 device = "cpu"
+
+[privacy]                     # floors of its own: a run may ask for more, never for less
+fewest-silos = 3              # in a sum; threshold = 3: of secure aggregation's masks
+scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
+blind = true                  # of cgd: sums that the server cannot read
+roster = true                 # that the run has this site's roster
+dp-noise = 1.0                # the least noise multiplier
+apart = 2                     # silos by which the sets that it helps to sum differ at least, if they differ; 1: any
+repeat-whole-rows = false     # whether a round that uses all rows may be summed again over other silos
+repeat-statistics = false     # and statistics of its rows, in another run
 """
 
 from __future__ import annotations
@@ -28,6 +38,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta import config, config_errors
 from moretta.config_sections import Fraction, Precision, Section, Seed, Words
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive
 
@@ -88,13 +99,47 @@ class Limits(Section):
         return device
 
 
+class Privacy(Section):
+    """What the site insists on in every run, whatever the run's file says: floors that a run may exceed.
+
+    fewest_silos: in any sum that it helps to open. threshold: of the masks' shares. scheme: of the sums; "pairwise" is
+    above "additive-shares". blind: under cgd, that the server reads no sum. roster: that there is one. dp_noise: the
+    least noise multiplier. apart: see `moretta.secure_aggregation.one_sum`. repeat_whole_rows: whether what uses all
+    rows may be summed over other silos too. repeat_statistics: the same of its rows' statistics from run to run.
+    """
+
+    fewest_silos: PositiveInt = 2
+    threshold: PositiveInt | None = None
+    scheme: Literal["pairwise", "additive-shares"] | None = None
+    blind: bool = False
+    roster: bool = False
+    dp_noise: Positive | None = None
+    apart: PositiveInt = 1
+    repeat_whole_rows: bool = False
+    repeat_statistics: bool = False
+
+
 class SiloFile(Section):
     """All of silo.toml. base: its folder, beside which relative paths resolve."""
 
     silo: Silo
     data: Rows
     limits: Limits = Limits()
+    privacy: Privacy = Privacy()
     base: Path = Path()
+
+    @property
+    def helped(self) -> HelpedFile:
+        """Where the site keeps which sums it has helped to open, of all runs together."""
+        privacy = self.privacy
+        return HelpedFile(
+            str(self.out.absolute() / "helped.jsonl"),
+            forces=True,
+            over_runs=not privacy.repeat_statistics,
+            apart=privacy.apart,
+            repeats=privacy.repeat_whole_rows,
+            fewest=privacy.fewest_silos,
+        )
 
     @property
     def out(self) -> Path:
@@ -106,12 +151,12 @@ def load(path: str | Path) -> SiloFile:
     """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
     path = Path(path)
     tables = config.read_toml(path, "the silo file")
-    kinds = {"silo": Silo, "data": Rows, "limits": Limits}
+    kinds = {"silo": Silo, "data": Rows, "limits": Limits, "privacy": Privacy}
     try:
         for name, table in tables.items():
             if name not in kinds:
                 close = config_errors.nearest(name, kinds)
-                hint = f"did you mean [{close}]?" if close else "the sections are [silo], [data], [limits]"
+                hint = f"did you mean [{close}]?" if close else "the sections are [silo], [data], [limits], [privacy]"
                 raise ParameterError(f"the section [{name}] is not known; {hint}")
             if not isinstance(table, dict):
                 raise ParameterError(f"[{name}]: expected a section, got {config_errors.shown(table)}")
@@ -125,6 +170,7 @@ def load(path: str | Path) -> SiloFile:
             silo=config.section("silo", Silo, tables["silo"]),
             data=config.section("data", Rows, tables["data"]),
             limits=config.section("limits", Limits, tables.get("limits", {})),
+            privacy=config.section("privacy", Privacy, tables.get("privacy", {})),
             base=path.absolute().parent,
         )
     except ParameterError as error:

@@ -1,5 +1,6 @@
 """A site's place in a run: the role that it plays, its state on disk, and what the run releases to it.
 
+<out>/helped.jsonl           which sums it has helped to open, of all runs
 <out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml wants them
                lasting.json          what of its state never goes back; secret
                released.safetensors, inputs.json      what the run released, and what inputs mean
@@ -34,6 +35,7 @@ from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
 from moretta.engines.files import write_atomically
 from moretta.engines.flare.desk import UNFIT
 from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError
 from moretta.protocol import Client, Message, Tensors
@@ -54,8 +56,8 @@ class Role(Protocol):
     def check(self, hello: Hello) -> None:
         """Raise `moretta.errors.ParameterError` where the server has another model, or what runs it."""
 
-    def client(self, hello: Hello) -> tuple[Client, Sequence[type[Message]]]:
-        """Cast the protocol's client; return it with the messages of the run."""
+    def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
+        """Cast the protocol's client; return it with the messages of the run. helped: what it has helped to open."""
 
     def leave(self, client: Client, folder: RunFolder) -> None:
         """Write what the run leaves at the site alone."""
@@ -96,7 +98,7 @@ class Site:
         """
         self._check(hello)
         try:
-            client, messages = self._role.client(hello)
+            client, messages = self._role.client(hello, self._file.helped)
         except ParameterError as error:  # of its own rows, which the sentence may quote
             log.error("cannot take part: %s", error)
             raise ParameterError(UNFIT) from error

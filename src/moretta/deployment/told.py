@@ -29,8 +29,9 @@ from moretta.data.split import cut, split
 from moretta.deployment.silo_file import SiloFile
 from moretta.errors import ParameterError
 from moretta.imports import resolve
-from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.cgd.params import CGD
 from moretta.roles import Silo
+from moretta.secure_aggregation.cohort import Participation
 
 if TYPE_CHECKING:
     from moretta.federation import Federation  # it needs torch, which may be absent at a site
@@ -55,12 +56,13 @@ def told(run_file: RunFile) -> str:
 def server_side(run_file: RunFile, out: Path) -> Federation:
     """Return the federation as the server has it: every silo elsewhere.
 
-    Where the protocol hides the model from silos (pbpfl), a model that nobody could rebuild from what sites are told
-    is what it starts from: `[run] seed` is told, so initial weights are drawn from the operating system instead, unless
-    `[protocol] warm-start` names them. Raises `moretta.errors.ParameterError` for what cannot work.
+    Initial weights are drawn from the operating system, unless `[protocol] warm-start` names them, and not from `[run]
+    seed`, which sites are told: where the protocol hides the model from silos (pbpfl) nobody can rebuild it, and two
+    runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
+    all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
     """
-    hides = isinstance(run_file.protocol, PBPFL) and run_file.protocol.warm_start is None
-    secret = hides and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
+    drawn = not isinstance(run_file.protocol, CGD) and run_file.protocol.warm_start is None
+    secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
     federation = _federation(run_file, secrets.randbits(63) if secret else run_file.run.seed, silos_of(run_file))
     text = config.dump(run_file)
     protocol = federation.protocol
@@ -115,6 +117,7 @@ def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
 
     Raises `moretta.errors.ParameterError` where it has them, and the run would have the server see each upload.
     """
+    check_floors(run_file, site)
     aggregation = run_file.secure_aggregation
     if site.silo.roster is None or site.silo.identity is None:
         return aggregation.model_copy(update={"roster": None, "identity": None})
@@ -125,6 +128,41 @@ def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
         )
     places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
     return aggregation.model_copy(update=places)
+
+
+SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
+
+
+def check_floors(run_file: RunFile, site: SiloFile) -> None:
+    """Raise `moretta.errors.ParameterError`, naming the key, for a run that goes below a floor of silo.toml."""
+    floors, secure, protocol = site.privacy, run_file.secure_aggregation, run_file.protocol
+    masked = secure.scheme == "pairwise"
+    least = secure.rules(None, playing(run_file)).least(secure.scheme)
+    wanted_scheme = floors.scheme or "none"
+    noise = getattr(protocol, "dp_noise", None) or 0.0
+    blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
+    found: dict[str, tuple[bool, object, object]] = {
+        "fewest-silos": (secure.scheme == "none" or least >= floors.fewest_silos, floors.fewest_silos, least),
+        "threshold": (
+            floors.threshold is None or (masked and least >= floors.threshold),
+            floors.threshold,
+            least if masked else f'none under scheme = "{secure.scheme}"',
+        ),
+        "scheme": (
+            SCHEMES.index(secure.scheme) >= SCHEMES.index(wanted_scheme),
+            wanted_scheme,
+            secure.scheme,
+        ),
+        "blind": (blind or not floors.blind, "true", "false"),
+        "roster": (site.silo.roster is not None or not floors.roster, "true", "none: [silo] roster is not set"),
+        "dp-noise": (noise >= (floors.dp_noise or 0.0), floors.dp_noise, noise or "none"),
+    }
+    for key, (good, wanted, got) in found.items():
+        if not good:
+            raise ParameterError(
+                f"[privacy] {key} = {wanted} in this site's silo.toml, and the run has less, {got}; have the run ask "
+                "for as much, or lower the floor"
+            )
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
@@ -197,6 +235,13 @@ def silos_of(run_file: RunFile) -> list[Silo]:
         silo = Silo(name, x, np.empty(0, np.int64), f"row-{row + 1}", parts[part], None, True, labelled)
         found.append(silo)
     return found
+
+
+def playing(run_file: RunFile) -> Participation:
+    """Return who plays which round."""
+    names, run = run_file.engine.sites, run_file.run
+    count = max(run_file.secure_aggregation.least, round(run.participation * len(names)))
+    return Participation(tuple(names), count, run.seed)
 
 
 def task_of(data: Data) -> str:

@@ -10,7 +10,9 @@ from moretta import result
 from moretta.config import RunFile
 from moretta.deployment import told
 from moretta.deployment.silo_file import SiloFile
+from moretta.engines.checkpoint import Place
 from moretta.engines.flare.envelope import Hello
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocol import Client, Message
 from moretta.protocols.cgd.client import Client as Participant
@@ -46,10 +48,11 @@ class TorchRole:
                 f"{self._model[:12]} and {hello.model[:12]}); bring the same code to both"
             )
 
-    def client(self, hello: Hello) -> tuple[Client, Sequence[type[Message]]]:
+    def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Cast the role."""
         run = self._run_file.run
-        return self._federation.client(self._name, run.rounds, run.seed, hello.session)
+        place = Place(hello.run, hello.round, hello.session, hello.job)
+        return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
         """Write what the run leaves at the site alone: of cgd the participant's own model, and what it has read."""

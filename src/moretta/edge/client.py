@@ -14,6 +14,7 @@ import numpy as np
 from moretta.config_sections import Engine, SecureAggregation
 from moretta.edge.settings import Settings
 from moretta.engines.child import ChildClient
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import MissingExtra, ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Array
@@ -25,7 +26,7 @@ from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.batches import Batches
 from moretta.protocols.scoring import HeldOut
 from moretta.protocols.silo_rows import Rows, schema_of
-from moretta.secure_aggregation import contributor
+from moretta.secure_aggregation import Rules, contributor
 from moretta.secure_aggregation.identity import Roster
 
 # A process that has imported numpy and ONNX Runtime, and nothing else, has 62 MiB resident (x86-64 Linux, Python 3.11):
@@ -83,12 +84,16 @@ def edge_client(
     rounds: int,
     session: int,
     insecure: int | None,
+    rules: Rules,
+    run: str = "",
+    helped: HelpedFile | None = None,
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
     rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them.
     secure, roster: with the places of both, and the roster as read. engine: what it may take, and its precision.
-    schema: the digest of the model's tensors. insecure: the seed from which all secrets follow, for tests.
+    schema: the digest of the model's tensors. insecure: the seed from which all secrets follow, for tests. rules: of
+    the secure sum. run: of batches. helped: where the silo keeps what it has helped to open.
     Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
@@ -96,14 +101,14 @@ def edge_client(
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, name)
 
     recipe, privacy, (x, y) = Recipe.of(protocol, rounds), protocol.privacy, rows
-    sharers = 1 if secure.scheme == "none" else secure.least
-    credentials, rules = secure.credentials(name, roster), secure.rules(roster)
+    sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
+    credentials = secure.credentials(name, roster)
     keys = None if insecure is None else root()
     lends = Client(  # its secrets, as what state there is at first
         recipe,
         name,
         None,
-        Rows(x, y, Batches(len(x), batch_size, seed, name), schema),
+        Rows(x, y, Batches(len(x), batch_size, seed, name, run), schema),
         contributor(
             secure.scheme, name, secure.ring_bits, rules, credentials=credentials, insecure=keys, session=session
         ),
@@ -130,6 +135,8 @@ def edge_client(
         held_out=0 if held_out is None else len(held_out.x),
         figures=() if held_out is None else tuple(held_out.figures),
         rounds=rounds,
+        run=run,
+        helped=helped,
     )
     if held_out is not None:  # rows held back travel as the last ones
         x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])

@@ -20,7 +20,7 @@ from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
 from moretta.engines.clock import Clock
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Message
+from moretta.protocol import Array, Message, answered
 from moretta.protocols.baffle.client import Client
 from moretta.protocols.baffle.estimate import differences, directions_of
 from moretta.protocols.baffle.messages import MESSAGES
@@ -52,7 +52,7 @@ class Silo:
         self._forward: OnnxForward | None = None
         self._too_large: ParameterError | None = None
         kept = len(x) - settings.held_out
-        self._batches = Batches(kept, settings.batch_size, settings.seed, settings.name)
+        self._batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
         held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
         self._rows = Rows(x[:kept], y[:kept], self._batches, settings.schema, held_out if settings.held_out else None)
         insecure = SecretRoot(begin.insecure) if begin.insecure else None
@@ -69,6 +69,7 @@ class Silo:
                 credentials=settings.credentials(),
                 insecure=insecure,
                 session=settings.session,
+                helped=settings.helped.opened if settings.helped else None,
             ),
             SecretRoot(begin.state["seed/secret_root"]),
             self._private(begin),
@@ -87,7 +88,7 @@ class Silo:
             self._told = dict(message.state)
             return Done(stamp=HERE)
         try:
-            answer = self._client.answer(message)
+            answer = answered(self._client, message)
         except MemoryError:  # of `cap`; what was being made is gone
             if self._settings.memory_limit_mib is None:
                 raise

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from moretta.engines.kept_lines import HelpedFile
 from moretta.protocols.accountant import Privacy
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.row_losses import RowLosses
 from moretta.secure_aggregation import Credentials, Rules
+from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Identity, Roster
 
 
@@ -23,7 +25,7 @@ class Settings:
     privacy, sharers: of the noise on its scalars, if any. precision: of the graph it runs. memory_limit_mib: the most
     memory it may take. micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
     held_out: how many of its last rows it holds back, to score models on: see `moretta.protocols.scoring.HeldOut`,
-    whose `after` are the rounds.
+    whose `after` are the rounds. run: of batches. helped: where the silo keeps what it has helped to open, if anywhere.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Settings:
     held_out: int = 0
     figures: tuple[str, ...] = ()
     rounds: int = 0
+    run: str = ""
+    helped: HelpedFile | None = None
 
     def dump(self) -> str:
         """Return the settings as JSON."""
@@ -59,9 +63,13 @@ class Settings:
         values: dict[str, Any] = json.loads(text)
         recipe = _frozen(values["recipe"]) | {"loss": RowLosses(**_frozen(values["recipe"]["loss"]))}
         roster = Roster.load(values["roster"]) if values["roster"] else None
+        playing = values["rules"]["participation"]
         built = {
             "recipe": Recipe(**recipe),
-            "rules": Rules(**values["rules"] | {"roster": roster}),
+            "rules": Rules(
+                **values["rules"] | {"roster": roster, "participation": playing and Participation(**_frozen(playing))}
+            ),
+            "helped": values["helped"] and HelpedFile(**values["helped"]),
             "privacy": None if values["privacy"] is None else Privacy(**values["privacy"]),
         }
         return cls(**_frozen(values) | built)

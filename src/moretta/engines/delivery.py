@@ -11,7 +11,7 @@ from moretta.codec import size
 from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
 from moretta.errors import PeerError
-from moretta.protocol import Ask, Message, Missing, Reason, Replies
+from moretta.protocol import Ask, Message, Missing, Reason, Replies, Spent
 
 log = logging.getLogger("moretta")
 
@@ -86,6 +86,8 @@ def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) ->
 
 def valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:
     """Return an answer to a message of an ask, or why it is none."""
+    if isinstance(answer, Spent) and answer.stamp == message.stamp:
+        return Missing(Reason.SPENT, str(answer), answer)
     if not isinstance(answer, ask.reply):
         return Missing(Reason.MALFORMED, f"expected `{ask.reply.TAG}`, got `{answer.TAG}`")
     if answer.stamp != message.stamp:

@@ -3,11 +3,17 @@
 The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends what was not asked for is
 named and costs the round only itself. Where the protocol cannot do without it, the round is repeated with the rest, as
 the next attempt, after a new set-up, so no mask is used twice. It is asked again in the next round.
+
+A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Where silos were bound to one before the
+attempt failed, or say that they had been (`Reason.SPENT`), what follows is the next take, with other rows; and where
+silos upload all their rows, the same take by the same silos, for whom the driver waits. A silo that was silent when
+others were bound has cost a take; one that has cost two is left out until the run is resumed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,6 +37,10 @@ from moretta.protocol import (
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
+SAYS = (
+    3  # times in a round that a silo may say that a take is spent; more come of one that does not follow the protocol
+)
+COSTS = 2  # takes that a silo may cost before it is left out
 
 R = TypeVar("R")
 Deliver = Callable[[Ask], Replies]
@@ -47,7 +57,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A finished round: which attempt succeeded, with which silos, what it came to, who missed some of it.
+    """A finished round: which attempt succeeded, at which take, with which silos, what it came to, who missed some.
 
     cohort: of the set-up that the successful attempt stood on. dropped: everyone who was missing from any answer of the
     round, in its cohort or not, each with the first reason.
@@ -58,6 +68,7 @@ class RoundEnd:
     cohort: Sequence[str]
     report: Report
     dropped: Sequence[Dropped]
+    take: int = 0
 
 
 class Driver:
@@ -87,6 +98,7 @@ class Driver:
         self._deliver, self._least, self._phase, self._chosen, self._back = deliver, least, phase, chosen, back
         self._renewed, self._away = renewed, away
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
+        self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
@@ -95,8 +107,8 @@ class Driver:
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
-            report, attempt, dropped = self._repeat(number, present, self._server.round)
-            yield RoundEnd(number, attempt, self._cohort or (), report, [*before, *dropped])
+            report, now, dropped = self._repeat(number, present, self._server.round)
+            yield RoundEnd(number, now.attempt, self._cohort or (), report, [*before, *dropped], now.take)
             before = ()
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[Dropped]]:
@@ -106,46 +118,89 @@ class Driver:
 
     def _repeat(
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
-    ) -> tuple[R, int, Sequence[Dropped]]:
+    ) -> tuple[R, Stamp, Sequence[Dropped]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        wanted, lost = present, dict[str, Missing]()  # who is to play, and who of them is left out by now
-        away = self._away(present)
-        if len(present) - len(away) >= self._least:
+        wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
+        away = {silo: why for silo, why in self._away(present).items() if silo not in lost}
+        if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
-            present = [silo for silo in present if silo not in away]
-        attempt = waits = 0
+        takes, attempt, waits = _Takes(), 0, 0
         while True:
-            failure: MorettaError | None = None
-            try:
-                ended = self._attempt(Stamp(self._run, number, attempt), present, begin, lost)
-            except RunFailed as error:  # where the protocol cannot do without those who are missing
-                ended, failure = Aborted({}), error
-            else:
-                if isinstance(ended, Aborted):
-                    if not ended.missing.keys() & set(present):
-                        raise MisuseError(
-                            f"round {number} was aborted without naming a silo; a protocol must name who is missing"
-                        )
-                    _note(lost, ended.missing)
+            now, present = Stamp(self._run, number, attempt, takes.take), takes.playing(wanted, lost)
+            ended, failure = self._tried(now, present, begin, lost)
+            if isinstance(ended, Aborted):
+                _note(lost, takes.after(ended))
             _note(gone, lost)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
-                return ended, attempt, dropped
+                return ended, now, dropped
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
-            rest = [silo for silo in wanted if silo not in lost]
-            if failure is None and len(rest) < self._least:
-                failure = _too_few(number, lost, len(rest), self._least)
+            failure = failure or self._shortage(number, takes, wanted, lost)
             if failure is not None:
                 waits += 1
-                back = self._wait_for(lost, self._least - len(rest)) if waits <= WAITS else []
-                if not back:
-                    raise failure
-                lost = {silo: why for silo, why in lost.items() if silo not in back}
-                rest = [silo for silo in wanted if silo not in lost]
-                if len(rest) < self._least:
-                    raise failure
-            present, attempt = rest, attempt + 1
+                lost = self._after_waiting(failure, waits, takes, wanted, lost)
+            attempt += 1
+
+    def _tried(
+        self,
+        now: Stamp,
+        present: list[str],
+        begin: Callable[[Stamp], Exchange[R | Aborted]],
+        lost: dict[str, Missing],
+    ) -> tuple[R | Aborted, MorettaError | None]:
+        """Return what an attempt came to, and the failure where the protocol cannot do without those who are missing.
+
+        lost: is told who was missing.
+        """
+        try:
+            ended = self._attempt(now, present, begin, lost)
+        except RunFailed as error:
+            return Aborted({}), error
+        if isinstance(ended, Aborted):
+            if not ended.missing.keys() & set(present):
+                raise MisuseError(
+                    f"round {now.round} was aborted without naming a silo; a protocol must name who is missing"
+                )
+            _note(lost, ended.missing)
+            self._cost.update(silo for silo in ended.opened if ended.missing[silo].spent is None)
+        return ended, None
+
+    def _shortage(
+        self, number: int, takes: _Takes, wanted: Sequence[str], lost: Mapping[str, Missing]
+    ) -> MorettaError | None:
+        """Return why those who are left cannot play; None if they can."""
+        rest = takes.playing(wanted, lost)
+        if len(rest) < len(takes.only):
+            return RunFailed(_only_by(number, takes.only, lost))
+        return _too_few(number, lost, len(rest), self._least) if len(rest) < self._least else None
+
+    def _after_waiting(
+        self,
+        failure: MorettaError,
+        waits: int,
+        takes: _Takes,
+        wanted: Sequence[str],
+        lost: Mapping[str, Missing],
+    ) -> dict[str, Missing]:
+        """Wait for silos that are away; return who is still left out. Raises the failure where too few come back."""
+        needed = len(takes.only) or self._least
+        back = self._wait_for(lost, needed - len(takes.playing(wanted, lost))) if waits <= WAITS else []
+        left = {silo: why for silo, why in lost.items() if silo not in back}
+        if not back:
+            left |= takes.without_them()
+        elif len(takes.playing(wanted, left)) < needed:
+            raise failure
+        if len(left) == len(lost) or len(takes.playing(wanted, left)) < self._least:
+            raise failure
+        return left
+
+    def _left_out(self, present: Sequence[str]) -> dict[str, Missing]:
+        """Return the silos that have cost too many takes, unless too few would be left."""
+        out = [silo for silo in present if self._cost[silo] >= COSTS]
+        if len(present) - len(out) < self._least:
+            return {}
+        return dict.fromkeys(out, _COSTLY)
 
     def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:
         """Wait for silos that cannot be reached, where the engine can; return who is back.
@@ -190,10 +245,67 @@ class Driver:
             _note(gone, replies.missing)
 
 
+class _Takes:
+    """Which take of a round is played next, and by whom, by what silos say that have helped to open a sum of it.
+
+    only: the silos that alone may play it; none for all.
+    """
+
+    def __init__(self) -> None:
+        self.take = 0
+        self.only: Sequence[str] = ()
+        self._bound = list[str]()  # who says that only those may
+        self._said = Counter[str]()
+
+    def playing(self, wanted: Sequence[str], lost: Mapping[str, Missing]) -> list[str]:
+        """Return who plays, of those who are wanted."""
+        return [silo for silo in self.only or wanted if silo not in lost]
+
+    def after(self, ended: Aborted) -> dict[str, Missing]:
+        """Take up what an attempt was aborted by; return who is to be left out as it says that too often."""
+        spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
+        self._said.update(spent.keys())
+        often = [silo for silo in spent if self._said[silo] > SAYS]
+        heard = {silo: one for silo, one in spent.items() if silo not in often}
+        whole = {silo: one for silo, one in heard.items() if one.whole}
+        self._bound, self.only = list(whole), max((one.survivors for one in whole.values()), default=())
+        if whole:
+            self.take = max(one.next_take for one in whole.values())
+        else:
+            self.take = max([self.take + bool(ended.opened), *(one.next_take for one in heard.values())])
+        return dict.fromkeys(often, _OFTEN)
+
+    def without_them(self) -> dict[str, Missing]:
+        """Let all play the next take but those who would play the last one again; return those."""
+        left_out = dict.fromkeys(self._bound, _BOUND)
+        self.take, self.only, self._bound = self.take + bool(left_out), (), []
+        return left_out
+
+
+_OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
+_BOUND = Missing(
+    Reason.REFUSED, "it plays this round again with the same silos as before alone, and they are not all there"
+)
+_COSTLY = Missing(
+    Reason.DISCONNECTED,
+    f"it was silent {COSTS} times when the others had said who is in a sum, and is left out until the run is resumed",
+)
+
+
+def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
+    missing = ", ".join(silo for silo in only if silo in lost)
+    return (
+        f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads "
+        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back "
+        "and go on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
+    )
+
+
 def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
-    """Add who is missing; the first reason is the one that led to the others."""
+    """Add who is missing; the first reason is the one that led to the others. Who names another take is there."""
     for silo, why in missing.items():
-        gone.setdefault(silo, why)
+        if why.spent is None:
+            gone.setdefault(silo, why)
 
 
 def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int) -> ParameterError | RunFailed:

@@ -14,7 +14,7 @@ from moretta.engines.delivery import Traffic, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
-from moretta.protocol import Ask, Client, Message, Missing, Reason, Replies
+from moretta.protocol import Ask, Client, Message, Missing, Reason, Replies, answered
 
 log = logging.getLogger("moretta")
 
@@ -111,7 +111,7 @@ class InProcess:
         self._record(silo, "received", "server", message)
         began = time.perf_counter()
         try:
-            answer = client.answer(self._wire(message))
+            answer = answered(client, self._wire(message))
             took = time.perf_counter() - began + mishap.seconds
             if isinstance(client, ChildClient):
                 took -= client.starting

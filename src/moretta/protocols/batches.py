@@ -1,4 +1,8 @@
-"""Which rows a silo uses in which round: a pure function of seed, silo and round, so a resumed run needs no state."""
+"""Which rows a silo uses in which round: a pure function of seed, silo, round and take, so it needs no state.
+
+Two takes of a round have rows drawn independently of each other (`moretta.secure_aggregation.one_sum`), unless a batch
+is of more than half of them: then nearly the same rows come again whatever is drawn, and all takes have the same.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,27 @@ class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
 
     rows: how many rows the silo has. size: rows in a batch, 0 for all of them. seed: of the training, not secret.
+    run: the run's id, so that another run of the same seed has other batches; none where one machine plays all roles.
     """
 
-    def __init__(self, rows: int, size: int, seed: int, silo: str) -> None:
+    def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "") -> None:
         if rows < 1:
             raise ParameterError(f"silo `{silo}` has no rows; expected at least one")
         self.rows = rows
         self.size = min(size, rows) or rows
         self.per_epoch = -(-rows // self.size)
-        self.entropy = [seed, int.from_bytes(hashlib.sha256(silo.encode()).digest()[:8], "big")]
+        self.entropy = [seed, *(_number(name) for name in (silo, run) if name)]
+        self.whole = 2 * self.size > rows
         self._epoch, self._order = -1, np.arange(0)
 
-    def of_round(self, number: int) -> NDArray[np.int64]:
-        """Return the row numbers of round `number`, counted from 1."""
+    def of_round(self, number: int, take: int = 0) -> NDArray[np.int64]:
+        """Return the row numbers of round `number`, counted from 1, and of a take of it: `Stamp.drawn`.
+
+        Of a take beyond the first they are drawn from all rows, so the silo may see some of them twice in an epoch.
+        """
+        if take and not self.whole:
+            generator = np.random.Generator(np.random.PCG64([*self.entropy, number, take]))
+            return generator.permutation(self.rows)[: self.size]
         epoch, position = divmod(number - 1, self.per_epoch)
         return self.of_epoch(epoch)[position]
 
@@ -39,6 +51,10 @@ class Batches:
         return [self._order[start : start + self.size] for start in range(0, self.rows, self.size)]
 
 
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
 class UnionBatches:
     """The batches of several silos whose rows lie one after the other: round by round their union."""
 
@@ -47,13 +63,14 @@ class UnionBatches:
         self.entropy = parts[0].entropy
         self._starts = np.cumsum([0, *(part.rows for part in parts)])
         self.rows = int(self._starts[-1])
+        self.whole = any(part.whole for part in parts)
 
     def of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the batches of epoch `epoch`, silo by silo: each row once."""
         parts = zip(self._parts, self._starts, strict=False)
         return [index + start for part, start in parts for index in part.of_epoch(epoch)]
 
-    def of_round(self, number: int) -> NDArray[np.int64]:
-        """Return the row numbers of round `number`, counted from 1."""
+    def of_round(self, number: int, take: int = 0) -> NDArray[np.int64]:
+        """Return the row numbers of round `number`, counted from 1, and of a take of it."""
         parts = zip(self._parts, self._starts, strict=False)
-        return np.concatenate([part.of_round(number) + start for part, start in parts])
+        return np.concatenate([part.of_round(number, take) + start for part, start in parts])

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError
-from moretta.protocol import Aborted, Ask, Exchange, Message, Outcome, Stamp, State, Tensors
+from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Outcome, Reason, Stamp, State, Tensors
 from moretta.protocols import modules, scoring
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
@@ -33,7 +33,14 @@ from moretta.protocols.scoring import HeldOut, Score
 from moretta.protocols.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, standardise
 from moretta.protocols.targets import encode
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, moments
+from moretta.secure_aggregation.asked import digest_of
 from moretta.secure_aggregation.statistics import FLAT
+
+_LATE = Missing(
+    Reason.REFUSED,
+    "it was not there when rows were counted, which is done once a run, so it cannot join a run whose rounds use all "
+    "rows (batch-size = 0)",
+)
 
 
 def standardised(
@@ -78,6 +85,7 @@ class SiloRows:
         self._held_out, self._scales = held_out, (np.zeros(1), np.ones(1))
         self.y = y.to(device)
         self.batches = batches
+        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
         self.x = self._standardised(self._raw)
 
     def _standardised(self, x: NDArray[np.generic]) -> Tensor:
@@ -89,9 +97,9 @@ class SiloRows:
         self.x = self._standardised(self._raw)
         return self._scales
 
-    def batch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of round `number`, counted from 1."""
-        return self.rows(self.batches.of_round(number))
+    def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
+        return self.rows(self.batches.of_round(number, take))
 
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
@@ -112,7 +120,7 @@ class SiloRows:
         rows = Rows(self._raw, self.y.cpu().numpy(), self.batches, modules.schema(model))
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
-            self._scales = rows.mean, rows.deviation
+            self._scales, self.agreed = (rows.mean, rows.deviation), rows.agreed
             self.x = self._standardised(self._raw)
         return reply
 
@@ -121,15 +129,16 @@ class SiloRows:
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
         outputs = modules.outputs_of(model, self._standardised(self._held_out.x))
-        return self._held_out.upload(ask, contributor, outputs.cpu().numpy(), blind)
+        return self._held_out.upload(ask, contributor, outputs.cpu().numpy(), self.agreed, blind)
 
     @contextmanager
-    def randomness(self, number: int) -> Iterator[None]:
-        """Seed torch for round `number`, for dropout and the like, and put its generator back afterwards.
+    def randomness(self, number: int, take: int = 0) -> Iterator[None]:
+        """Seed torch for a round and take (`Stamp.drawn`), for dropout, and put its generator back afterwards.
 
-        A function of seed, silo and round, so that a resumed run draws what an uninterrupted one would have drawn.
+        A function of seed, silo, round and take, so that a resumed run draws what an uninterrupted one would.
         """
-        seed = np.random.SeedSequence([*self.batches.entropy, number]).generate_state(1, np.uint64)
+        drawn = [number, take] if take else [number]
+        seed = np.random.SeedSequence([*self.batches.entropy, *drawn]).generate_state(1, np.uint64)
         # Not torch.manual_seed: without a GPU it formats a stack trace at every call, a third of a millisecond.
         generators = [torch.default_generator]
         if self._device.startswith("cuda"):
@@ -164,15 +173,18 @@ class Enrolment:
         self.aggregation, self.figures = aggregation, figures
         self._schema, self._columns, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
         self._has_statistics = False
-        self._rows = 0
+        self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
+        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
         self.mean, self.deviation = np.zeros(1), np.ones(1)
         self.input_scale, self.target_scale = (0.0, 1.0), 1.0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree on keys, once a run on statistics, where rounds use all rows on their number, and on the model."""
+        if late := set(cohort) - set(self._counted) if self._counted else ():
+            return Aborted(dict.fromkeys(sorted(late), _LATE))
         aborted = yield from self.aggregation.setup(now, cohort)
-        if aborted is None and not self._batch_size:
+        if aborted is None and not self._batch_size and not self._counted:
             aborted = yield from self._count_rows(now)
         if aborted is None and not self._has_statistics:
             aborted = yield from self._gather_statistics(now)
@@ -182,7 +194,7 @@ class Enrolment:
         replies = yield Ask.all(cohort, begin, Ready)
         if replies.missing:
             return Aborted(replies.missing)
-        self.cohort = tuple(cohort)
+        self.cohort, self.agreed = tuple(cohort), (digest_of(begin),)
         return None
 
     def most_weight(self) -> int:
@@ -196,15 +208,15 @@ class Enrolment:
         """
         if not self.figures:
             return outcome
-        scores = yield from scoring.score(self.aggregation, now, parameters, self.figures)
+        scores = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
         return scores if isinstance(scores, Aborted) else replace(outcome, scores=scores)
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
-        """Count the cohort's rows anew: a silo that was not there before brings its own."""
+        """Count the cohort's rows, once a run: counts over two sets of silos give the rows of those in one of them."""
         counted = yield from moments(self.aggregation, now, 0, what="rows")
         if isinstance(counted, Aborted):
             return counted
-        self._rows = counted.rows
+        self._rows, self._counted = counted.rows, tuple(self.aggregation.cohort)
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
@@ -226,14 +238,16 @@ class Enrolment:
         return None
 
     def state(self) -> State:
-        """Return what was agreed once and for all; keys are agreed and rows are counted afresh."""
+        """Return what was agreed once and for all; keys are agreed afresh."""
         scales = np.array([*self.input_scale, self.target_scale])
         agreed: State = {"input_mean": self.mean, "input_deviation": self.deviation, "scales": scales}
-        return {**agreed, "has_statistics": int(self._has_statistics)}
+        counted: State = {"rows": self._rows, "counted": "\n".join(self._counted)}
+        return {**agreed, "has_statistics": int(self._has_statistics), **counted}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self._has_statistics = bool(state["has_statistics"])
+        self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
         self.mean, self.deviation = np.asarray(state["input_mean"]), np.asarray(state["input_deviation"])
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
         self.input_scale = (mean, deviation)

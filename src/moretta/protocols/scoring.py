@@ -37,6 +37,7 @@ from moretta.errors import ParameterError, PeerError
 from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, Tensors, message
 from moretta.protocols.baffle.row_losses import RowLosses
 from moretta.secure_aggregation import Aggregator, Contributor, Sum, Wanted
+from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.statistics import GRID_BITS, HALF, LARGEST, LIMBS, from_limbs, to_limbs
 
 ROWS = "rows"
@@ -73,9 +74,17 @@ class HeldOut:
     figures: Sequence[str]
     after: int
 
-    def upload(self, ask: Score, contributor: Contributor, outputs: Array, blind: bytes | None = None) -> Message:
+    def upload(
+        self,
+        ask: Score,
+        contributor: Contributor,
+        outputs: Array,
+        agreed: Sequence[bytes] = (),
+        blind: bytes | None = None,
+    ) -> Message:
         """Return the upload that answers. outputs: of the model on x, [rows, outputs]. blind: as the contributor's.
 
+        agreed: digests of what the set-up agreed on.
         Raises `moretta.errors.PeerError` where the run has not ended, and `moretta.errors.ParameterError` for scores
         that cannot be summed: those of a model that has diverged.
         """
@@ -87,7 +96,7 @@ class HeldOut:
             if not abs(total) < LARGEST:
                 raise ParameterError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
         tensors = {_tensor(name): to_limbs([value])[:, 0] for name, value in {ROWS: float(len(self.x)), **sums}.items()}
-        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind)
+        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=asked_of(ask, agreed))
 
     def _by_row(self, figure: str, outputs: Array) -> NDArray[np.float64]:
         """Return a figure of each row, float64[rows]."""
@@ -105,6 +114,11 @@ def _classes(values: Array) -> Array:
     return values[:, 0] > 0.5 if values.shape[1] == 1 else values.argmax(axis=1)
 
 
+def asked_of(ask: Score, agreed: Sequence[bytes]) -> Asked:
+    """Return what a score answers. agreed: digests of what the set-up agreed on."""
+    return asked(ask, *agreed, once="score", whole=True)
+
+
 def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:
     """Return what all silos are asked, and what their uploads sum to."""
     shapes = {_tensor(name): (LIMBS,) for name in (ROWS, *figures)}
@@ -113,10 +127,14 @@ def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Se
 
 
 def score(
-    aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]
+    aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], agreed: Sequence[bytes]
 ) -> Exchange[Mapping[str, float] | Aborted]:
-    """Return what a model, or each silo's own, scores on the rows held back: rows, and the figures' means over them."""
-    total = yield from aggregator.sum(*ask_for(aggregator, now, parameters, figures))
+    """Return what a model, or each silo's own, scores on the rows held back: rows, and the figures' means over them.
+
+    agreed: digests of what the set-up agreed on.
+    """
+    ask, wanted = ask_for(aggregator, now, parameters, figures)
+    total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest)
     return total if isinstance(total, Aborted) else read(total, figures)
 
 

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.errors import ParameterError, PeerError
-from moretta.protocol import Array, Message, message, unexpected
+from moretta.protocol import Array, Message, Spent, message, unexpected
 from moretta.protocols import scoring
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.scoring import HeldOut
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation import Contributor, answer_moments
+from moretta.secure_aggregation.asked import digest_of
 from moretta.secure_aggregation.statistics import AskMoments
 
 SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
@@ -53,7 +54,7 @@ MESSAGES = (Begin, Ready)
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (*SUM_MESSAGES, *MESSAGES, *scoring.MESSAGES, *messages)
+    return (Spent, *SUM_MESSAGES, *MESSAGES, *scoring.MESSAGES, *messages)
 
 
 def standardise(
@@ -84,6 +85,7 @@ class Rows:
     ) -> None:
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
         self.mean, self.deviation = np.zeros(1), np.ones(1)
+        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
         """Return standardised inputs and targets of some rows."""
@@ -102,6 +104,7 @@ class Rows:
                         f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
                     )
                 self.mean, self.deviation = message.mean, message.deviation
+                self.agreed = (digest_of(message),)
                 return Ready(stamp=message.stamp)
         reply = contributor.answer(message)
         if reply is None:

@@ -72,7 +72,9 @@ from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
 from moretta.secure_aggregation import additive, agreement, pairwise, plain, statistics, unmasking
 from moretta.secure_aggregation.additive import AdditiveAggregator, AdditiveContributor
+from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
 from moretta.secure_aggregation.ring import Ring
@@ -95,8 +97,10 @@ __all__ = [
     "MESSAGES",
     "SCHEMES",
     "Aggregator",
+    "Asked",
     "Contributor",
     "Credentials",
+    "HelpedSums",
     "Moments",
     "Relayed",
     "Rules",
@@ -104,6 +108,7 @@ __all__ = [
     "Wanted",
     "aggregator",
     "answer_moments",
+    "asked",
     "contributor",
     "moments",
 ]
@@ -135,6 +140,7 @@ def contributor(
     credentials: Credentials | None = None,
     insecure: SecretRoot | None = None,
     session: int = 0,
+    helped: HelpedSums | None = None,
 ) -> Contributor:
     """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for a scheme that is not there.
 
@@ -142,12 +148,15 @@ def contributor(
     insecure: for tests only, a root from which key pairs, self-masks and shares follow; None draws them from the
         operating system.
     session: how often the run was resumed, so that even then no key is used twice.
+    helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by whoever gives it; None
+        begins with nothing, and forgets it with this object.
     """
+    helped = HelpedSums() if helped is None else helped
     match scheme:
         case "pairwise":
-            return PairwiseContributor(name, Ring(ring_bits), rules, credentials, insecure, session)
+            return PairwiseContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped)
         case "additive-shares":
-            return AdditiveContributor(name, Ring(ring_bits), rules, credentials, insecure, session)
+            return AdditiveContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped)
         case "none":
             return PlainContributor()
     raise _unknown(scheme)

@@ -62,11 +62,13 @@ from moretta.secure_aggregation.agreement import (
     SetUp,
     agree_on_keys,
 )
+from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
 from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
+from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.ring import Ring, Words
-from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, gather, stamp_of, to_leave_out
+from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, again, gather, stamp_of, to_leave_out
 
 TAG_BYTES = 16  # of a seal
 NONCE = bytes(12)  # of a key that seals one share and nothing else
@@ -77,11 +79,12 @@ MOST_BYTES = 2**31 - 1  # that the cipher's library seals at once
 class SealedShares(Message):
     """A silo's shares of its part, by holder: E_i^j as little-endian bytes, sealed, uint8[d b/8 + 16].
 
-    weight: N_i if weights are public, else 0.
+    weight: N_i if weights are public, else 0. asked: the digest of what this answers.
     """
 
     shares: Tensors
     weight: int
+    asked: bytes
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless shares can be what they are said to be, and the weight one."""
@@ -151,10 +154,11 @@ class _Kept:
     stamp: Stamp
     label: Label
     share: Words
+    asked: Asked
 
 
 class AdditiveContributor:
-    """A silo's half. credentials, insecure, session: see `moretta.secure_aggregation.contributor`."""
+    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.contributor`."""
 
     def __init__(
         self,
@@ -164,11 +168,13 @@ class AdditiveContributor:
         credentials: Credentials | None,
         insecure: SecretRoot | None,
         session: int,
+        helped: HelpedSums,
     ) -> None:
         self._name, self._ring, self._rules = name, ring, complete(rules)
-        self._insecure, self._session = insecure, session
+        self._insecure, self._session, self._helped, self._all = insecure, session, helped, rules
         self._keys = SetUp(name, self._rules, credentials, insecure, session)
         self._kept: _Kept | None = None
+        self._added: tuple[AddShares, AddedShares] | None = None  # what was asked last, and what was answered
 
     @property
     def members(self) -> Sequence[str]:
@@ -181,11 +187,27 @@ class AdditiveContributor:
             case AddShares():
                 return self._add(message)
             case AdvertiseKey():
-                self._kept = None
+                self._kept = self._added = None
         return self._keys.answer(message)
 
+    def check(self, stamp: Stamp, asked: Asked) -> None:
+        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
+        if not asked.once and (strangers := self._all.strangers(stamp.round, self.members)):
+            raise PeerError(
+                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
+                f"{strangers!r:.200}"
+            )
+        self._helped.ask(stamp, asked, self.members)
+
     def upload(
-        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+        self,
+        stamp: Stamp,
+        tensors: Tensors,
+        weight: int,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
     ) -> Message:
         """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.Contributor`.
 
@@ -194,12 +216,13 @@ class AdditiveContributor:
         2 GiB or more.
         """
         agreement, labels = self._keys.agreed
+        self.check(stamp, asked)
         words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         hidden = None if self._rules.public_weights else np.array(weight, dtype=self._ring.dtype)
         rest: Words = np.concatenate([part.reshape(-1) for part in in_order(words, hidden)])
         _check_size(rest.nbytes)
         labels.use(stamp, words)
-        label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding)
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         if blind is not None:
             add_masks([rest], [(True, blind_key(blind, label, self._name))])
         sealed = dict[str, Array]()
@@ -210,16 +233,27 @@ class AdditiveContributor:
             sealed[holder] = np.frombuffer(
                 _seal(seed, label, self._name, holder).encrypt(NONCE, content, None), dtype=np.uint8
             )
-        self._kept = _Kept(stamp, label, rest)
-        return SealedShares(stamp=stamp, shares=sealed, weight=0 if hidden is not None else weight)
+        self._kept, self._added = _Kept(stamp, label, rest, asked), None
+        public = 0 if hidden is not None else weight
+        return SealedShares(stamp=stamp, shares=sealed, weight=public, asked=asked.digest)
 
-    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+    def read(
+        self,
+        stamp: Stamp,
+        relayed: Relayed,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
+    ) -> Sum:
         """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.Contributor`."""
         agreement, _ = self._keys.agreed
-        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding)
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
         return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
 
     def _add(self, asked: AddShares) -> AddedShares:
+        if self._added is not None and _same(self._added[0], asked):
+            return self._added[1]
         if self._kept is None:
             raise MisuseError(
                 "was asked to add shares without an upload before, or twice; they are added once for each"
@@ -232,6 +266,7 @@ class AdditiveContributor:
             raise PeerError(
                 f"expected one share of each other silo of the cohort, and of nobody else; {different!r:.200} differ"
             )
+        self._helped.bind(kept.stamp, kept.asked, agreement.cohort.names, gives=True)
         self._kept, unopened = None, []
         for maker, sealed in sorted(asked.shares.items()):
             share = self._opened(kept, maker, agreement.seeds[maker], sealed)
@@ -239,9 +274,10 @@ class AdditiveContributor:
                 unopened.append(maker)
             else:
                 np.add(kept.share, share, out=kept.share)
-        if unopened:  # what was added is forgotten: it may not be looked at without the rest
-            return AddedShares(stamp=asked.stamp, words=np.empty(0, self._ring.dtype), unopened=tuple(unopened))
-        return AddedShares(stamp=asked.stamp, words=kept.share, unopened=())
+        # Where some do not open, what was added is forgotten: it may not be looked at without the rest.
+        words = np.empty(0, self._ring.dtype) if unopened else kept.share
+        self._added = asked, AddedShares(stamp=asked.stamp, words=words, unopened=tuple(unopened))
+        return self._added[1]
 
     def _opened(self, kept: _Kept, maker: str, seed: bytes, sealed: Array) -> Words | None:
         """Return a share; None where it is not one that its maker sealed for this sum."""
@@ -290,18 +326,25 @@ class AdditiveAggregator:
         return plan(self._ring, len(self.cohort), shapes, limits, most_weight)
 
     def sum(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, *, whole: bool = False
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
         """Ask for shares, have them added, and add the sums. Aborts where any silo is missing, be it `whole` or not.
 
         Raises `moretta.errors.PeerError` where the sum of weights is impossible; shares hide whose fault it is.
         """
-        relayed = yield from self.relay(ask, wanted)
+        relayed = yield from self.relay(ask, wanted, expected)
         if isinstance(relayed, Aborted):
             return relayed
         return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
 
-    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+    def relay(
+        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
+    ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, and leave the sum as it is."""
         cohort = self._agreed
         if cohort is None:
@@ -321,7 +364,10 @@ class AdditiveAggregator:
                     "alike for every role"
                 )
 
-        replies = yield from gather(self.cohort, ask, SealedShares, check, wanted)
+        gathered = yield from gather(self.cohort, ask, SealedShares, check, wanted, expected)
+        if isinstance(gathered, Aborted):
+            return gathered
+        replies, _ = gathered
         if replies.missing:
             return Aborted(replies.missing)
         uploads: Mapping[str, SealedShares] = replies.answers
@@ -353,14 +399,25 @@ class AdditiveAggregator:
             )
             for holder in cohort.names
         }
-        replies = yield Ask(asks, AddedShares, check)
+        ask = Ask(asks, AddedShares, check)
+        replies = yield ask
+        replies = yield from again(ask, replies)
         unopened = {holder: reply.unopened for holder, reply in replies.answers.items()}
         if missing := {**to_leave_out(unopened), **replies.missing}:
-            return Aborted(missing)
+            return Aborted(missing, opened=sorted(missing))
         return add_up([reply.words for reply in replies.answers.values()])
 
     def _length(self, shapes: Shapes) -> int:
         return sum(map(math.prod, shapes.values())) + (not self._rules.public_weights)
+
+
+def _same(one: AddShares, other: AddShares) -> bool:
+    shares = (one.shares, other.shares)
+    return (
+        one.stamp == other.stamp
+        and shares[0].keys() == shares[1].keys()
+        and all(np.array_equal(shares[0][maker], shares[1][maker]) for maker in shares[0])
+    )
 
 
 def _unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:

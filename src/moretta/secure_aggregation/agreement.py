@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
 from moretta.keystream import SecretRoot, derive
 from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Stamp, message
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
@@ -266,6 +266,11 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
     check_cohort(cohort)
     if len(cohort) < 2:
         raise ParameterError('one silo needs scheme = "none": its sum would be its own data')
+    if len(cohort) < rules.plan(len(cohort)).threshold:
+        raise RunFailed(
+            f"{now}: expected at least {rules.plan(len(cohort)).threshold} silos, the threshold of secure aggregation, "
+            f"{len(cohort)} are left; bring the others back and go on with --resume"
+        )
 
     def check_key(silo: str, advert: KeyAdvert) -> None:
         check_advert(rules.roster, now, silo, advert.public_key, advert.signature)

@@ -7,14 +7,35 @@ of every mask's label: with another graph, threshold or key there is no common m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from moretta.errors import ParameterError
+import numpy as np
+
+from moretta.errors import ParameterError, PeerError
 from moretta.keystream import encode_purpose
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, Roster
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who plays a round: computed by silos and server alike from what is public, so that nobody has to be told.
+
+    silos: of the run, in its order. count: how many of them play a round. seed: of the training.
+    """
+
+    silos: tuple[str, ...]
+    count: int
+    seed: int = 0
+
+    def of_round(self, number: int) -> list[str]:
+        """Return the silos of a round, in the run's order."""
+        if self.count >= len(self.silos):
+            return list(self.silos)
+        generator = np.random.Generator(np.random.PCG64([self.seed, number]))
+        return [self.silos[index] for index in sorted(generator.permutation(len(self.silos))[: self.count])]
 
 
 @dataclass(frozen=True)
@@ -24,13 +45,15 @@ class Rules:
     degree: neighbours of a silo, even; None is everybody in cohorts of up to 50 silos, and beyond as few as the rates
         allow (`moretta.secure_aggregation.graph.plan`).
     threshold: how many of a silo and its neighbours must be left; None is two thirds of a complete cohort, rounded
-        down, and one more, or by the rates. A cohort of another size, with silos missing, keeps to it as far as it can:
-        at most all of them, at least a majority.
+        down, and one more, or by the rates.
     corrupt_rate, dropout_rate: the parts of the silos that may collude with the server, and that may vanish.
     min_survivors: the fewest silos whose sum may be revealed. With masks it is 2 whatever stands here, as a threshold
         is a majority.
     public_weights: whether a silo's weight is uploaded in the clear.
     roster: the silos' long-lived keys; None trusts whatever keys the server relays.
+    participation: who plays a round. Degree and threshold follow from their number, and where silos are missing from a
+        cohort they stay what they were: a threshold that shrank with the cohort would let whoever leaves silos out read
+        pairs. None takes the cohort for all there are.
     """
 
     degree: int | None = None
@@ -40,6 +63,7 @@ class Rules:
     min_survivors: int = 1
     public_weights: bool = False
     roster: Roster | None = None
+    participation: Participation | None = None
 
     def check(self, silos: int) -> None:
         """Raise `moretta.errors.ParameterError` unless degree and threshold fit a cohort of all silos as they are."""
@@ -49,20 +73,36 @@ class Rules:
 
     def plan(self, silos: int) -> Plan:
         """Return the graph's degree and threshold of a cohort. Raises `moretta.errors.ParameterError` for none."""
+        least = silos
+        silos = max(silos, self.participation.count if self.participation else 0)
         degree = self.degree if self.degree is not None and self.degree < silos - 1 else None
         if self.degree is not None and degree is None:  # everybody, also where the rates would do with fewer
             chosen = Plan(None, silos * 2 // 3 + 1)
         else:
             chosen = graph.plan(silos, self.corrupt_rate, self.dropout_rate, degree)
-        if self.threshold is None:
-            return chosen
         members = silos if chosen.degree is None else chosen.degree + 1
-        return Plan(chosen.degree, max(members // 2 + 1, min(self.threshold, members)))
+        threshold = chosen.threshold if self.threshold is None else max(members // 2 + 1, self.threshold)
+        if self.participation is None:
+            threshold = min(threshold, members)
+        thinned = chosen.degree is not None and chosen.degree < least - 1
+        return Plan(chosen.degree if thinned else None, threshold)
+
+    def least(self, scheme: str) -> int:
+        """Return the fewest silos of a round: so many as masks' threshold asks for, and as a sum may be revealed of."""
+        if self.participation is None or scheme != "pairwise":
+            return self.min_survivors
+        return max(self.min_survivors, self.plan(self.participation.count).threshold)
+
+    def strangers(self, number: int, cohort: Iterable[str]) -> list[str]:
+        """Return the silos of a cohort that are not to play a round."""
+        if self.participation is None:
+            return []
+        return sorted(set(cohort) - set(self.participation.of_round(number)))
 
 
 def complete(rules: Rules) -> Rules:
-    """Return the rules with everybody as everybody's neighbour, whatever the number of silos."""
-    return replace(rules, degree=2**62, threshold=None)
+    """Return the rules with everybody as everybody's neighbour, and no threshold beyond those who are there."""
+    return replace(rules, degree=2**62, threshold=None, participation=None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +131,12 @@ class Cohort:
     def of(cls, keys: Mapping[str, bytes], rules: Rules) -> Cohort:
         """Return the cohort that has these keys."""
         plan, names = rules.plan(len(keys)), tuple(sorted(keys))
+        if len(names) < plan.threshold and rules.participation is not None:
+            raise PeerError(
+                f"expected a cohort of at least {plan.threshold} silos, the threshold of a round's "
+                f"{rules.participation.count}, got {len(names)}; bring the others back, or set a lower threshold in "
+                "[secure-aggregation]"
+            )
         parts = [part for name in names for part in (name, keys[name])]
         roster = "" if rules.roster is None else rules.roster.digest
         settings = (plan.degree or 0, plan.threshold, rules.min_survivors, int(rules.public_weights), roster)

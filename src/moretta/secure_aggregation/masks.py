@@ -2,9 +2,10 @@
 
 An upload is masked in one pass over its weight and then its tensors in the order of their names, by one stream of
 AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to what the sum is about, its
-`Label`: run, round, attempt, the cohort's digest (names, keys and graph), and what is summed: the names, shapes and
-encoding of all tensors. A server that asks one silo for another encoding than the rest, so that theirs round to
-nothing beside its own, gets masks that do not cancel.
+`Label`: run, round, attempt, take, the cohort's digest (names, keys and graph), and what is summed: the names, shapes
+and encoding of all tensors, and the digest of what was asked (`moretta.secure_aggregation.asked`). A server that asks
+one silo for another encoding than the rest, so that theirs round to nothing beside its own, or sends it another model,
+gets masks that do not cancel.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from moretta.keystream import Keystream, derive, encode_purpose
 from moretta.protocol import Stamp
 from moretta.secure_aggregation.ring import CHUNK, Words
 
-Label = tuple[str, int, int, bytes, bytes]
-"""What one sum is about: run, round, attempt, cohort digest, SHA-256 of names, shapes and encoding of its tensors."""
+Label = tuple[str, int, int, int, bytes, bytes]
+"""What one sum is about: run, round, attempt, take, cohort digest, SHA-256 of its tensors and of what was asked."""
 
 Mask = tuple[bool, bytes]
 """Whether a mask is added (or subtracted), and the secret key of its keystream."""
@@ -28,15 +29,17 @@ Mask = tuple[bool, bytes]
 ZEROS = bytes(8 * CHUNK)
 
 
-def label_of(stamp: Stamp, cohort: bytes, shapes: Mapping[str, tuple[int, ...]], encoding: Mapping[str, int]) -> Label:
-    """Return the label of a sum. shapes: by tensor. encoding: as the ask carries it."""
-    parts: list[int | str] = []
+def label_of(
+    stamp: Stamp, cohort: bytes, shapes: Mapping[str, tuple[int, ...]], encoding: Mapping[str, int], asked: bytes
+) -> Label:
+    """Return the label of a sum. shapes: by tensor. encoding: as the ask carries it. asked: its digest."""
+    parts: list[int | str | bytes] = [asked]
     for name in sorted(shapes):
         parts += [name, len(shapes[name]), *shapes[name]]
     for name in sorted(encoding):
         parts += [name, encoding[name]]
     summed = hashlib.sha256(encode_purpose("sum", *parts)).digest()
-    return stamp.run, stamp.round, stamp.attempt, cohort, summed
+    return stamp.run, stamp.round, stamp.attempt, stamp.take, cohort, summed
 
 
 def pair_key(seed: bytes, label: Label, one: str, other: str) -> bytes:

@@ -7,30 +7,34 @@ complete the sum of those who are left.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from moretta.errors import MisuseError, PeerError
 from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Missing, Reason, Stamp, Tensors, message
+from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Missing, Reason, Replies, Stamp, Tensors, message
 from moretta.secure_aggregation.agreement import (
     AdvertiseKey,
     SetUp,
     agree_on_keys,
 )
+from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key
+from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import (
     Relayed,
     Shapes,
     Sum,
     Wanted,
+    again,
     check_tensors,
     gather,
+    spent_of,
     stamp_of,
     to_leave_out,
 )
@@ -45,6 +49,7 @@ from moretta.secure_aggregation.unmasking import (
     Unmask,
     check_confirmation,
     check_lengths,
+    commitment,
     put_together,
     recovered_masks,
     share_digest,
@@ -55,14 +60,15 @@ from moretta.secure_aggregation.unmasking import (
 class MaskedUpload(Message):
     """y_k by tensor and the weight, uint32 or uint64, masked; and its self-mask's secret in sealed shares.
 
-    committed: `moretta.secure_aggregation.unmasking.commitment`. sealed, digests: by holder of a share; the silo's
-    own share has only a digest.
+    asked: the digest of what this answers. committed: `moretta.secure_aggregation.unmasking.commitment`. sealed,
+    digests: by holder of a share; the silo's own share has only a digest.
     """
 
     SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})
 
     tensors: Tensors
     weight: Array
+    asked: bytes
     committed: bytes
     sealed: Mapping[str, bytes]
     digests: Mapping[str, bytes]
@@ -74,14 +80,14 @@ class MaskedUpload(Message):
             raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {sorted(dtypes)}")
         check_lengths("a sealed share", self.sealed, SEALED_BYTES)
         check_lengths("a share's digest", self.digests, DIGEST_BYTES)
-        check_lengths("a digest", {"committed": self.committed}, DIGEST_BYTES)
+        check_lengths("a digest", {"committed": self.committed, "asked": self.asked}, DIGEST_BYTES)
 
 
 MESSAGES = (MaskedUpload,)
 
 
 class PairwiseContributor:
-    """A silo's half. credentials, insecure, session: see `moretta.secure_aggregation.contributor`."""
+    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.contributor`."""
 
     def __init__(
         self,
@@ -91,9 +97,10 @@ class PairwiseContributor:
         credentials: Credentials | None,
         insecure: SecretRoot | None,
         session: int,
+        helped: HelpedSums,
     ) -> None:
         self._name, self._ring, self._rules, self._credentials = name, ring, rules, credentials
-        self._insecure, self._session = insecure, session
+        self._insecure, self._session, self._helped = insecure, session, helped
         self._keys = SetUp(name, rules, credentials, insecure, session)
         self._open: OpenSum | None = None
 
@@ -113,8 +120,24 @@ class PairwiseContributor:
                 self._open = None
         return self._keys.answer(message)
 
+    def check(self, stamp: Stamp, asked: Asked) -> None:
+        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
+        if not asked.once and (strangers := self._rules.strangers(stamp.round, self.members)):
+            raise PeerError(
+                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
+                f"{strangers!r:.200}"
+            )
+        self._helped.ask(stamp, asked, self.members)
+
     def upload(
-        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+        self,
+        stamp: Stamp,
+        tensors: Tensors,
+        weight: int,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
     ) -> Message:
         """Return the masked upload. Raises as `moretta.secure_aggregation.Contributor`.
 
@@ -122,9 +145,10 @@ class PairwiseContributor:
         `moretta.errors.PeerError` for an encoding of other tensors.
         """
         agreement, labels = self._keys.agreed
+        self.check(stamp, asked)
         words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         labels.use(stamp, words)
-        label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding)
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         own = SelfMask(agreement, label, self._random(label))
         total = np.array(weight, dtype=self._ring.dtype)
         pairs: list[Mask] = [
@@ -133,15 +157,29 @@ class PairwiseContributor:
         if blind is not None:
             pairs.append((True, blind_key(blind, label, self._name)))
         add_masks(in_order(words, None if self._rules.public_weights else total), [own.mask, *pairs])
-        self._open = OpenSum(agreement, stamp, label, own.own_share, self._credentials)
+        self._open = OpenSum(agreement, stamp, label, own, asked, self._helped, self._credentials)
         return MaskedUpload(
-            stamp=stamp, tensors=words, weight=total, committed=own.commitment, sealed=own.sealed, digests=own.digests
+            stamp=stamp,
+            tensors=words,
+            weight=total,
+            asked=asked.digest,
+            committed=own.commitment,
+            sealed=own.sealed,
+            digests=own.digests,
         )
 
-    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+    def read(
+        self,
+        stamp: Stamp,
+        relayed: Relayed,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
+    ) -> Sum:
         """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.Contributor`."""
         agreement, _ = self._keys.agreed
-        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding)
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
         return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
 
     def _upload_to_unmask(self) -> OpenSum:
@@ -157,6 +195,37 @@ class PairwiseContributor:
 
     def __repr__(self) -> str:
         return f"PairwiseContributor({self._name!r}, {self._ring}, <redacted>)"
+
+
+def _put_together(
+    cohort: Cohort,
+    label: Label,
+    uploads: Mapping[str, MaskedUpload],
+    circles: Mapping[str, Collection[str]],
+    replies: Replies,
+) -> tuple[dict[str, bytes], dict[str, Missing]]:
+    """Return the self-masks' secrets that the replies give, and who is to be left out where some are not among them.
+
+    circles: by survivor, the survivors that hold shares of its secret.
+    """
+    given: Mapping[str, SelfMaskShares] = replies.answers
+    unopened = {silo: set(circles[silo]) - reply.shares.keys() for silo, reply in given.items()}
+    secrets, failed = dict[str, bytes](), dict[str, Missing]()
+    for maker in uploads:
+        if maker in given and given[maker].secret:
+            secrets[maker] = given[maker].secret
+            continue
+        shares = {
+            holder: given[holder].shares[maker]
+            for holder in circles[maker]
+            if holder in given and maker not in unopened[holder]
+        }
+        secret = put_together(cohort, label, maker, shares, uploads[maker].committed)
+        if secret is not None:
+            secrets[maker] = secret
+        elif len(shares) >= cohort.plan.threshold:
+            failed[maker] = Missing(Reason.MALFORMED, "the shares it made do not give the secret it committed to")
+    return secrets, {**to_leave_out(unopened), **failed}
 
 
 class PairwiseAggregator:
@@ -183,22 +252,31 @@ class PairwiseAggregator:
         return plan(self._ring, len(self.cohort), shapes, limits, most_weight)
 
     def sum(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, *, whole: bool = False
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
         """Ask for uploads, agree on who is left, have the shares, and add up.
 
         Raises `moretta.errors.PeerError` where the sum of weights is impossible; masks hide whose fault it is.
         """
-        relayed = yield from self._add_up(ask, wanted, whole)
+        relayed = yield from self._add_up(ask, wanted, expected, whole)
         if isinstance(relayed, Aborted):
             return relayed
         return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
 
-    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+    def relay(
+        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
+    ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, and leave the sum as it is."""
-        return (yield from self._add_up(ask, wanted, whole=False))
+        return (yield from self._add_up(ask, wanted, expected, whole=False))
 
-    def _add_up(self, ask: Message | Mapping[str, Message], wanted: Wanted, whole: bool) -> Exchange[Relayed | Aborted]:
+    def _add_up(
+        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None, whole: bool
+    ) -> Exchange[Relayed | Aborted]:
         cohort = self._agreed
         if cohort is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -212,11 +290,14 @@ class PairwiseAggregator:
             if set(upload.sealed) != cohort.neighbours[silo] or set(upload.digests) != cohort.circle(silo):
                 raise PeerError(f"expected a sealed share for each of {len(cohort.neighbours[silo])} neighbours")
 
-        replies = yield from gather(self.cohort, ask, MaskedUpload, check, wanted)
+        gathered = yield from gather(self.cohort, ask, MaskedUpload, check, wanted, expected)
+        if isinstance(gathered, Aborted):
+            return gathered
+        replies, asked = gathered
         if whole and replies.missing:
             return Aborted(replies.missing)
         stamp = stamp_of(ask)
-        label = label_of(stamp, cohort.digest, wanted.shapes, wanted.fraction_bits)
+        label = label_of(stamp, cohort.digest, wanted.shapes, wanted.fraction_bits, asked)
         confirmed = yield from self._confirm(cohort, stamp, label, replies.answers, replies.missing)
         if isinstance(confirmed, Aborted):
             return confirmed
@@ -247,13 +328,18 @@ class PairwiseAggregator:
                     raise PeerError("expected the keys of the masks shared with the lost neighbours")
                 check_confirmation(self._rules.roster, silo, reply.signature, label, names)
 
-            replies = yield Ask.all(survivors, Survivors(stamp=stamp, survivors=survivors), Confirmed, check)
+            ask = Ask.all(survivors, Survivors(stamp=stamp, survivors=survivors), Confirmed, check)
+            replies = yield ask
+            if self._rules.roster is not None:
+                replies = yield from again(ask, replies)
             if not replies.missing:
                 return replies.answers
+            if spent := spent_of(replies):
+                return Aborted(spent)
             gone |= replies.missing
             if self._rules.roster is not None:
-                because = "silos were lost while the others signed who is left, and those sign no other set in this sum"
-                break
+                because = "silos were lost while the others signed who is left, who sign no other set in this take"
+                return Aborted(gone, because, opened=sorted(replies.missing))
             survivors = tuple(sorted(replies.answers))
         return Aborted(gone, because)
 
@@ -286,23 +372,21 @@ class PairwiseAggregator:
             for maker, share in reply.shares.items():
                 if share_digest(share, label, maker, silo) != uploads[maker].digests[silo]:
                     raise PeerError(f"the share of `{maker}` is not the one that `{silo}` was sent")
+            if bool(reply.secret) != bool(signed):
+                raise PeerError("expected the own mask's secret where there is a roster, and nowhere else")
+            if reply.secret and commitment(reply.secret, label, silo) != uploads[silo].committed:
+                raise PeerError("expected the own mask's secret that it committed to")
 
-        replies = yield Ask({silo: unmask(silo) for silo in survivors}, SelfMaskShares, check)
-        unopened = {silo: circles[silo] - reply.shares.keys() for silo, reply in replies.answers.items()}
-        secrets, failed = dict[str, bytes](), dict[str, Missing]()
-        for maker in survivors:
-            holders = circles[maker] & replies.answers.keys()
-            shares = {
-                holder: replies.answers[holder].shares[maker] for holder in holders if maker not in unopened[holder]
-            }
-            secret = put_together(cohort, label, maker, shares, uploads[maker].committed)
-            if secret is not None:
-                secrets[maker] = secret
-            elif len(shares) >= cohort.plan.threshold:
-                failed[maker] = Missing(Reason.MALFORMED, "the shares it made do not give the secret it committed to")
+        ask = Ask({silo: unmask(silo) for silo in survivors}, SelfMaskShares, check)
+        replies = yield ask
+        secrets, failed = _put_together(cohort, label, uploads, circles, replies)
+        if len(secrets) < len(survivors):
+            replies = yield from again(ask, replies)
+            secrets, failed = _put_together(cohort, label, uploads, circles, replies)
         if len(secrets) < len(survivors):
             because = f"expected shares of at least {cohort.plan.threshold} silos to unmask each survivor, got fewer"
-            return Aborted({**to_leave_out(unopened), **failed, **replies.missing}, because)
+            missing = {**failed, **replies.missing}
+            return Aborted(missing, because, opened=sorted(missing))
         return secrets
 
     def _sum_of(self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted) -> Relayed:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import MisuseError, PeerError
 from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, Tensors, message
+from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.ring import largest_magnitude
 from moretta.secure_aggregation.sums import (
     Relayed,
@@ -32,10 +33,11 @@ from moretta.secure_aggregation.sums import (
 
 @message("secure-aggregation/plain")
 class PlainUpload(Message):
-    """x_k by tensor, in a dtype of real numbers, and N_k."""
+    """x_k by tensor, in a dtype of real numbers, N_k, and the digest of what was asked."""
 
     tensors: Tensors
     weight: int
+    asked: bytes
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless there are real numbers and a positive weight."""
@@ -61,8 +63,18 @@ class PlainContributor:
         """Return None: the scheme has no messages of its own to answer."""
         return None
 
+    def check(self, stamp: Stamp, asked: Asked) -> None:
+        """Do nothing: every upload is seen, so no sum tells more."""
+
     def upload(
-        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+        self,
+        stamp: Stamp,
+        tensors: Tensors,
+        weight: int,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
     ) -> Message:
         """Return the upload in the clear. Raises as `moretta.secure_aggregation.Contributor`."""
         check_weight(weight)
@@ -71,9 +83,17 @@ class PlainContributor:
         clear: dict[str, Array] = {name: as_real(name, values) for name, values in tensors.items()}
         for name, values in clear.items():
             largest_magnitude(name, values)
-        return PlainUpload(stamp=stamp, tensors=clear, weight=weight)
+        return PlainUpload(stamp=stamp, tensors=clear, weight=weight, asked=asked.digest)
 
-    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
+    def read(
+        self,
+        stamp: Stamp,
+        relayed: Relayed,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
+    ) -> Sum:
         """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 
@@ -100,7 +120,12 @@ class PlainAggregator:
         return Wanted(dict(shapes), {}, most_weight)
 
     def sum(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, *, whole: bool = False
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
         """Ask for uploads and average those that come."""
 
@@ -109,7 +134,10 @@ class PlainAggregator:
             if upload.weight > wanted.most_weight:
                 raise PeerError(f"expected a weight of at most {wanted.most_weight}, got {upload.weight}")
 
-        replies = yield from gather(self.cohort, ask, PlainUpload, check, wanted)
+        gathered = yield from gather(self.cohort, ask, PlainUpload, check, wanted, expected)
+        if isinstance(gathered, Aborted):
+            return gathered
+        replies, _ = gathered
         if len(replies.answers) < self._least or (whole and replies.missing):
             return Aborted(replies.missing)
         ordered = in_order(replies.answers)
@@ -118,7 +146,9 @@ class PlainAggregator:
         means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in wanted.shapes}
         return Sum(means, weight, dict.fromkeys(wanted.shapes, 0.0), tuple(sorted(replies.answers)))
 
-    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+    def relay(
+        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
+    ) -> Exchange[Relayed | Aborted]:
         """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import ParameterError, PeerError, RangeError
 from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, message
+from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 GRID_BITS = 120
@@ -113,9 +114,9 @@ def answer_moments(
             f"shape {list(matrix.shape)}"
         )
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
-    return contributor.upload(
-        message.stamp, {_tensor(message.what, message.order): to_limbs(sums)}, 1, message.encoding
-    )
+    name = _tensor(message.what, message.order)
+    about = asked(message, once=name, whole=True, lasting=True)
+    return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about)
 
 
 def _sums(
@@ -128,7 +129,7 @@ def _sums(
     name = _tensor(what, order)
     wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
     ask = AskMoments(stamp=now, what=what, order=order, center=center, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, whole=True)
+    total = yield from aggregator.sum(ask, wanted, asked(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
     # The mean of whole numbers below 2^31, times their count: off by far less than 1/2.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Missing, Reason, Replies, Stamp, Tensors
+from moretta.secure_aggregation.asked import Asked
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -81,16 +82,26 @@ class Aggregator(Protocol):
         """
 
     def sum(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, *, whole: bool = False
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
         """Ask the cohort of the last set-up and sum the uploads of those who are left; aborted where they are too few.
 
         ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
         ``wanted.fraction_bits``. A silo without one counts as missing.
+        expected: the digest of what all silos were asked (`moretta.secure_aggregation.asked.Asked`); None where
+        whoever adds up does not know all of it. Then silos that say another digest than most are left out.
         whole: abort where any silo is missing.
+        Aborts, too, where any silo has helped to open another sum of this round (`Reason.SPENT`).
         """
 
-    def relay(self, ask: Message | Mapping[str, Message], wanted: Wanted) -> Exchange[Relayed | Aborted]:
+    def relay(
+        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
+    ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
 
         Where they blinded their uploads, whoever adds up sees uniform ring elements, of the weight too.
@@ -107,19 +118,42 @@ class Contributor(Protocol):
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
 
+    def check(self, stamp: Stamp, asked: Asked) -> None:
+        """Raise `moretta.errors.SumSpent` where an upload would be refused, for a silo that answers before it uploads.
+
+        asked: as for `upload`.
+        """
+
     def upload(
-        self, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], blind: bytes | None = None
+        self,
+        stamp: Stamp,
+        tensors: Tensors,
+        weight: int,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
         blind: for `Aggregator.relay`, a secret of the members, of which a keystream for this silo and sum is added.
-        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then, and
+        asked: what this answers (`moretta.secure_aggregation.asked`).
+        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
+        `moretta.errors.SumSpent` where the silo has helped to open another sum of this round, and
         `moretta.errors.MisuseError` for a blind where the scheme has no ring to hide in.
         """
 
-    def read(self, stamp: Stamp, relayed: Relayed, encoding: Mapping[str, int], blind: bytes | None = None) -> Sum:
-        """Return what a relayed sum came to. stamp, encoding, blind: as they were for the uploads in it.
+    def read(
+        self,
+        stamp: Stamp,
+        relayed: Relayed,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Asked,
+    ) -> Sum:
+        """Return what a relayed sum came to. stamp, encoding, blind, asked: as they were for the uploads in it.
 
         Raises `moretta.errors.PeerError` where it cannot be such a sum.
         """
@@ -134,8 +168,13 @@ def gather(
     upload: type[Message],
     check: Callable[[str, Any], None],
     wanted: Wanted,
-) -> Exchange[Replies]:
-    """Ask for uploads of one kind; return them, and who is missing, among them the silos that were not asked."""
+    expected: bytes | None,
+) -> Exchange[tuple[Replies, bytes] | Aborted]:
+    """Ask for uploads of one kind; return them, and the digest of what was asked that all of them have.
+
+    Those who are missing are also the silos that were not asked, and those whose upload answers something else.
+    Aborted where a silo has helped to open another sum of the round.
+    """
     if not cohort:
         raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
     asks = ask if isinstance(ask, Mapping) else dict.fromkeys(cohort, ask)
@@ -145,8 +184,36 @@ def gather(
         if getattr(message, "encoding", None) != wanted.fraction_bits:
             raise MisuseError(f"`{message.TAG}` does not carry the encoding of the sum it asks for")
     replies = yield Ask(asks, upload, check)
+    if spent := spent_of(replies):
+        return Aborted(spent)
     earlier = Missing(Reason.DISCONNECTED, "it was missing before and was not asked again")
-    return Replies(replies.answers, {silo: earlier for silo in cohort if silo not in asks} | dict(replies.missing))
+    missing = {silo: earlier for silo in cohort if silo not in asks} | dict(replies.missing)
+    said = Counter(sorted(reply.asked for reply in replies.answers.values()))
+    most = max(said, key=lambda digest: (said[digest], digest), default=b"")
+    digest = most if expected is None else expected
+    others = {silo: _OTHERWISE for silo, reply in replies.answers.items() if reply.asked != digest}
+    answers = {silo: reply for silo, reply in replies.answers.items() if silo not in others}
+    return Replies(answers, missing | others), digest
+
+
+_OTHERWISE = Missing(
+    Reason.MALFORMED, "what it was asked, or agreed on before, is not what the others were: its upload answers that"
+)
+
+
+def again(ask: Ask, replies: Replies) -> Exchange[Replies]:
+    """Ask those who were silent once more; return all replies. What silos are bound to, nobody else can answer."""
+    silent = [silo for silo, why in replies.missing.items() if why.reason in (Reason.LATE, Reason.DISCONNECTED)]
+    if not silent:
+        return replies
+    more = yield Ask({silo: ask.messages[silo] for silo in silent}, ask.reply, ask.check)
+    missing = {silo: why for silo, why in replies.missing.items() if silo not in more.answers}
+    return Replies({**replies.answers, **more.answers}, {**missing, **more.missing})
+
+
+def spent_of(replies: Replies) -> dict[str, Missing]:
+    """Return the silos that have helped to open another sum of the round than the one that is asked for."""
+    return {silo: why for silo, why in replies.missing.items() if why.reason is Reason.SPENT}
 
 
 def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:

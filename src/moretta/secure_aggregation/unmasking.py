@@ -9,7 +9,8 @@ both: the pairs' of a silo that dropped out, whose upload is not counted; the ow
                                           <--   Confirmed(signature, mask keys with k's neighbours outside S)
       ... again with a smaller S while somebody fails to answer, unless there is a roster
       Unmask(S, signatures, sealed shares) -->    S is the same; all of S signed it; opens the shares
-                                          <--   SelfMaskShares(a share of each neighbour's secret in S)
+                                          <--   SelfMaskShares(a share of each neighbour's secret in S;
+                                                               with a roster its own secret too)
 
 Each upload brings a fresh secret for the self-mask, split by Shamir's scheme (`moretta.secure_aggregation.shamir`) into
 a share for each neighbour, sealed to it. The server passes them on when it asks to unmask.
@@ -23,7 +24,12 @@ another is already lost, and vanishes before it has confirmed, its upload is lef
 
 With a roster the server is not taken to keep to this. A silo then signs one S in a sum and gives shares only once all
 of S have signed it, so that two sets that are unmasked have no honest silo in common. The price: when somebody vanishes
-between uploading and confirming, the round is repeated.
+between uploading and confirming, the round is played again as its next take. As all of S have signed, each gives its
+own secret too, so that a silo that withholds its shares holds up nobody who answers.
+
+Before a silo signs S, or without a roster before it gives shares, it keeps that it has helped to open this sum, and
+from then on helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). What is asked of it
+again, word for word, it answers again, byte for byte.
 """
 
 from __future__ import annotations
@@ -41,9 +47,11 @@ from moretta.keystream import derive, encode_parts, encode_purpose
 from moretta.protocol import Message, Stamp, message
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement, check_signature_length
+from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, verify
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
+from moretta.secure_aggregation.one_sum import HelpedSums
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
@@ -101,13 +109,19 @@ class Unmask(Message):
 
 @message("secure-aggregation/self-mask-shares")
 class SelfMaskShares(Message):
-    """Shares of self-masks' secrets, by silo that made them; without those that could not be opened."""
+    """Shares of self-masks' secrets, by silo that made them; without those that could not be opened.
+
+    secret: of the silo's own self-mask, where all who are in the sum have signed who is; no bytes without a roster.
+    """
 
     shares: Mapping[str, bytes]
+    secret: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a share of a wrong length."""
+        """Raise `moretta.errors.PeerError` for a share or a secret of a wrong length."""
         check_lengths("a share", self.shares, shamir.SHARE_BYTES)
+        if self.secret:
+            check_lengths("a secret", {"secret": self.secret}, shamir.SHARE_BYTES)
 
 
 MESSAGES = (Survivors, Confirmed, Unmask, SelfMaskShares)
@@ -167,7 +181,7 @@ class SelfMask:
 
     def __init__(self, agreement: Agreement, label: Label, random: Callable[[int], bytes] = os.urandom) -> None:
         me, cohort = agreement.me, agreement.cohort
-        secret = shamir.random_secret(random)
+        self.secret = secret = shamir.random_secret(random)
         self.mask: Mask = True, self_key(secret, label, me)
         self.commitment = commitment(secret, label, me)
         points = {name: cohort.point(name) for name in cohort.circle(me)}
@@ -185,15 +199,27 @@ class SelfMask:
 
 
 class OpenSum:
-    """A silo's last upload until it is unmasked: what it was told of the survivors, and what it may still give out."""
+    """A silo's last upload until it is unmasked: what it was told of the survivors, and what it may still give out.
+
+    own: the upload's self-mask. asked: what it answers. helped: what the silo has helped to open.
+    """
 
     def __init__(
-        self, agreement: Agreement, stamp: Stamp, label: Label, own_share: bytes, credentials: Credentials | None
+        self,
+        agreement: Agreement,
+        stamp: Stamp,
+        label: Label,
+        own: SelfMask,
+        asked: Asked,
+        helped: HelpedSums,
+        credentials: Credentials | None,
     ) -> None:
         self._agreement, self._stamp, self._label = agreement, stamp, label
-        self._own_share, self._credentials = own_share, credentials
+        self._own, self._credentials = own, credentials
+        self._asked, self._helped = asked, helped
         self._survivors = agreement.cohort.names  # until told otherwise, which can only make them fewer
-        self._confirmed = self._unmasked = False
+        self._confirmed = False
+        self._given: tuple[Unmask, SelfMaskShares] | None = None  # what was asked for shares, and what was answered
 
     def confirm(self, told: Survivors) -> Confirmed:
         """Return the masks shared with who dropped out. Raises `moretta.errors.PeerError` to refuse.
@@ -206,6 +232,8 @@ class OpenSum:
         self._check_survivors(told.survivors)
         if self._credentials is not None and self._confirmed and told.survivors != self._survivors:
             raise PeerError("expected the survivors that were signed before; a silo signs one set of them in a sum")
+        if self._credentials is not None:
+            self._helped.bind(self._stamp, self._asked, told.survivors, gives=False)
         self._survivors, self._confirmed = told.survivors, True
         lost = cohort.neighbours[agreement.me] - set(told.survivors)
         keys = {name: pair_key(agreement.seeds[name], self._label, agreement.me, name) for name in sorted(lost)}
@@ -216,7 +244,13 @@ class OpenSum:
         return Confirmed(stamp=told.stamp, signature=signature, keys=keys)
 
     def unmask(self, asked: Unmask) -> SelfMaskShares:
-        """Return the shares of the survivors' secrets. Raises `moretta.errors.PeerError` to refuse."""
+        """Return the shares of the survivors' secrets, the same again where the same is asked again.
+
+        Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` where the silo has helped to open
+        another sum of this round.
+        """
+        if self._given is not None and _same(self._given[0], asked):
+            return self._given[1]
         self._check_time(asked.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
         if asked.survivors != self._survivors:
@@ -228,13 +262,15 @@ class OpenSum:
         if set(asked.sealed) != circle - {agreement.me}:
             raise PeerError("expected one share of each neighbour among the survivors, and of nobody else")
         self._check_signatures(asked)
-        self._unmasked = True
-        shares = {agreement.me: self._own_share}
+        self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
+        shares = {agreement.me: self._own.own_share}
         for maker, sealed in asked.sealed.items():
             share = self._opened(maker, sealed, asked.digests[maker])
             if share is not None:
                 shares[maker] = share
-        return SelfMaskShares(stamp=asked.stamp, shares=shares)
+        secret = b"" if self._credentials is None else self._own.secret
+        self._given = asked, SelfMaskShares(stamp=asked.stamp, shares=shares, secret=secret)
+        return self._given[1]
 
     def _opened(self, maker: str, sealed: bytes, digest: bytes) -> bytes | None:
         """Return a share; None where it is not what its maker published, which is not this silo's fault."""
@@ -248,8 +284,8 @@ class OpenSum:
     def _check_time(self, stamp: Stamp) -> None:
         if stamp != self._stamp:
             raise PeerError(f"expected to unmask the upload of {self._stamp}, was asked for {stamp}")
-        if self._unmasked:
-            raise MisuseError(f"{stamp}: the shares of this sum were given out before; they are given once")
+        if self._given is not None:
+            raise MisuseError(f"{stamp}: the shares of this sum were given out before; they are given for one ask")
 
     def _check_survivors(self, names: tuple[str, ...]) -> None:
         me, cohort = self._agreement.me, self._agreement.cohort
@@ -277,6 +313,10 @@ class OpenSum:
 
     def __repr__(self) -> str:
         return f"OpenSum({self._stamp}, <redacted>)"
+
+
+def _same(one: Unmask, other: Unmask) -> bool:
+    return one.stamp == other.stamp and all(getattr(one, name) == getattr(other, name) for name in Unmask.KINDS)
 
 
 def recovered_masks(

@@ -33,7 +33,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
-from moretta.protocol import Client, Message
+from moretta.protocol import Client, Message, answered
 
 log = logging.getLogger("moretta")
 
@@ -240,7 +240,7 @@ class Desk:
             return _failed("malformed", f"was asked what is no message: {error}"), b""
         answer: Message | None = None
         try:
-            given = client.answer(message)
+            given = answered(client, message)
             if not isinstance(given, Message):  # what a silo runs need not be ours, whatever its types say
                 return _failed("malformed", f"expected a message, got {type(given).__name__}"), b""
             answer = given

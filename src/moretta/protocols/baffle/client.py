@@ -27,7 +27,7 @@ from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.seeds import Seed, parameter_hash
 from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Rows, standardise
-from moretta.secure_aggregation import Contributor
+from moretta.secure_aggregation import Asked, Contributor, asked
 
 
 class Client:
@@ -109,11 +109,18 @@ class Client:
             return self._upload_in_private(ask, self._private, self._forward, purpose)
         if self._recipe.local_epochs:
             return self._upload_epochs(ask, self._forward, purpose)
-        index = self._rows.batches.of_round(ask.stamp.round)
+        about = self._asked(ask, whole=self._rows.batches.whole)
+        index = self._rows.batches.of_round(*ask.stamp.drawn)
         derivatives, loss = self._means(self._forward, at, index, ask.k, purpose)
         scalars = np.concatenate([derivatives, loss])
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, {"scalars": scalars}, len(index), ask.encoding)
+            return self._contributor.upload(ask.stamp, {"scalars": scalars}, len(index), ask.encoding, asked=about)
+
+    def _asked(self, ask: Estimate, *, whole: bool) -> Asked:
+        """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""
+        about = asked(ask, *self._rows.agreed, self._seed.seed, whole=whole)
+        self._contributor.check(ask.stamp, about)
+        return about
 
     def _means(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
@@ -146,7 +153,8 @@ class Client:
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
         # The seed is another for another cohort, and with it the directions: what is drawn once is for one upload.
-        drawn = (*purpose, self._seed.seed, ask.k)
+        about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
+        drawn = (*purpose, self._seed.seed, ask.k, *ask.stamp.drawn[1:])
         index = private.rows_of_lot(*drawn)
         if len(index):
             derivatives, _, _ = self._rowwise(forward, ask.parameters, index, ask.k, purpose)
@@ -154,11 +162,12 @@ class Client:
             derivatives = np.zeros((directions_of(self._recipe.form, ask.k), 0))
         scalars = private.noised_mean(derivatives, *drawn)
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding)
+            return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
 
     def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
         """Take steps along one's own estimates, each with directions of its own, and upload the difference."""
         recipe, batches, number = self._recipe, self._rows.batches, ask.stamp.round
+        about = self._asked(ask, whole=True)
         at, total, counted, steps = ask.parameters.copy(), 0.0, 0.0, 0
         for epoch in range((number - 1) * recipe.local_epochs, number * recipe.local_epochs):
             for index in batches.of_epoch(epoch):
@@ -182,7 +191,7 @@ class Client:
         mean_loss = total / counted
         upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding)
+            return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding, asked=about)
 
     def _score(self, ask: Score) -> Message:
         """Upload what the trained parameters score on the rows held back, as many at a time as a round's batch."""
@@ -197,7 +206,7 @@ class Client:
         for start in range(0, len(held_out.x), step):
             chunk = standardise(held_out.x[start : start + step], rows.mean, rows.deviation, layout.dtype)
             found.append(forward.outputs(at, chunk)[0])
-        return held_out.upload(ask, self._contributor, np.concatenate(found))
+        return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
 
     def state(self) -> State:
         """Return what contributions, lots and noise follow from, and for whom contributions were revealed."""

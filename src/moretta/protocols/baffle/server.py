@@ -24,7 +24,7 @@ from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.losses import usable_density
 from moretta.protocols.training import Training
-from moretta.secure_aggregation import Sum
+from moretta.secure_aggregation import Sum, asked
 
 
 class Server:
@@ -89,7 +89,8 @@ class Server:
         # asked in the round that it did not finish.
         self._asked += 2 if self._goes_on else 1
         self._goes_on = False
-        total = yield from aggregation.sum(ask, wanted)
+        expected = asked(ask, *self._enrolment.agreed, self._seed.seed).digest
+        total = yield from aggregation.sum(ask, wanted, expected)
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):

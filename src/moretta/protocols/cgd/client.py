@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.keystream import SecretRoot
+from moretta.keystream import SecretRoot, digest_of, encode_parts
 from moretta.protocol import Array, Message, Phase, Stamp, State, Tensors, no_phase
 from moretta.protocols import modules, scoring
 from moretta.protocols.cgd.grid import Group
@@ -54,7 +54,7 @@ from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Begin, Ready
-from moretta.secure_aggregation import Contributor, Relayed, Sum
+from moretta.secure_aggregation import Asked, Contributor, Relayed, Sum, asked
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 
@@ -217,7 +217,7 @@ class Client:
             raise MisuseError("was asked for a gradient before the row's forward and backward passes were done")
         self._check_turn(stamp)
         local = whole_gradient(
-            self._module, self.model(), self._rows, self._params.loss_function, stamp.round, self.phase
+            self._module, self.model(), self._rows, self._params.loss_function, stamp.drawn, self.phase
         )
         self._local = stamp, local
         return local
@@ -229,7 +229,14 @@ class Client:
             if shared.tells_loss:
                 upload["loss"] = np.asarray(local.loss)
             key = self._keyring.key(group) if self._blind else None
-            return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key)
+            about = self._asked(ask, group)
+            return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key, asked=about)
+
+    def _asked(self, ask: Contribute, group: str) -> Asked:
+        """Return what an upload answers: the ask, what the set-up agreed on, the group's D and how far it has come."""
+        moved = {name: self._displacement[name] for name in self._group(group).shapes}
+        agreed = (*self._rows.agreed, digest_of(moved), encode_parts(self._steps[group]))
+        return asked(ask, *agreed, whole=self._rows.batches.whole)
 
     def _descend(self, ask: Descend, group: str) -> Done:
         shapes = {name: array.shape for name, array in ask.tensors.items()}
@@ -239,7 +246,8 @@ class Client:
         means = ask.tensors
         if self._blind:
             with self.phase("aggregation"):
-                means = self._read(ask, group).means
+                about = self._asked(Contribute(stamp=ask.stamp, encoding=ask.encoding), group)
+                means = self._read(ask, group, about).means
         elif any(mean.dtype != np.float64 for mean in means.values()):
             raise PeerError(f"expected means of the layers of group `{group}` in float64")
         self._step(group, ask.stamp, means)
@@ -249,10 +257,10 @@ class Client:
         if not set(silos) <= set(self._group(group).members) or not silos:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
-    def _read(self, ask: Descend | Scored, group: str) -> Sum:
-        """Return what a blind sum came to."""
+    def _read(self, ask: Descend | Scored, group: str, about: Asked) -> Sum:
+        """Return what a blind sum came to. about: what the uploads in it answered."""
         relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._keyring.key(group)
-        return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key)
+        return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)
 
     def _step(self, group: str, stamp: Stamp, means: Tensors) -> None:
         """Take line 10 of Algorithm 1 on one group's layers: D <- D - alpha_k sum n_l g_l / sum n_l."""
@@ -279,11 +287,11 @@ class Client:
         return Partial(stamp=ask.stamp, words=words)
 
     def _part_of_z(self, stamp: Stamp) -> Array:
-        layers, number = self._layers, stamp.round
+        layers = self._layers
         if layers is None or self._place.head is None:
             raise MisuseError("was asked for its part of a row's first layer, and has a model of its own")
         self._check_turn(stamp)
-        index = self._rows.batches.of_round(number)
+        index = self._rows.batches.of_round(*stamp.drawn)
         with self.phase("local_forward"):
             x = self._rows.x[torch.from_numpy(index)]
             z = part_of_z(x, self.model()[layers.weight])
@@ -303,8 +311,8 @@ class Client:
             words = np.array(ask.words, order="C")
             add_masks([words], self._keyring.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
             z = z + ROW_RING.decode(words, ask.fraction_bits)
-        targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(ask.stamp.round))]
-        with self._rows.randomness(ask.stamp.round):
+        targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(*ask.stamp.drawn))]
+        with self._rows.randomness(*ask.stamp.drawn):
             delta, local = head_pass(
                 self._layers,
                 self.model(),
@@ -355,7 +363,8 @@ class Client:
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
         self._check_members(ask.silos, group)
-        self.scores = scoring.read(self._read(ask, group), self._figures)
+        about = scoring.asked_of(Score(stamp=ask.stamp, parameters={}, encoding=ask.encoding), self._rows.agreed)
+        self.scores = scoring.read(self._read(ask, group, about), self._figures)
         return Done(stamp=ask.stamp)
 
     # What was missed
@@ -417,4 +426,4 @@ def _displacement_after(steps: int) -> str:
 
 
 def _same_time(one: Stamp, other: Stamp) -> bool:
-    return (one.round, one.attempt) == (other.round, other.attempt)
+    return (one.round, one.attempt, one.take) == (other.round, other.attempt, other.take)

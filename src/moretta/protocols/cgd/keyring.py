@@ -31,7 +31,7 @@ KEY_BYTES = 32
 
 def at(now: Stamp, group: str) -> Stamp:
     """Return a group's stamp of the same time."""
-    return Stamp(f"{group}/{now.run}", now.round, now.attempt)
+    return Stamp(f"{group}/{now.run}", now.round, now.attempt, now.take)
 
 
 def row_group(row: str) -> str:
@@ -117,7 +117,7 @@ class Keyring:
     def row_masks(self, stamp: Stamp, peers: Sequence[str], shape: tuple[int, ...], fraction_bits: int) -> list[Mask]:
         """Return the masks that this participant shares with others of its row in one sum of z."""
         agreement, _ = self._set_up.agreed
-        label = label_of(stamp, agreement.cohort.digest, {"z": shape}, {"z": fraction_bits})
+        label = label_of(stamp, agreement.cohort.digest, {"z": shape}, {"z": fraction_bits}, b"")
         me = self._me
         return [(me < peer, pair_key(agreement.seeds[peer], label, me, peer)) for peer in peers]
 

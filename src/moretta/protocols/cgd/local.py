@@ -28,15 +28,17 @@ class Local:
     buffers: Tensors
 
 
-def whole_gradient(module: nn.Module, weights: Tensors, rows: SiloRows, loss: Loss, number: int, phase: Phase) -> Local:
-    """Return the gradient of a whole model on the batch of a round (Algorithm 1, line 7).
+def whole_gradient(
+    module: nn.Module, weights: Tensors, rows: SiloRows, loss: Loss, drawn: tuple[int, ...], phase: Phase
+) -> Local:
+    """Return the gradient of a whole model on the batch of a round (Algorithm 1, line 7). drawn: `Stamp.drawn`.
 
     module: in train mode; overwritten with `weights`, and not changed otherwise.
     """
     modules.load(module, weights)
     trained = modules.trainable(module)
-    with rows.randomness(number):
-        inputs, targets = rows.batch(number)
+    with rows.randomness(*drawn):
+        inputs, targets = rows.batch(*drawn)
         with phase("local_forward"):
             mean = loss(module(inputs), targets)
         with phase("local_backward"):

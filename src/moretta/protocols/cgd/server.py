@@ -271,7 +271,7 @@ class Server:
             aborted = [one for one in found.values() if isinstance(one, Aborted)]
             if aborted and not sums:
                 self._why = {silo: why for one in aborted for silo, why in one.missing.items()}
-                return Aborted(self._why, aborted[0].because)
+                return Aborted(self._why, aborted[0].because, [silo for one in aborted for silo in one.opened])
             # Once a sum of this round is known none is asked for again: two of the same gradients, over one participant
             # more and less, differ by that one's own. A group whose sum failed does not step in this round.
         self._why = {}
@@ -423,7 +423,8 @@ def _all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Abort
     """Play exchanges side by side; aborted with all who are missing where any is."""
     ended = yield from together(exchanges)
     missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
-    return Aborted(missing) if any(one is not None for one in ended.values()) else None
+    opened = [silo for one in ended.values() if one is not None for silo in one.opened]
+    return Aborted(missing, opened=opened) if any(one is not None for one in ended.values()) else None
 
 
 def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, found: RowsDescribed) -> str:

@@ -15,7 +15,7 @@ from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainO
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.training import Training
-from moretta.secure_aggregation import Contributor
+from moretta.secure_aggregation import Contributor, asked
 
 
 class Client:
@@ -52,25 +52,32 @@ class Client:
         modules.load(self._model, ask.parameters)
         if self._private is not None:
             return self._train_in_private(ask, self._private)
-        with self._rows.randomness(ask.stamp.round):
+        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole or isinstance(self._params, FedAvg))
+        self._contributor.check(ask.stamp, about)
+        with self._rows.randomness(*ask.stamp.drawn):
             if isinstance(self._params, FedAvg):
                 upload, rows = self._epochs(self._params.local_epochs, ask.stamp.round)
             else:
-                upload, rows = self._gradient(ask.stamp.round)
+                upload, rows = self._gradient(*ask.stamp.drawn)
         with self.phase("aggregation"):
             upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
-            return self._contributor.upload(ask.stamp, upload, rows, ask.encoding)
+            return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
-        """Upload the noised sum alone: no loss, no number of rows, no buffers."""
+        """Upload the noised sum alone: no loss, no number of rows, no buffers.
+
+        A lot of all rows is not `whole`: each take has noise of its own, and is counted.
+        """
+        about = asked(ask, *self._rows.agreed)
+        self._contributor.check(ask.stamp, about)
         with self.phase("local_backward"):
             upload = private.upload(self._model, ask.parameters, ask.stamp)
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding)
+            return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
 
-    def _gradient(self, number: int) -> tuple[dict[str, Array], int]:
+    def _gradient(self, number: int, take: int = 0) -> tuple[dict[str, Array], int]:
         """Return the gradient of the mean loss on the round's batch, what else is uploaded, and the rows."""
-        inputs, targets = self._rows.batch(number)
+        inputs, targets = self._rows.batch(number, take)
         gradients, loss = self._backward(inputs, targets)
         upload = {f"gradient/{name}": value.cpu().numpy() for name, value in gradients.items()}
         upload["loss"] = np.asarray(loss)

@@ -69,7 +69,7 @@ class PrivateGradient:
         upload, which says nothing new. Parameters that differ make it a round of its own: the same noise on two
         gradients would show their difference.
         """
-        purpose = (now.run, now.round, digest_of(parameters))
+        purpose: tuple[int | str | bytes, ...] = (now.run, *now.drawn, digest_of(parameters))
         with _seeded(model, self._root, *purpose):
             total = self.clipped_sum(model, self.rows_of_lot(*purpose))
         noise, upload = self._root.stream("dp noise", *purpose), dict[str, Array]()

@@ -17,6 +17,7 @@ from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainO
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.losses import usable_density
 from moretta.protocols.training import Training
+from moretta.secure_aggregation import asked
 
 
 class Server:
@@ -60,7 +61,7 @@ class Server:
         shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
         wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
-        total = yield from aggregation.sum(ask, wanted)
+        total = yield from aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):

@@ -20,7 +20,7 @@ from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
 from moretta.protocols.pbpfl.trunk import Trunk
-from moretta.secure_aggregation import Contributor
+from moretta.secure_aggregation import Asked, Contributor, asked
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class _Forwarded:
     at: NoisyHead
     targets: Tensor
     parts: Tensor
+    asked: Asked
 
 
 class Client:
@@ -56,7 +57,7 @@ class Client:
                 if self._loss.name == "mse":
                     with self.phase("local_backward"):
                         found = terms.squared_error(forwarded.at, forwarded.targets)
-                    return self._upload(message.stamp, found, message.encoding, forwarded.targets)
+                    return self._upload(message.stamp, found, message.encoding, forwarded)
                 self._forwarded = forwarded
                 return _predictions(message.stamp, forwarded.at)
             case Softmax():
@@ -64,16 +65,19 @@ class Client:
         return self._rows.answer(message, self._contributor, self._model)
 
     def _forward(self, ask: TrainOn) -> _Forwarded:
+        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole)
+        self._contributor.check(ask.stamp, about)
         modules.load(self._model, ask.parameters)
         weight = self._model.get_parameter(self._head.weight).detach()
         if len(ask.parts) != len(weight):
             raise PeerError(f"{ask.stamp}: expected parts of {len(weight)} outputs, got {len(ask.parts)}")
         parts = torch.from_numpy(ask.parts).to(weight.device)
         spread = terms.selector(parts, torch.from_numpy(ask.direction).to(weight))
-        with self.phase("local_forward"), self._rows.randomness(ask.stamp.round):
-            inputs, targets = self._rows.batch(ask.stamp.round)
+        with self.phase("local_forward"), self._rows.randomness(*ask.stamp.drawn):
+            inputs, targets = self._rows.batch(*ask.stamp.drawn)
             h, outputs = self._trunk.forward(inputs)
-        return _Forwarded(ask.stamp, NoisyHead(h, outputs, weight, self._head.bias is not None, spread), targets, parts)
+        at = NoisyHead(h, outputs, weight, self._head.bias is not None, spread)
+        return _Forwarded(ask.stamp, at, targets, parts, about)
 
     def _after_softmax(self, ask: Softmax) -> Message:
         batch, self._forwarded = self._forwarded, None
@@ -86,9 +90,9 @@ class Client:
             u = self._loss.weighted_targets(batch.targets, outputs)
             y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)
             found = terms.cross_entropy(batch.at, u, y, k, batch.parts)
-        return self._upload(ask.stamp, found, ask.encoding, batch.targets)
+        return self._upload(ask.stamp, found, ask.encoding, batch)
 
-    def _upload(self, stamp: Stamp, found: Terms, encoding: Mapping[str, int], targets: Tensor) -> Message:
+    def _upload(self, stamp: Stamp, found: Terms, encoding: Mapping[str, int], batch: _Forwarded) -> Message:
         with self.phase("local_backward"):
             trunk = self._trunk.backward(found.cotangents)
         with self.phase("aggregation"):
@@ -104,8 +108,8 @@ class Client:
                     upload[path] = upload[path] + _array(value) if path in upload else _array(value)
             upload |= {f"buffer/{name}": _array(buffer).copy() for name, buffer in self._buffers.items()}
             if self._loss.weighs_rows:
-                upload["density"] = np.asarray(self._loss.density(targets))
-            return self._contributor.upload(stamp, upload, len(targets), encoding)
+                upload["density"] = np.asarray(self._loss.density(batch.targets))
+            return self._contributor.upload(stamp, upload, len(batch.targets), encoding, asked=batch.asked)
 
     def state(self) -> State:
         """Return nothing: a client's batches are a function of the round, its model comes with each ask."""

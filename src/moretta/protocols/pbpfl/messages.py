@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,6 +67,8 @@ class Softmax(Message):
     y: [B, outputs], p o exp(-delta) in the paper's form, p itself in the cheaper one. k: [B, m], (1 - exp(delta)) / xi
     in the paper's form (which prints its reciprocal, Eq. 23), and [B, 0] in the cheaper one.
     """
+
+    OWN: ClassVar[frozenset[str]] = frozenset({"y", "k"})
 
     y: Array
     k: Array

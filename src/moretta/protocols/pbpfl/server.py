@@ -22,6 +22,8 @@ from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.trunk import Trunk
+from moretta.secure_aggregation import asked
+from moretta.secure_aggregation.sums import spent_of
 
 SYNTHETIC_ROWS = 256
 
@@ -108,14 +110,15 @@ class Server:
             ask = TrainOn(
                 stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding=wanted.fraction_bits
             )
-            total = yield from aggregation.sum(ask, wanted)
+            total = yield from aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
         else:
             ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
             ended = yield from self._exchange(ask, key, wanted.fraction_bits)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
-            total = yield from aggregation.sum(exchanged.answers, wanted)
+            expected = asked(ask, *self._enrolment.agreed).digest
+            total = yield from aggregation.sum(exchanged.answers, wanted, expected)
         if isinstance(total, Aborted):
             return total
         density = float(total.means.get("density", np.ones(())))
@@ -136,17 +139,17 @@ class Server:
         return Report({"loss": self._loss, **figures})
 
     def key(self, now: Stamp) -> Key:
-        """Return the key of the coming round, the same for every attempt at it: the server's secret."""
+        """Return the key of the coming round, the same for every attempt at a take of it: the server's secret."""
         sizes = self._sizes or self._synthetic_sizes(now)
         return self._draw_key(now, self._rho(sizes), sizes)
 
     def _draw_key(self, now: Stamp, rho: float, sizes: Sizes) -> Key:
-        stream = self._root.stream("perturbation", now.run, now.round)
+        stream = self._root.stream("perturbation", now.run, *now.drawn)
         return self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
     def _deltas(self, now: Stamp, silo: str) -> Keystream:
         """Return what a silo's deltas are drawn from: two answers about one row never share them."""
-        return self._root.stream("delta", now.run, now.round, now.attempt, silo)
+        return self._root.stream("delta", now.run, *now.drawn, now.attempt, silo)
 
     def _exchange(self, ask: TrainOn, key: Key, encoding: Mapping[str, int]) -> Exchange[Exchanged | Aborted]:
         """Collect noisy predictions; form the softmax of the true ones, which a silo cannot."""
@@ -158,6 +161,8 @@ class Server:
                 raise PeerError(f"expected {len(key.parts)} outputs a row, got {found.z.shape[1]}")
 
         replies = yield Ask.all(self._enrolment.cohort, ask, Predictions, check)
+        if spent := spent_of(replies):
+            return Aborted(spent)
         if not replies.answers:
             return Aborted(replies.missing)
         with self.phase("perturbation"):

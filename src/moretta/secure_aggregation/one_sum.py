@@ -1,0 +1,271 @@
+"""One sum of a round: what a silo has helped to open, and what it answers to any other sum of the same uploads.
+
+**Why.** Two sums of the same uploads over different silos are subtracted, and the difference is a silo's own. A round
+may be asked for again: by a server that was killed and goes on from a checkpoint, by one that repeats what failed, or
+by one that wants to subtract. A silo cannot tell them apart, so it treats them alike: of the uploads of one round and
+take it helps to open one sum, over one set S of survivors, once in its life.
+
+**What a silo keeps** of each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
+asked (`moretta.secure_aggregation.asked`), S, and whether shares were given. What is summed is "" for the upload of a
+round; statistics and scores have names, belong to no round, and are of all rows. Where the run is a CGD group's, the
+group is in its id.
+
+**States** of one such sum:
+
+    FREE     nothing of it was helped to open
+    BOUND    the silo has said who is in it: with a roster by its signature of S, without by giving shares
+    GIVEN    shares may have left
+
+**What is asked** is, against what was kept, of a LOWER take, the SAME (take, digest and, where it is known, S), of the
+same take and OTHER than that, or of a HIGHER take. Of whole rows (a batch of more than half of them, local epochs) all
+takes have the same rows, so any further take is OTHER too; and what is summed once a run (statistics, scores) is the
+SAME over the same S alone.
+
+`TABLE` has all moves. What is not in it raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
+the server goes on to the take that the silo names, with other rows, or for whole rows asks S again for what it asked.
+
+    event   the silo is about to
+    ASKED   compute an upload, of which nobody knows yet who survives it
+    BINDS   say who is in the sum
+    GIVES   give shares, which says so too
+
+**On disk.** A line is written, and not only buffered, before what it says leaves the silo, so that a killed process
+forgets nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves
+`AHEAD` rounds: after a loss of power those that were reserved and of which nothing is known count as spent.
+
+**What this does not stop.** Round number and model are the server's own words. One that sends nearly the same model
+under two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no set
+from which one that it helped before differs by 1 to m - 1 silos on either side, in any round of any run. So does noise
+(differential privacy).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from moretta.errors import PeerError, SumSpent
+from moretta.protocol import Stamp
+from moretta.secure_aggregation.asked import Asked
+
+AHEAD = 16  # rounds that one force to the disk is good for
+DIGEST = 16  # bytes of a digest that are kept
+
+Survivors = tuple[str, ...]
+
+
+class State(Enum):
+    """Of one sum, at one silo."""
+
+    FREE = auto()
+    BOUND = auto()
+    GIVEN = auto()
+
+
+class Relation(Enum):
+    """Of what is asked to what was helped to open."""
+
+    LOWER = auto()
+    SAME = auto()
+    OTHER = auto()
+    HIGHER = auto()
+
+
+class Event(Enum):
+    """What the silo is about to do."""
+
+    ASKED = auto()
+    BINDS = auto()
+    GIVES = auto()
+
+
+TABLE: Mapping[tuple[State, Relation, Event], State] = {
+    (State.FREE, Relation.HIGHER, Event.ASKED): State.FREE,
+    (State.FREE, Relation.HIGHER, Event.BINDS): State.BOUND,
+    (State.FREE, Relation.HIGHER, Event.GIVES): State.GIVEN,
+    # The same again, under any attempt or session, tells nothing that was not told.
+    (State.BOUND, Relation.SAME, Event.ASKED): State.BOUND,
+    (State.BOUND, Relation.SAME, Event.BINDS): State.BOUND,
+    (State.BOUND, Relation.SAME, Event.GIVES): State.GIVEN,
+    (State.GIVEN, Relation.SAME, Event.ASKED): State.GIVEN,
+    (State.GIVEN, Relation.SAME, Event.BINDS): State.GIVEN,
+    (State.GIVEN, Relation.SAME, Event.GIVES): State.GIVEN,
+    # A further take has other rows.
+    (State.BOUND, Relation.HIGHER, Event.ASKED): State.BOUND,
+    (State.BOUND, Relation.HIGHER, Event.BINDS): State.BOUND,
+    (State.BOUND, Relation.HIGHER, Event.GIVES): State.GIVEN,
+    (State.GIVEN, Relation.HIGHER, Event.ASKED): State.GIVEN,
+    (State.GIVEN, Relation.HIGHER, Event.BINDS): State.BOUND,
+    (State.GIVEN, Relation.HIGHER, Event.GIVES): State.GIVEN,
+}
+"""From a state, by how what is asked relates to it, and by what the silo is about to do, to the next state."""
+
+
+@dataclass(frozen=True)
+class Helped:
+    """What is kept of one sum. survivors: none where a loss of power has lost them."""
+
+    state: State
+    take: int
+    digest: bytes
+    survivors: Survivors
+
+
+_FREE = Helped(State.FREE, -1, b"", ())
+Key = tuple[str, str, int]  # run, what is summed, round
+
+
+def _forget(line: str, force: bool) -> None:
+    """Keep nothing: of a run without a folder."""
+
+
+class HelpedSums:
+    """All sums that one silo has helped to open.
+
+    lines: what `keep` was given in earlier processes, in order. keep: is given a line, and whether it is to be on the
+    disk before it returns. powered: names the time since the machine was started: another name says that lines may be
+    lost which were not forced. over_runs: whether a statistic is of one set in all runs together, as where a silo is a
+    site of its own, or in each. apart: see the opening. repeats: whether whole rows may be summed over other sets too,
+    as the silo's owner allowed. fewest: silos that it helps to sum.
+    Raises `moretta.errors.PeerError` for lines that are none of its own.
+    """
+
+    def __init__(
+        self,
+        lines: Iterable[str] = (),
+        keep: Callable[[str, bool], None] = _forget,
+        *,
+        powered: str = "",
+        over_runs: bool = False,
+        apart: int = 1,
+        repeats: bool = False,
+        fewest: int = 1,
+    ) -> None:
+        self._fewest = fewest
+        self._keep, self._powered = keep, powered
+        self._over_runs, self._apart, self._repeats = over_runs, apart, repeats
+        self._helped = dict[Key, Helped]()
+        self._last = dict[tuple[str, str], int]()  # the latest round that was bound
+        self._reserved = dict[tuple[str, str], int]()
+        self._lost = dict[tuple[str, str], int]()  # the last round that a loss of power may have made forgotten
+        self._sets = dict[Survivors, int]()
+        self._read(lines)
+
+    def ask(self, stamp: Stamp, asked: Asked, cohort: Iterable[str]) -> None:
+        """Raise `moretta.errors.SumSpent` where an upload could be in no sum that this silo may help to open."""
+        helped = self._of(stamp, asked)
+        self._next(helped, stamp, asked, Event.ASKED, None)
+        same = self._relation(helped, stamp, asked, None) is Relation.SAME
+        if same and not set(helped.survivors) <= set(cohort):
+            raise _spent(helped, stamp, asked)
+
+    def bind(self, stamp: Stamp, asked: Asked, survivors: Survivors, *, gives: bool) -> None:
+        """Keep that this silo says who is in a sum, before it says so. gives: whether it gives shares.
+
+        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
+        `moretta.errors.PeerError` where that set is not `apart` enough from an earlier one.
+        """
+        helped, key = self._of(stamp, asked), self._key(stamp, asked)
+        event = Event.GIVES if gives else Event.BINDS
+        state = self._next(helped, stamp, asked, event, survivors)
+        self._check_floors(survivors)
+        found = Helped(state, max(stamp.take, helped.take), asked.digest[:DIGEST], survivors)
+        if found != helped:
+            self._write(key, found)
+
+    def _of(self, stamp: Stamp, asked: Asked) -> Helped:
+        key = self._key(stamp, asked)
+        if key not in self._helped and stamp.round <= self._lost.get(key[:2], -1):
+            return Helped(State.GIVEN, 0, b"", ())
+        return self._helped.get(key, _FREE)
+
+    def _key(self, stamp: Stamp, asked: Asked) -> Key:
+        if asked.lasting and self._over_runs:  # what stands before a run's id is a group's name
+            return stamp.run.rpartition("/")[0], asked.once, 0
+        return (stamp.run, asked.once, 0) if asked.once else (stamp.run, "", stamp.round)
+
+    def _next(self, helped: Helped, stamp: Stamp, asked: Asked, event: Event, survivors: Survivors | None) -> State:
+        relation = self._relation(helped, stamp, asked, survivors)
+        try:
+            return TABLE[helped.state, relation, event]
+        except KeyError:
+            raise _spent(helped, stamp, asked) from None
+
+    def _relation(self, helped: Helped, stamp: Stamp, asked: Asked, survivors: Survivors | None) -> Relation:
+        if helped.state is State.FREE or (asked.whole and self._repeats):
+            return Relation.HIGHER
+        if stamp.take < helped.take and not asked.once:
+            return Relation.LOWER
+        if stamp.take > helped.take and not asked.whole:
+            return Relation.HIGHER
+        same = asked.once or (stamp.take == helped.take and asked.digest[:DIGEST] == helped.digest)
+        return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
+
+    def _check_floors(self, survivors: Survivors) -> None:
+        if len(survivors) < self._fewest:
+            raise PeerError(
+                f"expected a sum of at least {self._fewest} silos ([privacy] fewest-silos), got one of {len(survivors)}"
+            )
+        if self._apart == 1 or survivors in self._sets:
+            return
+        now = set(survivors)
+        for earlier in map(set, self._sets):
+            if any(0 < len(more) < self._apart for more in (now - earlier, earlier - now)):
+                raise PeerError(
+                    f"expected a sum over the same silos as before, or over sets that differ by {self._apart} or more "
+                    f"on each side they differ on ([privacy] apart = {self._apart}); wait for the silos that are away, "
+                    "or lower it at each site"
+                )
+
+    # Lines
+
+    def _write(self, key: Key, found: Helped) -> None:
+        run, what, number = key
+        if found.survivors not in self._sets:
+            self._keep(json.dumps(["set", *found.survivors]), False)
+            self._sets[found.survivors] = len(self._sets)
+        line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
+        ahead = not what and number > self._last.get(key[:2], -1)  # else it is a repetition, which is rare
+        reserves = not ahead or number > self._reserved.get(key[:2], -1)
+        given_only = self._helped.get(key, _FREE).state is State.BOUND and found.state is State.GIVEN
+        self._keep(json.dumps(line), reserves and not ahead and not given_only)
+        if ahead and reserves:
+            self._reserved[key[:2]] = number + AHEAD - 1
+            self._keep(json.dumps(["reserved", run, what, number + AHEAD - 1, self._powered]), True)
+        self._take_up(key, found)
+
+    def _take_up(self, key: Key, found: Helped) -> None:
+        self._helped[key] = found
+        self._last[key[:2]] = max(key[2], self._last.get(key[:2], -1))
+
+    def _read(self, lines: Iterable[str]) -> None:
+        powered = dict[tuple[str, str], str]()
+        sets = list[Survivors]()
+        for line in lines:
+            try:
+                match json.loads(line):
+                    case ["set", *names]:
+                        sets.append(tuple(names))
+                        self._sets[sets[-1]] = len(sets) - 1
+                    case ["reserved", run, what, number, since]:
+                        self._reserved[run, what], powered[run, what] = number, since
+                    case ["sum", run, what, number, state, take, digest, index]:
+                        found = Helped(State[state], take, bytes.fromhex(digest), sets[index])
+                        self._take_up((run, what, number), found)
+                    case _:
+                        raise ValueError
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                raise PeerError("expected the record of sums that this silo has helped to open, got other lines") from (
+                    error
+                )
+        self._lost = {key: last for key, last in self._reserved.items() if powered[key] != self._powered}
+
+    def __repr__(self) -> str:
+        return f"HelpedSums({len(self._helped)} sums)"
+
+
+def _spent(helped: Helped, stamp: Stamp, asked: Asked) -> SumSpent:
+    again = stamp.take if asked.once else helped.take
+    return SumSpent(again if asked.whole else helped.take + 1, helped.survivors, asked.whole)
