@@ -19,7 +19,7 @@ from silos import World
 from wiretap import Wiretap
 
 from moretta.errors import MorettaError
-from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, State
+from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, Stamp, State
 from moretta.protocols.pbpfl.messages import Softmax
 from moretta.secure_aggregation.additive import AddShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
@@ -134,8 +134,9 @@ class Coalition:
                 self._begin(operation)
 
     def _begin(self, job: Job) -> None:
-        cast = silos.play_roles(self.world, self._folder, self._session)
-        self._run, self._server, self._clients = self.world.run(job.number), cast.server, dict(cast.clients)
+        self._run = self.world.run(job.number)
+        cast = silos.play_roles(self.world, self._folder, self._run, self._session)
+        self._server, self._clients = cast.server, dict(cast.clients)
         self._begun = cast.server.state()
         self._saved = [self._states()]
         self._set_up(SetUp(0, self.world.names))
@@ -157,8 +158,8 @@ class Coalition:
         now = self._now(one.round, take)
         return self._exchange(self._server.setup(now, list(one.silos)), Sum(one.round, one.silos, 0, mute=one.mute))
 
-    def _now(self, round: int, take: int) -> Any:
-        return silos.stamp(self._run, round, self._attempt, take)
+    def _now(self, round: int, take: int) -> Stamp:
+        return Stamp(self._run, round, self._attempt, take)
 
     def _exchange(self, exchange: Exchange[Any], how: Sum) -> bool:
         """Play a part of the server's, with the coalition in between; return whether it ended well."""
@@ -226,7 +227,7 @@ class Coalition:
 
     def _resume(self, one: Resume) -> None:
         self._session += 1
-        cast = silos.play_roles(self.world, self._folder, self._session)
+        cast = silos.play_roles(self.world, self._folder, self._run, self._session)
         older = self._saved[-1 - min(one.sums, len(self._saved) - 1)]
         for name in one.silos:
             self._clients[name] = cast.clients[name]

@@ -7,7 +7,6 @@ as it does in a run: by a state that it saved, and by what it keeps on disk.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import shutil
 import string
 import tempfile
@@ -22,7 +21,7 @@ from torch import nn
 
 from moretta.casting import cast
 from moretta.config_sections import SecureAggregation
-from moretta.protocol import Client, Server, Stamp
+from moretta.engines.kept_lines import HelpedFile
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
@@ -30,6 +29,7 @@ from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.training import Training
 from moretta.roles import Cast, Setting, Silo
 from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Identity, Roster
 
 ROWS, COLUMNS, CLASSES, MOST_SILOS = 7, 3, 2, 6
@@ -50,7 +50,7 @@ SCHEMES = ("pairwise", "additive-shares")
 class World:
     """What a list is played against. The last `corrupted` of the `silos` work with the server.
 
-    batch: rows in a round's batch, 0 for all. floor: the fewest silos of a sum, which silos hold themselves.
+    batch: rows in a round's batch, 0 for all. apart: by how many silos two sets that a silo helps differ, if they do.
     """
 
     protocol: str = "fedsgd"
@@ -59,6 +59,7 @@ class World:
     corrupted: int = 0
     batch: int = 3
     roster: bool = False
+    apart: int = 1
 
     @property
     def names(self) -> str:
@@ -82,26 +83,12 @@ class World:
         return f"job-{job}{ending}"
 
 
-def stamp(run: str, round: int, attempt: int, take: int) -> Stamp:
-    parts = {"run": run, "round": round, "attempt": attempt, "take": take}
-    known = {field.name for field in dataclasses.fields(Stamp)}
-    return Stamp(**{name: value for name, value in parts.items() if name in known})
+def play_roles(world: World, folder: Path, run: str, session: int) -> Cast:
+    """Return a server and silos as processes make them at their start. folder: of what silos keep on disk."""
+    return cast(PROTOCOLS[world.protocol], _setting(world, folder, run, session))
 
 
-def play_roles(world: World, folder: Path, session: int) -> Cast:
-    """Return a server and silos as a process makes them at its start. folder: of what silos keep on disk."""
-    return cast(PROTOCOLS[world.protocol], _setting(world, folder, session))
-
-
-def server_of(world: World, folder: Path) -> Server:
-    return play_roles(world, folder, 0).server
-
-
-def clients_of(world: World, folder: Path, session: int) -> dict[str, Client]:
-    return dict(play_roles(world, folder, session).clients)
-
-
-def _setting(world: World, folder: Path, session: int) -> Setting:
+def _setting(world: World, folder: Path, run: str, session: int) -> Setting:
     generator = np.random.default_rng(7)
     regression = not world.protocol.endswith("-ce")
     silos = []
@@ -125,6 +112,9 @@ def _setting(world: World, folder: Path, session: int) -> Setting:
         rounds=100,
         session=session,
         insecure=5,  # a list that fails must fail again
+        playing=Participation(tuple(world.names), world.silos),
+        run=run,
+        helped=cache(lambda name: _helped(world, folder / name)),
         roster=roster() if world.roster else None,
     )
 
@@ -143,6 +133,11 @@ def _identities() -> str:
     for place, name in enumerate(string.ascii_lowercase[:MOST_SILOS], 1):
         Identity(bytes([place]) * 32).save(f"{folder}/{name}")
     return folder
+
+
+def _helped(world: World, folder: Path) -> HelpedFile:
+    """Return where a silo keeps what it has helped to open, with the floors that stand in its silo.toml."""
+    return HelpedFile(str(folder / "helped.jsonl"), over_runs=True, apart=world.apart, fewest=world.floor)
 
 
 @cache
