@@ -832,23 +832,35 @@ def starts() -> dict[str, Any]:
     }
 
 
+def grid_of() -> dict[str, Any]:
+    """Return a joint grid of one row and four column parts, and its digest."""
+    parts = {name: [2 * number, 2 * number + 1] for number, name in enumerate(sorted(ROOTS))}
+    row, head = "clinic 1", "bea"
+    said = [part for name, held in parts.items() for part in (name, row, int(name == head), len(held), *held)]
+    digest = hashlib.sha256(purpose("cgd grid", "joint", *said)).hexdigest()
+    return {"row": row, "head": head, "columns": parts, "digest": digest}
+
+
 def keyring() -> dict[str, Any]:
     """Return what participants seal for each other: a group's and a row's key, Delta, D, and digests of ids."""
     _, number, attempt = STAMP
     pairs = Pairs((EVERYBODY, number, attempt), ROOTS)
     maker, *others = pairs.names
+    grid = grid_of()
+
+    def seal(secret: bytes, content: bytes, *parts: int | str) -> str:
+        nonce = hkdf(secret, purpose("nonce", *parts, hashlib.sha256(content).digest()))[:12]
+        return (nonce + chacha20_poly1305(hkdf(secret, purpose(*parts)), nonce, content, b"")).hex()
 
     def key_of(run: str, who: str, session: int = 0) -> bytes:
         return hkdf(ROOTS[who], purpose("group key", run, number, attempt, session))
 
     def sealed_key(run: str, who: str, holder: str) -> str:
-        seed = pairs.seeds[min(who, holder), max(who, holder)]
-        sealing = hkdf(seed, purpose("group key", run, number, attempt, who, holder))
-        return chacha20_poly1305(sealing, bytes(12), key_of(run, who), b"").hex()
+        seed = hkdf(pairs.seeds[min(who, holder), max(who, holder)], purpose("grid", bytes.fromhex(grid["digest"])))
+        return seal(seed, key_of(run, who), "group key", run, number, attempt, who, holder)
 
     def sealed(run: str, what: str, who: str, content: bytes) -> str:
-        sealing = hkdf(key_of(run, maker), purpose(what, run, number, attempt, who))
-        return chacha20_poly1305(sealing, bytes(12), content, b"").hex()
+        return seal(key_of(run, maker), content, what, run, number, attempt, who)
 
     def digest(ids: list[str], run: str = ROW, at: int = number) -> str:
         content = purpose(run, at, attempt, *ids).removeprefix(b"moretta/1")
@@ -862,6 +874,7 @@ def keyring() -> dict[str, Any]:
         "stamp": (EVERYBODY, number, attempt),
         "roots": {name: root.hex() for name, root in ROOTS.items()},
         "maker": maker,
+        "grid": grid,
         "groups": {
             run: {
                 "key": key_of(run, maker).hex(),
@@ -871,8 +884,9 @@ def keyring() -> dict[str, Any]:
             for run in (GROUP, ROW)
         },
         "tampered_keys": [  # each given to the first of the others, as the maker's of the first group
-            {"why": "a bit", "sealed": f"{int(good, 16) ^ 1:096x}"},
-            {"why": "the first bit", "sealed": f"{int(good, 16) ^ 1 << 383:096x}"},
+            {"why": "a bit", "sealed": f"{int(good, 16) ^ 1:0120x}"},
+            {"why": "the first bit", "sealed": f"{int(good, 16) ^ 1 << 479:0120x}"},
+            {"why": "another nonce", "sealed": f"{int(good, 16) ^ 1 << 400:0120x}"},
             {"why": "a byte short", "sealed": good[:-2]},
             {"why": "a byte long", "sealed": good + "00"},
             {"why": "nothing", "sealed": ""},
@@ -889,7 +903,7 @@ def keyring() -> dict[str, Any]:
              "sealed": sealed(GROUP, "displacement", others[1], b"")},
         ],
         "tampered_contents": [
-            {"why": "a bit", "run": ROW, "what": "delta", "maker": maker, "sealed": f"{int(delta, 16) ^ 1:0112x}"},
+            {"why": "a bit", "run": ROW, "what": "delta", "maker": maker, "sealed": f"{int(delta, 16) ^ 1:0136x}"},
             {"why": "a byte short", "run": ROW, "what": "delta", "maker": maker, "sealed": delta[:-2]},
             {"why": "nothing", "run": ROW, "what": "delta", "maker": maker, "sealed": ""},
             {"why": "in the clear", "run": ROW, "what": "delta", "maker": maker, "sealed": DELTA.hex()},
@@ -897,7 +911,7 @@ def keyring() -> dict[str, Any]:
             {"why": "another group's", "run": GROUP, "what": "delta", "maker": maker, "sealed": delta},
             {"why": "another thing", "run": ROW, "what": "displacement", "maker": maker, "sealed": delta},
             {"why": "of D, a bit", "run": GROUP, "what": "displacement", "maker": maker,
-             "sealed": f"{int(moved, 16) ^ 1 << 200:0112x}"},
+             "sealed": f"{int(moved, 16) ^ 1 << 200:0136x}"},
         ],
         "digests": [
             {"ids": some, "digest": digest(some)}

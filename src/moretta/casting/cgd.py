@@ -21,7 +21,7 @@ from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches
 from moretta.protocols.cgd.client import Client, Place
 from moretta.protocols.cgd.grid import Grid, Group, groups_of
-from moretta.protocols.cgd.keyring import Keyring
+from moretta.protocols.cgd.keyring import Keyring, Membership
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
@@ -161,7 +161,7 @@ def _participant(
         rows,
         setting.root(silo.name),
         contributors,
-        Keyring(silo.name, set_up, insecure, setting.session),
+        Keyring(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session),
         setting.rounds,
         blind=blind,
         ids=silo.ids,

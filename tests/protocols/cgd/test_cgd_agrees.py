@@ -335,5 +335,5 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
     words = np.concatenate([partial.words.ravel() for partial in partials])
     assert abs(np.mean(words / 2.0**64) - 0.5) < 5 / np.sqrt(12 * words.size)
     sealed = [answer.sealed for _, answer in seen.answered(Deltas)]
-    assert [one.size for one in sealed[:3]] == [9 * 7 * 8 + 16, 5 * 7 * 8 + 16, 12 * 7 * 8 + 16]
+    assert [one.size for one in sealed[:3]] == [9 * 7 * 8 + 28, 5 * 7 * 8 + 28, 12 * 7 * 8 + 28]
     assert columns_of(silos) == 8

@@ -133,6 +133,10 @@ BESIDE: dict[str, tuple[list[Fault], Absent, set[tuple[int, str]]]] = {
         [Fault("silo-0-1", 2, Descend), Fault("silo-0-1", 3, CatchUp)], [(3, "row-0", "")],
         {(2, "silo-0-1"), (3, "silo-0-1")},
     ),
+    "descend and catching up, answer lost": (
+        [Fault("silo-0-1", 2, Descend), Fault("silo-0-1", 3, CatchUp, "after")], [(3, "row-0", "")],
+        {(2, "silo-0-1"), (3, "silo-0-1")},
+    ),
     "descend, and the first who is to show D cannot": (
         [Fault("silo-0-1", 2, Descend), Fault("silo-1-1", 3, ShowDisplacement)], [],
         {(2, "silo-0-1"), (3, "silo-1-1")},

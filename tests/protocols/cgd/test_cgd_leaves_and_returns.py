@@ -12,10 +12,12 @@ import pytest
 from grids import (
     FIRST,
     SEED,
+    Fault,
     Seen,
     bytes_of,
     casting,
     copied,
+    failing,
     furthest,
     grid,
     make,
@@ -71,7 +73,7 @@ def test_who_returns_needs_only_d(silos: list[Silo], blind: bool) -> None:
     assert {group_of(message.stamp) for silo, message in caught if silo == name} == set(after._place.groups)
     for _, message in caught:
         shapes = after._place.groups[group_of(message.stamp)].shapes
-        assert message.sealed.size == 8 * sum(int(np.prod(shape)) for shape in shapes.values()) + 16
+        assert message.sealed.size == 8 * sum(int(np.prod(shape)) for shape in shapes.values()) + 28
         assert message.steps == 4
     assert not [message for _, message in seen.asked(CatchUp) if message.stamp.round == 6]
 
@@ -148,6 +150,24 @@ def test_a_returned_participant_that_was_restored_from_an_old_checkpoint_catches
         play(server, engine, players_now, 6, 7)
     found = copied(players_now.models())
     undisturbed = run(silos, 7, protocol)
+    assert all(furthest(found[name], undisturbed.models[name]) == 0 for name in found)
+
+
+def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up() -> None:
+    """It has seen no sum itself, so it goes by what the others said."""
+    protocol, fault = CGD(delta=0.2), Fault("silo-1", 6, CatchUp)
+    made = make(ROWS, protocol)
+    players = cast_of(made)
+    engine = engine_of(made, players)
+    play(players.server, engine, players, 1, 2)
+    old = players.clients["silo-1"].state()
+    play(players.server, engine, players, 3, 5)
+    players.clients["silo-1"].restore(old)
+    failing(fault)(players)
+    driver = Driver(cast_of(made).server, list(players.clients), "a-run", engine.deliver, players.least)
+    assert [[gone.silo for gone in end.dropped] for end in driver.rounds(6, 7)] == [["silo-1"], []]
+    assert fault.happened
+    found, undisturbed = copied(players.models()), run(ROWS, 7, protocol)
     assert all(furthest(found[name], undisturbed.models[name]) == 0 for name in found)
 
 

@@ -264,7 +264,7 @@ def test_a_row_keeps_its_delta_from_other_rows(tmp_path: Path, monkeypatch: pyte
     for silo, ask in backs:
         row = f"row-{silo[5]}"
         head = found.players.server._grid.heads[row]  # type: ignore[attr-defined]
-        assert len(clients[silo]._keyring.open(ask.stamp, "delta", head, ask.sealed)) == ask.sealed.size - 16
+        assert len(clients[silo]._keyring.open(ask.stamp, "delta", head, ask.sealed)) == ask.sealed.size - 28
         other = next(name for name in clients if name[5] != silo[5])
         with pytest.raises(MorettaError, match=r"no key yet|is not as"):
             clients[other]._keyring.open(ask.stamp, "delta", head, ask.sealed)

@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 from moretta.errors import MisuseError, PeerError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Replies, Stamp
-from moretta.protocols.cgd.keyring import KEY_BYTES, NAME, Keyring, at, group_of, row_group
+from moretta.protocols.cgd.grid import Grid, Part
+from moretta.protocols.cgd.keyring import (
+    KEY_BYTES,
+    NAME,
+    NONCE_BYTES,
+    Keyring,
+    Membership,
+    _sealed,
+    at,
+    group_of,
+    row_group,
+)
 from moretta.protocols.cgd.messages import Where
 from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
@@ -30,6 +41,8 @@ RULES = complete(Rules(min_survivors=2))
 RING = Ring(64)
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "cgd.json").read_text(encoding="utf-8"))["keyring"]
 Keyrings = Mapping[str, Keyring]
+GRID = bytes.fromhex(VECTORS["grid"]["digest"])
+NAMES = ("all", "columns-1", "columns-2", row_group("r"), row_group("clinic 1"))
 
 
 def agree(keyrings: Keyrings, now: Stamp = AGREED_AT, *, among: Sequence[str] = ()) -> None:
@@ -49,18 +62,25 @@ def agree(keyrings: Keyrings, now: Stamp = AGREED_AT, *, among: Sequence[str] = 
 
 
 def keyrings_of(
-    names: Sequence[str], roots: Mapping[str, SecretRoot] | None = None, session: int = 0
+    names: Sequence[str],
+    roots: Mapping[str, SecretRoot] | None = None,
+    session: int = 0,
+    members: Sequence[str] | None = None,
 ) -> dict[str, Keyring]:
-    """Return keyrings that have agreed on nothing yet; without roots all keys are the operating system's."""
+    """Return keyrings that have agreed on nothing yet; without roots all keys are the operating system's.
+
+    members: of each group, in order; everybody if None.
+    """
+    membership = Membership(GRID, {NAME: names, **dict.fromkeys(NAMES, members or names)})
     made = {}
     for name in names:
         root = None if roots is None else roots[name]
-        made[name] = Keyring(name, SetUp(name, RULES, None, root, session), root, session)
+        made[name] = Keyring(name, SetUp(name, RULES, None, root, session), membership, root, session)
     return made
 
 
-def agreed(*names: str) -> dict[str, Keyring]:
-    made = keyrings_of(names)
+def agreed(*names: str, members: Sequence[str] | None = None) -> dict[str, Keyring]:
+    made = keyrings_of(names, members=members)
     agree(made)
     return made
 
@@ -77,7 +97,7 @@ def hand_out(keyrings: Keyrings, stamp: Stamp, members: Sequence[str]) -> None:
 # Names.
 
 
-@pytest.mark.parametrize("group", ["all", "heads", "columns-12", row_group("clinic 1"), row_group("all"), ""])
+@pytest.mark.parametrize("group", ["all", "heads", "columns-12", row_group("clinic 1"), row_group("a/b"), ""])
 def test_a_groups_stamp_tells_its_group(group: str) -> None:
     stamp = at(NOW, group)
     assert group_of(stamp) == group
@@ -95,7 +115,7 @@ def test_no_row_has_the_name_of_another_group() -> None:
 
 
 def test_a_groups_members_have_one_key_and_nobody_else_has() -> None:
-    keyrings = agreed("anna", "bea", "città", "dora")
+    keyrings = agreed("anna", "bea", "città", "dora", members=["bea", "anna", "città"])
     hand_out(keyrings, GROUP, ["bea", "anna", "città"])
     keys = {keyrings[name].key("columns-1") for name in ("anna", "bea", "città")}
     assert len(keys) == 1
@@ -107,39 +127,51 @@ def test_a_groups_members_have_one_key_and_nobody_else_has() -> None:
 
 
 def test_each_key_is_fresh() -> None:
-    keyrings, keys = agreed("a", "b"), set()
-    for group in ("all", "columns-1", row_group("r")):
-        for attempt in (0, 1):
-            hand_out(keyrings, at(replace(NOW, attempt=attempt), group), ["a", "b"])
+    keyrings, keys = keyrings_of(["a", "b"]), set()
+    for attempt in (0, 1, 2):
+        now = replace(NOW, attempt=attempt)
+        agree(keyrings, at(now, NAME))
+        for group in ("all", "columns-1", row_group("r")):
+            hand_out(keyrings, at(now, group), ["a", "b"])
             keys.add(keyrings["b"].key(group))
-    hand_out(keyrings, GROUP, ["a", "b"])  # the same stamp once more
-    keys.add(keyrings["a"].key("columns-1"))
-    assert len(keys) == 7
+    hand_out(keyrings, at(now, "all"), ["a", "b"])  # once more in the same set-up
+    keys.add(keyrings["a"].key("all"))
+    assert len(keys) == 9
 
 
 def test_one_member_alone_has_a_key_of_its_own() -> None:
-    keyrings = agreed("a", "b")
+    keyrings = agreed("a", "b", members=["a"])
     assert keyrings["a"].draw(GROUP, ["a"]) == {}
     assert len(keyrings["a"].key("columns-1")) == KEY_BYTES
 
 
-@pytest.mark.parametrize("members", [["a", "x"], ["a", "b", "x"], ["b"], ["x"], []])
-def test_members_that_did_not_agree_are_refused(members: list[str]) -> None:
-    keyrings = agreed("a", "b")
-    with pytest.raises(PeerError, match="expected a key for members that agreed on seeds"):
+@pytest.mark.parametrize("members", [["a", "x"], ["a", "b", "x"], ["b", "a"], ["a"], ["b"], ["x"], []])
+def test_other_members_than_those_of_the_grid_that_agreed_are_refused(members: list[str]) -> None:
+    keyrings = agreed("a", "b", "x", members=["a", "b", "c"])
+    with pytest.raises(PeerError, match=r"expected a key of group `columns-1` for \['a', 'b'\]"):
         keyrings["a"].draw(GROUP, members)
     with pytest.raises(MisuseError, match="no key yet"):
         keyrings["a"].key("columns-1")
 
 
 @pytest.mark.parametrize("maker", ["x", "b", ""])
-def test_a_key_by_nobody_that_agreed_is_refused(maker: str) -> None:
-    keyrings = agreed("a", "b")
+def test_a_key_by_another_than_the_first_member_that_agreed_is_refused(maker: str) -> None:
+    keyrings = agreed("a", "b", "x", members=["a", "b"])
     sealed = keyrings["a"].draw(GROUP, ["a", "b"])["b"]
-    with pytest.raises(PeerError):
+    with pytest.raises(PeerError, match="expected `a` to draw the key of group `columns-1`"):
         keyrings["b"].take(GROUP, maker, sealed)
+    with pytest.raises(PeerError, match="`x` is in no group `columns-1`"):
+        keyrings["x"].take(GROUP, "a", sealed)
+    with pytest.raises(PeerError, match="draws the key of group `columns-1` itself"):
+        keyrings["a"].take(GROUP, "a", sealed)
     with pytest.raises(MisuseError, match="no key yet"):
         keyrings["b"].key("columns-1")
+
+
+@pytest.mark.parametrize("group", [NAME, "columns-3", row_group("s"), ""])
+def test_there_are_keys_of_the_grids_groups_alone(group: str) -> None:
+    with pytest.raises(PeerError, match="is in no group"):
+        agreed("a", "b")["a"].draw(at(NOW, group), ["a", "b"])
 
 
 def test_nothing_is_drawn_or_taken_before_an_agreement() -> None:
@@ -161,11 +193,7 @@ def test_a_sealed_key_is_good_for_its_group_time_maker_and_holder_alone() -> Non
     sealed = keyrings["a"].draw(GROUP, ["a", "b", "c"])
     wrong = [
         ("b", GROUP, "a", sealed["c"]),
-        ("b", GROUP, "c", sealed["b"]),
         ("b", at(NOW, "columns-2"), "a", sealed["b"]),
-        ("b", replace(GROUP, attempt=0), "a", sealed["b"]),
-        ("b", replace(GROUP, round=4), "a", sealed["b"]),
-        ("b", at(replace(NOW, run="other"), "columns-1"), "a", sealed["b"]),
         ("b", GROUP, "a", b""),
         ("b", GROUP, "a", sealed["b"][:15]),
         ("b", GROUP, "a", sealed["b"] + b"\0"),
@@ -173,6 +201,15 @@ def test_a_sealed_key_is_good_for_its_group_time_maker_and_holder_alone() -> Non
     ]
     for me, stamp, maker, content in wrong:
         assert not keyrings[me].take(stamp, maker, content)
+    refused = [
+        (GROUP, "c"),
+        (replace(GROUP, attempt=0), "a"),
+        (replace(GROUP, round=4), "a"),
+        (at(replace(NOW, run="other"), "columns-1"), "a"),
+    ]
+    for stamp, maker in refused:
+        with pytest.raises(PeerError):
+            keyrings["b"].take(stamp, maker, sealed["b"])
     with pytest.raises(MisuseError):
         keyrings["b"].key("columns-1")
     assert keyrings["b"].take(GROUP, "a", sealed["b"])
@@ -183,7 +220,8 @@ def test_a_sealed_key_is_good_for_its_group_time_maker_and_holder_alone() -> Non
 def test_a_key_of_another_length_is_refused() -> None:
     keyrings = agreed("a", "b")
     for length in (0, 16, 31, 33, 64):
-        sealed = keyrings["a"]._seal(GROUP, "a", "b").encrypt(bytes(12), bytes(length), None)
+        purpose = "group key", GROUP.run, GROUP.round, GROUP.attempt, "a", "b"
+        sealed = _sealed(keyrings["a"]._seed("b"), bytes(length), *purpose)
         assert not keyrings["b"].take(GROUP, "a", sealed)
 
 
@@ -205,8 +243,9 @@ def test_keys_are_forgotten_at_the_next_agreement() -> None:
     for keyring in keyrings.values():
         with pytest.raises(MisuseError):
             keyring.key("columns-1")
-    assert not keyrings["b"].take(at(NOW, "columns-2"), "a", old)  # sealed under the seeds of before
-    hand_out(keyrings, GROUP, ["a", "b"])
+    later = at(replace(NOW, attempt=3), "columns-2")
+    assert not keyrings["b"].take(later, "a", old)  # sealed under the seeds of before
+    hand_out(keyrings, replace(GROUP, attempt=3), ["a", "b"])
     with pytest.raises(PeerError):
         keyrings["b"].open(GROUP, "delta", "a", sealed)
 
@@ -215,13 +254,13 @@ def test_whoever_is_left_agrees_anew_and_the_others_cannot_read() -> None:
     keyrings = agreed("a", "b", "c")
     hand_out(keyrings, GROUP, ["a", "b", "c"])
     agree(keyrings, at(replace(NOW, attempt=2), NAME), among=["a", "b"])
-    hand_out(keyrings, GROUP, ["a", "b"])
+    hand_out(keyrings, replace(GROUP, attempt=2), ["a", "b"])
     sealed = keyrings["a"].seal(GROUP, "displacement", "a", b"moved")
     assert keyrings["b"].open(GROUP, "displacement", "a", sealed) == b"moved"
     with pytest.raises(PeerError):
         keyrings["c"].open(GROUP, "displacement", "a", sealed)
     with pytest.raises(PeerError):
-        keyrings["a"].draw(GROUP, ["a", "b", "c"])
+        keyrings["a"].draw(replace(GROUP, attempt=2), ["a", "b", "c"])
 
 
 # Things sealed.
@@ -232,27 +271,30 @@ def test_whoever_is_left_agrees_anew_and_the_others_cannot_read() -> None:
 def test_what_is_sealed_is_opened(content: bytes, what: str) -> None:
     keyrings = pair()
     sealed = keyrings["a"].seal(GROUP, what, "a", content)
-    assert (sealed.dtype, sealed.shape) == (np.uint8, (len(content) + 16,))
+    assert (sealed.dtype, sealed.shape) == (np.uint8, (len(content) + 28,))
     assert keyrings["b"].open(GROUP, what, "a", sealed) == content
     spaced = np.repeat(sealed, 2)[::2]  # as an array may come
     assert keyrings["b"].open(GROUP, what, "a", spaced) == content
 
 
 def pair() -> Keyrings:
-    """Return two that have sealed nothing yet: under one stamp a thing is sealed once."""
+    """Return two with the keys of two groups."""
     keyrings = agreed("a", "b")
     hand_out(keyrings, GROUP, ["a", "b"])
     hand_out(keyrings, at(NOW, "all"), ["a", "b"])
     return keyrings
 
 
-def test_other_content_is_not_sealed_under_the_same_key() -> None:
+def test_other_content_has_another_nonce() -> None:
     keyrings = pair()
-    first = keyrings["a"].seal(GROUP, "delta", "a", b"moved")
+    first, other = (keyrings["a"].seal(GROUP, "delta", "a", content) for content in (b"moved", b"Moved"))
     assert (keyrings["a"].seal(GROUP, "delta", "a", b"moved") == first).all()  # a question repeated tells nothing new
-    with pytest.raises(MisuseError, match="sealed once"):
-        keyrings["a"].seal(GROUP, "delta", "a", b"Moved")
+    assert (first[:NONCE_BYTES] != other[:NONCE_BYTES]).any()
+    assert (
+        first[NONCE_BYTES + 1 : NONCE_BYTES + 5] != other[NONCE_BYTES + 1 : NONCE_BYTES + 5]
+    ).any()  # "oved" in both
     assert keyrings["b"].open(GROUP, "delta", "a", first) == b"moved"
+    assert keyrings["b"].open(GROUP, "delta", "a", other) == b"Moved"
 
 
 @pytest.mark.parametrize("what", ["delta", "displacement"])
@@ -313,7 +355,8 @@ def test_digests_differ_between_times_runs_groups_and_keys() -> None:
     for group in (row_group("r"), "all"):
         hand_out(keyrings, at(NOW, group), ["a", "b"])
         found |= {keyrings["a"].digest(at(now, group), ids) for now in times}
-    hand_out(keyrings, at(NOW, "all"), ["a", "b"])  # the same ids at the same time under another key
+    agree(keyrings, at(replace(NOW, attempt=2), NAME))
+    hand_out(keyrings, at(replace(NOW, attempt=2), "all"), ["a", "b"])  # the same ids and time under another key
     found.add(keyrings["a"].digest(at(NOW, "all"), ids))
     assert len(found) == 9
 
@@ -413,7 +456,10 @@ def vector_keyrings(session: int = 0) -> dict[str, Keyring]:
     roots = {name: SecretRoot(bytes.fromhex(root)) for name, root in VECTORS["roots"].items()}
     made = keyrings_of(list(roots), roots)
     if session:
-        made = {name: Keyring(name, keyring._set_up, roots[name], session) for name, keyring in made.items()}
+        made = {
+            name: Keyring(name, keyring._set_up, keyring.membership, roots[name], session)
+            for name, keyring in made.items()
+        }
     agree(made, Stamp(*VECTORS["stamp"]))
     return made
 
@@ -427,6 +473,12 @@ def vector_groups() -> dict[str, Keyring]:
     for run in VECTORS["groups"]:
         hand_out(keyrings, vector_stamp(run), [VECTORS["maker"], *sorted(set(keyrings) - {VECTORS["maker"]})])
     return keyrings
+
+
+def test_grid_vector() -> None:
+    case = VECTORS["grid"]
+    parts = {name: Part(name, case["row"], tuple(columns)) for name, columns in case["columns"].items()}
+    assert Grid(parts, {case["row"]: case["head"]}).digest(joint=True).hex() == case["digest"]
 
 
 @pytest.mark.parametrize("run", VECTORS["groups"])

@@ -32,6 +32,10 @@ share a layer, or a row, each learns the other's part. One leaked w_l(k) gives a
 Where scores on rows held back are asked for, the sum of everybody's is read by the participants, or by A without blind.
 ``docs/cgd.md`` has figures.
 
+**An A that follows no protocol**, with one participant on its side, gets no key of a group that this one is not in
+(`keyring`) and no two z of one take, whose difference would be raw features (`takes`). It takes a roster, and a grid
+that all were told alike. A may still keep sums back, hand out noise, and with a member a D of its choice.
+
 Differs from the paper:
 
 - The sum is weighted by rows and divided by their number, which the proof of Theorem 1 needs; as printed, a plain sum

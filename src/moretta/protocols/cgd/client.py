@@ -51,10 +51,13 @@ from moretta.protocols.cgd.messages import (
 )
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
+from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Begin, Ready
 from moretta.secure_aggregation import Asked, Contributor, Relayed, Sum, asked
+from moretta.secure_aggregation.agreement import PeerKeys
+from moretta.secure_aggregation.asked import digest_of as digest_of_message
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 
@@ -113,13 +116,17 @@ class Client:
             name: np.zeros(shape) for group in place.groups.values() for name, shape in group.shapes.items()
         }
         self._steps = dict.fromkeys(place.groups, 0)
+        self._agreed = dict[str, bytes]()  # by group, the digest of what its set-up agreed on
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
+        self._takes = Takes()  # never forgotten, not at a set-up and not where a state is restored
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
         group = group_of(message.stamp)
+        if isinstance(message, PeerKeys):  # whose masks would be on an upload
+            self._keyring.membership.check(group, message.keys)
         match message:
             case Where():
                 return Here(stamp=message.stamp, steps=self._steps)
@@ -152,7 +159,10 @@ class Client:
                 return self._show(message, group)
             case CatchUp():
                 return self._catch_up(message, group)
-            case Begin() if group in self._contributors and not self._reads_inputs(group):
+            case Begin() if group in self._contributors:
+                self._agreed[group] = digest_of_message(message)
+                if self._reads_inputs(group):
+                    return self._rows.answer(message, self._contributor(group), self._template)
                 if message.schema != modules.schema(self._template):
                     raise ParameterError("the model here has other tensors than the others'; expected the same")
                 return Ready(stamp=message.stamp)
@@ -235,7 +245,7 @@ class Client:
     def _asked(self, ask: Contribute, group: str) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, the group's D and how far it has come."""
         moved = {name: self._displacement[name] for name in self._group(group).shapes}
-        agreed = (*self._rows.agreed, digest_of(moved), encode_parts(self._steps[group]))
+        agreed = (self._agreed.get(group, b""), digest_of(moved), encode_parts(self._steps[group]))
         return asked(ask, *agreed, whole=self._rows.batches.whole)
 
     def _descend(self, ask: Descend, group: str) -> Done:
@@ -254,7 +264,8 @@ class Client:
         return Done(stamp=ask.stamp)
 
     def _check_members(self, silos: Sequence[str], group: str) -> None:
-        if not set(silos) <= set(self._group(group).members) or not silos:
+        self._keyring.membership.check(group, silos)
+        if not silos:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
     def _read(self, ask: Descend | Scored, group: str, about: Asked) -> Sum:
@@ -281,7 +292,10 @@ class Client:
     # A row's forward and backward passes
 
     def _partial(self, ask: Forward) -> Partial:
+        if self._place.head == self._place.me:
+            raise MisuseError("was asked to send its part of z, which the head of a row joins to the others' itself")
         z = self._part_of_z(ask.stamp)
+        self._takes.hold(ask.stamp, "the encoding of z", str(ask.fraction_bits).encode())
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._place.row), len(self._place.row))
         add_masks([words], self._keyring.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
@@ -295,6 +309,7 @@ class Client:
         with self.phase("local_forward"):
             x = self._rows.x[torch.from_numpy(index)]
             z = part_of_z(x, self.model()[layers.weight])
+        self._takes.hold(stamp, "its part of z", z.tobytes())
         self._own_z, self._local = (stamp, x, z), None
         return z
 
@@ -311,6 +326,7 @@ class Client:
             words = np.array(ask.words, order="C")
             add_masks([words], self._keyring.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
             z = z + ROW_RING.decode(words, ask.fraction_bits)
+        self._takes.hold(ask.stamp, "z", z.tobytes())
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(*ask.stamp.drawn))]
         with self._rows.randomness(*ask.stamp.drawn):
             delta, local = head_pass(
@@ -327,15 +343,19 @@ class Client:
         return Deltas(stamp=ask.stamp, sealed=sealed)
 
     def _backward(self, ask: Backward) -> Done:
-        if self._own_z is None or not _same_time(self._own_z[0], ask.stamp) or self._place.head is None:
+        head = self._place.head
+        if head is None or head == self._place.me:
+            raise MisuseError("was sent Delta, which the head of its row makes itself")
+        if self._own_z is None or not _same_time(self._own_z[0], ask.stamp):
             raise MisuseError("was sent Delta before it was asked for its part of z")
         _, x, z = self._own_z
-        content = self._keyring.open(ask.stamp, "delta", self._place.head, ask.sealed)
+        content = self._keyring.open(ask.stamp, "delta", head, ask.sealed)
         if len(content) != x.element_size() * z.size:
             raise PeerError(f"expected Delta of shape {list(z.shape)}, got {len(content)} bytes")
         delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
         if not bool(torch.isfinite(delta).all()):
             raise PeerError("expected a finite Delta")
+        self._takes.hold(ask.stamp, "Delta", content)
         self._take_gradient(ask.stamp, delta, Local({}, 0.0, len(x), {}))
         return Done(stamp=ask.stamp)
 
@@ -363,7 +383,9 @@ class Client:
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
         self._check_members(ask.silos, group)
-        about = scoring.asked_of(Score(stamp=ask.stamp, parameters={}, encoding=ask.encoding), self._rows.agreed)
+        about = scoring.asked_of(
+            Score(stamp=ask.stamp, parameters={}, encoding=ask.encoding), (self._agreed.get(group, b""),)
+        )
         self.scores = scoring.read(self._read(ask, group, about), self._figures)
         return Done(stamp=ask.stamp)
 
@@ -376,13 +398,16 @@ class Client:
         return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
 
     def _catch_up(self, ask: CatchUp, group: str) -> Done:
-        shapes = self._group(group).shapes
+        shapes, own = self._group(group).shapes, self._steps[group]
+        if not own < ask.steps < ask.stamp.round or ask.maker == self._place.me:
+            raise PeerError(
+                f"expected another member's D of group `{group}` after a round later than {own} and before "
+                f"{ask.stamp.round}, got that of `{ask.maker:.64}` after {ask.steps}"
+            )
         content = self._keyring.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
         values = np.frombuffer(content, dtype=np.float64)
         if len(values) != sum(int(np.prod(shape)) for shape in shapes.values()) or not np.isfinite(values).all():
             raise PeerError(f"expected D of the layers of group `{group}`, got {len(values)} numbers")
-        if ask.steps < self._steps[group]:
-            raise PeerError(f"expected D after round {self._steps[group]} or later, got that after {ask.steps}")
         begin = 0
         for name in sorted(shapes):
             size = int(np.prod(shapes[name]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moretta.errors import ParameterError
+from moretta.keystream import encode_purpose
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class Grid:
     def column_groups(self) -> Mapping[str, tuple[str, ...]]:
         """The participants that hold the same columns, by the group's name ("columns-1", ...)."""
         return self._column_groups
+
+    def digest(self, *, joint: bool) -> bytes:
+        """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.
+
+        Two that were told different grids have different digests, so no key in common (`keyring`).
+        """
+        said: list[int | str] = ["joint" if joint else "independent"]
+        for part in self.parts.values():
+            said += [part.name, part.row, int(self.heads.get(part.row) == part.name), len(part.columns), *part.columns]
+        return hashlib.sha256(encode_purpose("cgd grid", *said)).digest()
 
     def check(self, total: int) -> None:
         """Raise `moretta.errors.ParameterError` unless every row has each of the `total` columns exactly once."""

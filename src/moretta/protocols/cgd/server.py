@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from moretta.protocol import (
     Outcome,
     Phase,
     Reason,
+    Replies,
     Report,
     Stamp,
     State,
@@ -25,7 +27,7 @@ from moretta.protocol import (
 from moretta.protocols import scoring
 from moretta.protocols.cgd.grid import Grid, Group
 from moretta.protocols.cgd.keyring import NAME as EVERYBODY
-from moretta.protocols.cgd.keyring import at, row_group
+from moretta.protocols.cgd.keyring import at, row_group, row_groups
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -52,12 +54,17 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.together import together
 from moretta.secure_aggregation import Relayed, Rules
+from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.encoding import add_up
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import to_leave_out
+from moretta.secure_aggregation.unmasking import Unmask
 
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
+R = TypeVar("R")
+IN_VAIN = 2  # rounds in a row without a step after which the run fails
+OPENING = (Unmask, AddShares)  # what a sum is opened by: once it is sent, answers may come whatever this role does
 
 
 class Server:
@@ -82,15 +89,14 @@ class Server:
         self.phase: Phase = no_phase
         self._grid, self._groups, self._enrolments, self._rules = grid, groups, enrolments, rules
         self._limit, self._joint, self._blind = limit, joint, blind
-        # Rows are groups of their own, of which the head comes first: it draws the row's key.
-        self._rows = {
-            row_group(row): sorted(names, key=lambda name, head=grid.heads[row]: name != head)  # type: ignore[misc]
-            for row, names in (grid.rows.items() if joint else ())
-        }
+        self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
+        self._last = dict.fromkeys(groups, 0)  # by group, the round of its last sum as far as anybody says
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
         self._why = dict[str, Missing]()  # who could not take part in the last attempt
+        self._opening = False  # whether a sum of this round has been asked to be opened
+        self._in_vain = 0  # rounds in a row of which one was, and none could be
 
     # Set-up
 
@@ -199,21 +205,25 @@ class Server:
             raise ParameterError("; ".join(missing.detail for missing in wrong.values()))
         return Aborted(wrong) if wrong else None
 
-    def _locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Ask who has stepped by how many rounds' sums, and have those who missed some take D from the others."""
+    def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
+        """Ask by how many rounds' sums these have stepped."""
 
         def check(silo: str, here: Here) -> None:
             mine = {name for name, group in self._groups.items() if silo in group.members}
             if here.steps.keys() != mine or any(number >= now.round for number in here.steps.values()):
                 raise PeerError(f"expected its rounds in {sorted(mine)!r:.100}, all of them before round {now.round}")
 
-        replies = yield Ask.all(cohort, Where(stamp=at(now, EVERYBODY)), Here, check)
+        return (yield Ask.all(of, Where(stamp=at(now, EVERYBODY)), Here, check))
+
+    def _locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Ask who has stepped by how many rounds' sums, and have those who missed some take D from the others."""
+        replies = yield from self._whereabouts(now, cohort)
         if replies.missing:
             return Aborted(replies.missing)
         steps: Mapping[str, Here] = replies.answers
         for name, group in self._groups.items():
             far = {member: steps[member].steps[name] for member in group.members if member in steps}
-            last = max(*far.values(), self._summed[name])
+            last = self._last[name] = max(*far.values(), self._summed[name])
             self._behind[name] = {member for member, number in far.items() if number < last}
             if far and len(self._behind[name]) == len(far):
                 raise RunFailed(
@@ -222,6 +232,19 @@ class Server:
                 )
         yield from self._bring_up(now, cohort)
         return None
+
+    def _look_again(self, now: Stamp) -> Exchange[None]:
+        """Ask those who are behind where they are: of some only the answer was lost, and nobody takes D twice."""
+        late = [name for name in self._cohort if any(name in behind for behind in self._behind.values())]
+        if not late:
+            return
+        replies = yield from self._whereabouts(now, late)
+        for name, behind in self._behind.items():
+            behind -= {one for one in behind & replies.answers.keys() if self._has_all(name, replies.answers[one])}
+        yield from self._bring_up(now, self._cohort)
+
+    def _has_all(self, group: str, here: Here) -> bool:
+        return here.steps[group] >= self._last[group]
 
     def _bring_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
         """Have those who are behind take their group's D as a member that is not sealed it."""
@@ -247,8 +270,11 @@ class Server:
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Play one iteration: the rows' passes where columns are split, the groups' sums, and the descent."""
+        self._opening = False
+        if self._in_vain >= IN_VAIN:
+            raise self._nothing_opens(now)
         if now.attempt == 0:
-            yield from self._bring_up(now, self._cohort)
+            yield from self._look_again(now)
         late = set[str]().union(*self._behind.values())
         taking_part = self._whole_rows([name for name in self._cohort if name not in late])
         gone = {name: _LATE for name in self._cohort if name in late}
@@ -258,7 +284,7 @@ class Server:
             for missing in passed.values():
                 gone |= missing
             taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
-        sums = dict[str, _Summed]()
+        sums, unopened = dict[str, _Summed](), dict[str, Missing]()
         for stage in self._stages(taking_part):
             found = yield from together(
                 {
@@ -269,14 +295,26 @@ class Server:
             )
             sums |= {name: one for name, one in found.items() if not isinstance(one, Aborted)}
             aborted = [one for one in found.values() if isinstance(one, Aborted)]
-            if aborted and not sums:
-                self._why = {silo: why for one in aborted for silo, why in one.missing.items()}
+            unopened |= {silo: why for one in aborted for silo, why in one.missing.items()}
+            spent = any(why.spent for why in unopened.values())
+            if aborted and not sums and (spent or not self._opening):
+                self._why = unopened
                 return Aborted(self._why, aborted[0].because, [silo for one in aborted for silo in one.opened])
-            # Once a sum of this round is known none is asked for again: two of the same gradients, over one participant
-            # more and less, differ by that one's own. A group whose sum failed does not step in this round.
-        self._why = {}
+            # Once a sum of this round is known, or its opening was asked for and the answers may yet come, none is
+            # asked for again: two of the same gradients, over one participant more and less, differ by that one's own.
+            # A group whose sum failed does not step in this round.
+        in_vain = self._opening and not sums
+        self._why, self._in_vain = (unopened, self._in_vain + 1) if in_vain else ({}, 0)
         yield from self._descend(now, sums, taking_part)
         return self._report(sums, taking_part)
+
+    def _nothing_opens(self, now: Stamp) -> RunFailed:
+        self._in_vain = 0  # whoever is waited for may come back, and it is tried again
+        why = "; ".join(f"{silo}: {missing.detail}" for silo, missing in self._why.items())
+        return RunFailed(
+            f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened ({why:.500}), so nobody "
+            "stepped; mend these participants and go on with --resume"
+        )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
         """Play forward and backward passes of one row; return who was missing: then the row sits this round out."""
@@ -309,15 +347,26 @@ class Server:
         encoding = wanted.fraction_bits
         ask: dict[str, Message] = {member: Contribute(stamp=now, encoding=encoding) for member in members}
         if self._blind:
-            relayed = yield from aggregation.relay(ask, wanted)
+            relayed = yield from self._noted(aggregation.relay(ask, wanted))
             return relayed if isinstance(relayed, Aborted) else _Summed(relayed, encoding, {})
-        total = yield from aggregation.sum(ask, wanted)
+        total = yield from self._noted(aggregation.sum(ask, wanted))
         if isinstance(total, Aborted):
             return total
         figures = {"ring_step": max(total.steps.values())}
         if "loss" in total.means:
             figures |= {"loss": float(total.means["loss"]), "rows": float(total.weight)}
         return _Summed(Relayed(total.means, np.array(total.weight), total.silos), encoding, figures)
+
+    def _noted(self, exchange: Exchange[R]) -> Exchange[R]:
+        """Play a sum's exchange, and note when it is to be opened."""
+        replies: Replies | None = None
+        while True:
+            try:
+                ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            self._opening |= any(isinstance(message, OPENING) for message in ask.messages.values())
+            replies = yield ask
 
     def _descend(self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Exchange[None]:
         """Hand each group its sum. Whoever does not take it is behind until it has caught up."""
@@ -334,7 +383,7 @@ class Server:
                 continue
             replies = yield Ask(asks, Done)
             for name in stage.keys() & sums.keys():
-                self._summed[name] = now.round
+                self._summed[name] = self._last[name] = now.round
                 self._behind[name] |= set(wanted[name]) - replies.answers.keys()
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
