@@ -154,7 +154,6 @@ class Coalition:
     def _set_up(self, one: SetUp, take: int = 0) -> bool:
         """Return whether the silos agreed. Every set-up is an attempt of its own."""
         self._attempt += 1
-        self.tap.cohort = list(one.silos)
         now = self._now(one.round, take)
         return self._exchange(self._server.setup(now, list(one.silos)), Sum(one.round, one.silos, 0, mute=one.mute))
 
@@ -214,10 +213,9 @@ class Coalition:
         except MorettaError as error:
             self.refusals.append(f"{silo}: {error}")
             return Missing(Reason.REFUSED, str(error))
-        if silo not in self.world.allies:
-            self.tap.heard(silo, message, reply)
-            if isinstance(reply, KeysAccepted) and self._swapped not in ("", silo):
-                self.deceived.append(silo)
+        self.tap.heard(silo, message, reply)
+        if isinstance(reply, KeysAccepted) and self._swapped not in ("", silo) and silo not in self.world.allies:
+            self.deceived.append(silo)
         return reply
 
     def _resend(self, one: Resend) -> None:

@@ -53,7 +53,8 @@ def _lists(world: World, *, one_model: bool) -> st.SearchStrategy[list[Operation
         kinds.append(st.builds(Job, number=st.integers(2, 3)))
     honest = st.just(Sum(1, world.names, 0.0 if one_model else 1.0))
     rest = st.lists(st.one_of(kinds), min_size=2, max_size=MOST)
-    return rest | st.builds(lambda first, others: [first, *others], honest, rest)
+    begun = st.builds(lambda first, others: [first, *others], honest, rest)
+    return begun | begun | rest
 
 
 @st.composite

@@ -36,7 +36,7 @@ def test_none_of_many_lists_tells_a_silo_s_own_upload(protocol: str, scheme: str
 
 
 def _search(protocol: str, scheme: str, examples: int) -> None:
-    """Play so many lists, most of which must come to sums; fails with the shortest that tells something."""
+    """Play so many lists, a third of which must come to a round's sum; fails with the shortest that tells something."""
     came_to_sums = list[bool]()
 
     @seed(EACH.index((protocol, scheme)))
@@ -55,7 +55,7 @@ def _search(protocol: str, scheme: str, examples: int) -> None:
         assert not coalition.deceived, "a silo took a key of the server's for another silo's"
 
     search()
-    assert sum(came_to_sums) > len(came_to_sums) / 2
+    assert sum(came_to_sums) > len(came_to_sums) / 3
 
 
 def _is_excepted(case: Case) -> bool:

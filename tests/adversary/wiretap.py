@@ -22,6 +22,7 @@ from moretta.protocol import Message, Stamp
 from moretta.protocols.batches import Batches
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.secure_aggregation import additive, pairwise, shamir, unmasking
+from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.masks import add_masks
 
 ALIKE = 1e-6  # uploads that differ by less of their largest entry tell each other
@@ -55,10 +56,11 @@ class Upload:
 
 
 class Wiretap:
-    """allies: the silos whose secrets the coalition has. cohort: who agreed on keys in the latest set-up."""
+    """allies: the silos whose secrets the coalition has."""
 
     def __init__(self, allies: str) -> None:
-        self.allies, self.cohort, self._speaking = allies, list[str](), ""
+        self.allies, self._speaking = allies, ""
+        self._agreed = dict[tuple[str, str], list[str]]()  # with whom a silo has keys, by silo and run (or its group)
         self.equations = list[Equation]()  # of uploads, masks and shares, as honest silos sent them
         self.model = 0.0  # the number of the model that is asked about
         self._drawn = dict[str, NDArray[np.int64]]()  # the rows of the batch that a silo took last
@@ -83,7 +85,11 @@ class Wiretap:
             self._speaking = ""
 
     def heard(self, silo: str, asked: Message, reply: Message) -> None:
-        """Take down what an honest silo's reply says."""
+        """Take down what a reply says: of an honest silo, as the coalition knows the others' secrets anyway."""
+        if isinstance(asked, PeerKeys) and isinstance(reply, KeysAccepted):
+            self._agreed[silo, asked.stamp.run] = sorted(asked.keys)
+        if silo in self.allies:
+            return
         self._said |= set(_octets(reply))
         if isinstance(reply, Predictions):
             self._passed[silo] = reply.z.round(5).tobytes()
@@ -155,12 +161,16 @@ class Wiretap:
         for scheme in (pairwise, additive):
             patch.setattr(scheme, "encode", self._on_encode(scheme.encode))
             patch.setattr(scheme, "add_masks", self._on_masks(scheme.add_masks))
-            patch.setattr(scheme, "blind_key", self._on_key(scheme.blind_key, lambda *_: set(self.cohort)))
+            patch.setattr(scheme, "blind_key", self._on_key(scheme.blind_key, lambda *_: set(self._members())))
         patch.setattr(pairwise, "pair_key", self._on_key(pairwise.pair_key, lambda *parts: set(parts[-2:])))
         patch.setattr(unmasking, "self_key", self._on_self_key(unmasking.self_key))
         patch.setattr(shamir, "share", self._on_share(shamir.share))
         patch.setattr(additive, "_seal", self._on_seal(additive._seal))
         patch.setattr(Batches, "of_round", self._on_batch(Batches.of_round))
+
+    def _members(self) -> list[str]:
+        """Return who agreed on keys with the silo that is speaking, in the run or group that it speaks of."""
+        return self._agreed[self._speaking, self._asked.stamp.run]
 
     def _on_encode(self, real: Any) -> Any:
         def encode(ring: Any, tensors: Mapping[str, Any], weight: int, *rest: Any) -> Any:
@@ -225,7 +235,7 @@ class Wiretap:
     def _on_share(self, real: Any) -> Any:
         def share(secret: bytes, threshold: int, points: Sequence[int], *random: Any) -> dict[int, bytes]:
             made: dict[int, bytes] = real(secret, threshold, points, *random)
-            names = sorted(self.cohort)
+            names = self._members()
             self._shares[secret] = threshold, {names[point - 1]: share for point, share in made.items()}
             return made
 
