@@ -6,9 +6,9 @@ by one that wants to subtract. A silo cannot tell them apart, so it treats them 
 take it helps to open one sum, over one set S of survivors, once in its life.
 
 **What a silo keeps** of each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
-asked (`moretta.secure_aggregation.asked`), S, and whether shares were given. What is summed is "" for the upload of a
-round; statistics and scores have names, belong to no round, and are of all rows. Where the run is a CGD group's, the
-group is in its id.
+asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether shares were given. What is
+summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. Where
+the run is a CGD group's, the group is in its id.
 
 **States** of one such sum:
 
@@ -51,7 +51,7 @@ from moretta.protocol import Stamp
 from moretta.secure_aggregation.asked import Asked
 
 AHEAD = 16  # rounds that one force to the disk is good for
-DIGEST = 16  # bytes of a digest that are kept
+DIGEST = 16  # bytes of each digest that are kept
 
 Survivors = tuple[str, ...]
 
@@ -171,7 +171,7 @@ class HelpedSums:
         event = Event.GIVES if gives else Event.BINDS
         state = self._next(helped, stamp, asked, event, survivors)
         self._check_floors(survivors)
-        found = Helped(state, max(stamp.take, helped.take), asked.digest[:DIGEST], survivors)
+        found = Helped(state, max(stamp.take, helped.take), _kept(asked), survivors)
         if found != helped:
             self._write(key, found)
 
@@ -200,7 +200,8 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        same = asked.once or (stamp.take == helped.take and asked.digest[:DIGEST] == helped.digest)
+        # What was sent to this silo alone is not known yet when it is first asked.
+        same = asked.once or (stamp.take == helped.take and helped.digest.startswith(_kept(asked)))
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
     def _check_floors(self, survivors: Survivors) -> None:
@@ -264,6 +265,10 @@ class HelpedSums:
 
     def __repr__(self) -> str:
         return f"HelpedSums({len(self._helped)} sums)"
+
+
+def _kept(asked: Asked) -> bytes:
+    return asked.digest[:DIGEST] + asked.own[:DIGEST]
 
 
 def _spent(helped: Helped, stamp: Stamp, asked: Asked) -> SumSpent:
