@@ -35,7 +35,8 @@ FOOLED = [Sum(1, "abcde", 1), Sum(1, "abcde", 1, fooled=("d", 0))]
 """PBPFL's cross-entropy: the second time `d` alone is sent another softmax, which gives its gradient of one output."""
 
 TWO_MODELS = [Sum(1, "abcde", 1), Sum(1, "abcde", 11)]
-"""PBPFL's cross-entropy: silos predict for two models in one round."""
+NEVER_OPENED = [Sum(1, "abcde", 1, late="ab"), Sum(1, "abcde", 11)]
+"""PBPFL's cross-entropy: silos predict for two models in one round, and of the first no sum was opened."""
 
 FROZEN = [Sum(1, "abcde", 1), Sum(2, "abcd", 1)]
 SECOND_JOB = [Sum(1, "abcde", 1), Job(2), Sum(1, "abcd", 1)]
@@ -70,7 +71,8 @@ def test_nor_under_another_protocol(protocol: str, operations: list[Operation]) 
 def test_one_exchange_of_a_round_is_for_one_model_and_one_softmax(scheme: str) -> None:
     world = World("pbpfl-ce", scheme)
     assert exchange.silos_told(played(world, FOOLED).tap.sums()) == []
-    assert exchange.predicted_twice(played(world, TWO_MODELS).tap) == []
+    for operations in (TWO_MODELS, NEVER_OPENED):
+        assert exchange.predicted_twice(played(world, operations).tap) == []
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -7,8 +7,9 @@ take it helps to open one sum, over one set S of survivors, once in its life.
 
 **What a silo keeps** of each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
 asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether shares were given. What is
-summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. Where
-the run is a CGD group's, the group is in its id.
+summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. What
+a silo answers of a round before it uploads (cross-entropy under PBPFL) is kept likewise, without an S: in a take it
+answers one question. Where the run is a CGD group's, the group is in its id.
 
 **States** of one such sum:
 
@@ -51,6 +52,7 @@ from moretta.protocol import Stamp
 from moretta.secure_aggregation.asked import Asked
 
 AHEAD = 16  # rounds that one force to the disk is good for
+BEFORE = "before the upload"  # the name of what a silo answers before it uploads
 DIGEST = 16  # bytes of each digest that are kept
 
 Survivors = tuple[str, ...]
@@ -161,6 +163,19 @@ class HelpedSums:
         if same and not set(helped.survivors) <= set(cohort):
             raise _spent(helped, stamp, asked)
 
+    def answer(self, stamp: Stamp, asked: Asked) -> None:
+        """Keep that this silo answers before it uploads, before it does so: in a take for one question alone.
+
+        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another in this take, or one of a
+        later take.
+        """
+        key = stamp.run, BEFORE, stamp.round
+        helped = self._kept_of(key)
+        state = self._next(helped, stamp, asked, Event.BINDS, ())
+        found = Helped(state, max(stamp.take, helped.take), _kept(asked), ())
+        if found != helped:
+            self._write(key, found)
+
     def bind(self, stamp: Stamp, asked: Asked, survivors: Survivors, *, gives: bool) -> None:
         """Keep that this silo says who is in a sum, before it says so. gives: whether it gives shares.
 
@@ -176,8 +191,10 @@ class HelpedSums:
             self._write(key, found)
 
     def _of(self, stamp: Stamp, asked: Asked) -> Helped:
-        key = self._key(stamp, asked)
-        if key not in self._helped and stamp.round <= self._lost.get(key[:2], -1):
+        return self._kept_of(self._key(stamp, asked))
+
+    def _kept_of(self, key: Key) -> Helped:
+        if key not in self._helped and key[2] <= self._lost.get(key[:2], -1):
             return Helped(State.GIVEN, 0, b"", ())
         return self._helped.get(key, _FREE)
 
@@ -212,7 +229,7 @@ class HelpedSums:
         if self._apart == 1 or survivors in self._sets:
             return
         now = set(survivors)
-        for earlier in map(set, self._sets):
+        for earlier in map(set, filter(None, self._sets)):
             if any(0 < len(more) < self._apart for more in (now - earlier, earlier - now)):
                 raise PeerError(
                     f"expected a sum over the same silos as before, or over sets that differ by {self._apart} or more "
@@ -228,7 +245,7 @@ class HelpedSums:
             self._keep(json.dumps(["set", *found.survivors]), False)
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
-        ahead = not what and number > self._last.get(key[:2], -1)  # else it is a repetition, which is rare
+        ahead = what in ("", BEFORE) and number > self._last.get(key[:2], -1)  # else it is a repetition, which is rare
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
         given_only = self._helped.get(key, _FREE).state is State.BOUND and found.state is State.GIVEN
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
