@@ -56,7 +56,8 @@ class Case:
         self.stream = SecretRoot.fresh().stream("benchmark")
         self.key = self.perturbation.draw_key(self.stream, 0.1)
         self.plain = FedSGDClient(FedSGD(loss=protocol.loss), model, rows, contributor("none", "silo"), 1)
-        self.perturbed = PBPFLClient(protocol.loss_function, model, self.plan.head, rows, contributor("none", "silo"))
+        sums = contributor("none", "silo")
+        self.perturbed = PBPFLClient(protocol.loss_function, model, self.plan.head, rows, sums, protocol.variant)
         self.plain_ask = PlainTrainOn(stamp=NOW, parameters=modules.arrays(model), encoding={})
         self.ask = TrainOn(
             stamp=NOW,

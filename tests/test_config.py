@@ -325,7 +325,7 @@ BAD = [
     (["run.batch-size=1"], "[run] batch-size is not known; it is a key of [data]"),
     (["data.batch_sizes=1"], "[data] batch_sizes is not known; did you mean batch-size?"),
     (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, sites, torch-versions, strict,"
-     " deadline, edge, edge-precision, memory-limit-mib, micro-batch, faults"),
+     " deadline, message-mib, edge, edge-precision, memory-limit-mib, micro-batch, faults"),
     (["modle.source=mlp"], "the section [modle] is not known; did you mean [model]?"),
     (["secure_aggregation.scheme=none"], "the section [secure_aggregation] is not known; did you mean"
      " [secure-aggregation]?"),
@@ -840,6 +840,7 @@ def test_a_dump_says_what_was_left_open(write: Write, tmp_path: Path) -> None:
     }
     assert tables["engine"] == {
         "name": "in-process",
+        "message-mib": 1024,
         "sites": [],
         "torch-versions": [],
         "strict": False,

@@ -104,7 +104,7 @@ def run_of_cgd(params: CGD, rounds: int) -> dict[str, np.ndarray]:
     from moretta.engines.driver import Driver
     from moretta.engines.in_process import InProcess
 
-    players = cast(params, federation._setting(5, 3, 0))
+    players = cast(params, federation._setting(5, 3))
     engine = InProcess(players.clients, Codec(players.messages))
     driver = Driver(players.server, list(players.clients), "run", engine.deliver, 2, engine.clock.phase)
     list(driver.rounds(1, rounds))
@@ -254,7 +254,7 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
         assert result.model is not None
     from moretta.casting import cast  # what the enrolment agreed on, from the roles themselves
 
-    players = cast(FedSGD(), federation._setting(5, 1, 0))
+    players = cast(FedSGD(), federation._setting(5, 1))
     from moretta.codec import Codec
     from moretta.engines.driver import Driver
     from moretta.engines.in_process import InProcess

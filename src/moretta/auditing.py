@@ -8,7 +8,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from moretta import config, config_errors
+from moretta import config, config_errors, consent
 from moretta.assembly import federation_of
 from moretta.audit import Audit, audit
 from moretta.audit.attacks import all_attacks
@@ -25,15 +25,17 @@ def audit_folder(
     background: Path | None = None,
     progress: Progress | None = None,
     needed: Iterable[str] = (),
+    allow_code: bool = False,
 ) -> Audit:
     """Audit a finished run; its rows and architecture are made again from its own run file.
 
-    background: a file of `read_background`. The rest as of `moretta.audit.audit`.
+    background: a file of `read_background`. allow_code: import the code of model and rows that the folder names
+    (`moretta.consent`). The rest as of `moretta.audit.audit`.
     Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python, whose
     rows are not in it, and as `moretta.audit.audit`.
     """
     given = None if background is None else read_background(background)
-    federation, rounds, seed = _played(folder)
+    federation, rounds, seed = _played(folder, allow_code)
     return audit(
         folder,
         federation,
@@ -47,12 +49,12 @@ def audit_folder(
     )
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, allow_code: bool = False) -> None:
     """Refuse, as `audit_folder` does, a folder that cannot be audited."""
-    opened(folder, *_played(folder))
+    opened(folder, *_played(folder, allow_code))
 
 
-def _played(folder: Path) -> tuple[Federation, int, int]:
+def _played(folder: Path, allow_code: bool) -> tuple[Federation, int, int]:
     """Return what a run folder's own run file makes: the federation, its rounds and its seed."""
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
@@ -64,6 +66,7 @@ def _played(folder: Path) -> tuple[Federation, int, int]:
             "Result.audit() of what train() returned"
         )
     run_file = config.load(folder / "run.toml")
+    consent.check(folder, run_file, allow_code, data=True)
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
 
 

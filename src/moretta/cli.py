@@ -19,7 +19,18 @@ from moretta import config
 from moretta.deployment import commands
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.pbpfl.params import PBPFL
-from moretta.shell import AsJson, Overrides, RunPath, needs_torch, out_of, print_result, say, screen
+from moretta.shell import (
+    AllowCode,
+    AsJson,
+    Overrides,
+    RunPath,
+    allows_code,
+    needs_torch,
+    out_of,
+    print_result,
+    say,
+    screen,
+)
 
 if TYPE_CHECKING:
     from moretta.audit import Audit
@@ -100,6 +111,7 @@ def compare(
         bool, typer.Option("--audit", help="Also audit each run, and compare what each role could learn.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Where the runs and report.html go; runs/NAME by default.")] = None,
+    allow_code: AllowCode = False,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
 ) -> None:
@@ -127,10 +139,12 @@ def compare(
         if audits:
             from moretta import auditing
 
+            own = folders is not runs  # just trained, by a run file that was given
+            allowed = {folder: own or allows_code(folder, allow_code, data=True) for folder in folders}
             for folder in folders:
-                auditing.check_folder(folder)  # all of them, before the first is attacked
+                auditing.check_folder(folder, allowed[folder])  # all of them, before the first is attacked
             for folder in folders:
-                _audit(folder)
+                _audit(folder, allow_code=allowed[folder])
         page = None if home is None else home / "report.html"
         differences = comparison.weight_differences(folders)
         written = None
@@ -166,6 +180,7 @@ def audit(
     fail_above: Annotated[
         list[str], typer.Option("--fail-above", metavar="NAME=SCORE", help="Exit 1 where an attack scores more.")
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack what a run recorded, and say what each role could learn."""
@@ -173,7 +188,8 @@ def audit(
         from moretta import auditing
 
         limits = auditing.limits_of(fail_above)
-        found = _audit(folder, thorough, background, limits)
+        allowed = allows_code(folder, allow_code, data=True)
+        found = _audit(folder, thorough, background, limits, allowed)
     say(_read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
     if above := found.above(limits):
         raise RunFailed("; ".join(above.values()))
@@ -191,13 +207,15 @@ def predict(
         bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
     ] = False,
     silo: OfSilo = None,
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict with the released model of a run."""
     with needs_torch():
         from moretta.prediction import predict as predict_rows
 
-        rows, outputs = predict_rows(folder, data, out, true_model=true_model, silo=silo)
+        allowed = allows_code(folder, allow_code)
+        rows, outputs = predict_rows(folder, data, out, true_model=true_model, silo=silo, allow_code=allowed)
     told = {"rows": rows, "outputs": outputs, "out": str(out)}
     say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
@@ -213,6 +231,7 @@ def export(
     history: Annotated[
         bool, typer.Option("--history", help="Export the history, as TensorBoard's events, and no model.")
     ] = False,
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the released model of a run as a state_dict or as ONNX, or its history for TensorBoard."""
@@ -226,7 +245,8 @@ def export(
             rounds = export_history(folder, out)
             say({"out": str(out), "rounds": rounds}, as_json, lambda: print(f"{out}   (tensorboard --logdir {out})"))
             return
-        export_model(folder, out, true_model=true_model, silo=silo)
+        allowed = out.suffix == ".onnx" and allows_code(folder, allow_code)
+        export_model(folder, out, true_model=true_model, silo=silo, allow_code=allowed)
     say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
 
 
@@ -377,7 +397,13 @@ def _train(run_file: config.RunFile, folder: Path, resume: bool) -> Result:
             raise
 
 
-def _audit(folder: Path, thorough: bool = False, background: Path | None = None, needed: Iterable[str] = ()) -> Audit:
+def _audit(
+    folder: Path,
+    thorough: bool = False,
+    background: Path | None = None,
+    needed: Iterable[str] = (),
+    allow_code: bool = False,
+) -> Audit:
     from moretta import auditing
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -389,7 +415,12 @@ def _audit(folder: Path, thorough: bool = False, background: Path | None = None,
 
         try:
             return auditing.audit_folder(
-                folder, thorough=thorough, background=background, progress=progress, needed=needed
+                folder,
+                thorough=thorough,
+                background=background,
+                progress=progress,
+                needed=needed,
+                allow_code=allow_code,
             )
         except KeyboardInterrupt:
             raise RunFailed("interrupted; nothing was written of this audit") from None

@@ -22,7 +22,15 @@ from moretta.errors import CodecError, PeerError
 from moretta.protocol import Array, Message, Stamp, Tensors
 
 FORMAT = 2  # 1 had no take
-HEADER_LIMIT = 16 << 20  # bytes of safetensors header; 100,000 tensors fit
+
+# What a peer's bytes may be, all looked at before anything is made of them. JSON takes up to 64 bytes of memory for two
+# of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.
+# A header of 4 MiB takes at most 4 bytes a character as text, as an entry's text and as that entry's own texts, 48 MiB,
+# and 200,000 values up to 232 bytes each (a dict of one entry has three marks), 16 MiB: under 64 MiB in all.
+LARGEST = 1 << 30  # bytes of a message, unless who receives it says otherwise
+HEADER_LIMIT = 4 << 20  # bytes of safetensors header: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
+ENTRIES_LIMIT = 200_000
+MARKS = b",:[{"
 
 _DTYPE_CODES = {
     np.dtype(name): code
@@ -52,9 +60,13 @@ _FROM_JSON: Mapping[Any, Callable[[Any], Any]] = {
 
 
 class Codec:
-    """Encode and decode the messages of one schema, a closed list of message classes."""
+    """Encode and decode the messages of one schema, a closed list of message classes.
 
-    def __init__(self, schema: Iterable[type[Message]]) -> None:
+    largest: the most bytes of a message that is decoded; a longer one is refused before it is looked into.
+    """
+
+    def __init__(self, schema: Iterable[type[Message]], largest: int = LARGEST) -> None:
+        self._largest = largest
         self._schema = {kind.TAG: kind for kind in schema}
 
     def encode(self, message: Message) -> bytes:
@@ -64,6 +76,8 @@ class Codec:
     def decode(self, data: bytes) -> Message:
         """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes."""
         try:
+            if len(data) > self._largest:
+                raise CodecError(f"expected a message of at most {self._largest} bytes; got {len(data)}")
             metadata, arrays = _open(data)
             return self._build(metadata, arrays)
         except CodecError:
@@ -160,7 +174,11 @@ def _open(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(HEADER_LIMIT, len(data) - 8):
         raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
-    outer = json.loads(data[8 : 8 + length])
+    text = data[8 : 8 + length]
+    entries = sum(text.count(mark) for mark in MARKS)
+    if entries > ENTRIES_LIMIT:
+        raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
+    outer = json.loads(text)
     metadata = json.loads(outer["__metadata__"]["moretta"], parse_constant=_refuse_constant)
     if set(outer["__metadata__"]) != {"moretta"} or not isinstance(metadata["fields"], dict):
         raise CodecError("expected one metadata entry, `moretta`, with an object of fields")

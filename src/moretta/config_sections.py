@@ -434,6 +434,8 @@ class Engine(Section):
     strict: pass every message through the codec, as a network would.
     deadline: seconds that an answer may take; None waits, for the process of an edge client and over "flare" ten
         minutes at most.
+    message_mib: with "flare", the most MiB of a message that the server takes from a site; a longer one counts as
+        malformed. A site's own limit is in its silo.toml.
     edge: of baffle, the names of silos that take part as edge clients: each is a process of its own with ONNX Runtime
         and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
     edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
@@ -448,6 +450,7 @@ class Engine(Section):
     torch_versions: tuple[Words, ...] = ()
     strict: bool = False
     deadline: Positive | None = None
+    message_mib: PositiveInt = 1024
     edge: tuple[Words, ...] = ()
     edge_precision: Precision = "float32"
     memory_limit_mib: Positive | None = None
@@ -472,8 +475,8 @@ class Engine(Section):
 
     def _check_sites(self) -> None:
         if self.name != "flare":
-            for key in ("sites", "torch_versions"):
-                if getattr(self, key):
+            for key in ("sites", "torch_versions", "message_mib"):
+                if getattr(self, key) != type(self).model_fields[key].default:
                     raise ParameterError(f'[engine] {kebab(key)} is for name = "flare", not "{self.name}"; remove it')
             return
         if not self.sites:

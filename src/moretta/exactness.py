@@ -29,7 +29,8 @@ from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.protocols.pbpfl.server import Sizes, largest_rho
+from moretta.protocols.pbpfl.server import largest_rho
+from moretta.protocols.pbpfl.sizes import Sizes
 from moretta.protocols.pbpfl.trunk import Trunk
 from moretta.secure_aggregation import contributor
 from moretta.secure_aggregation.plain import PlainUpload
@@ -208,7 +209,7 @@ def _errors(
     with rows.randomness(1):
         size = _offset_size(model, perturbation, root.stream("size"), inputs, targets, protocol)
     key = perturbation.draw_key(root.stream("key"), size)
-    client = Client(loss, model, plan.head, rows, contributor("none", "check"))
+    client = Client(loss, model, plan.head, rows, contributor("none", "check"), protocol.variant)
     ask = TrainOn(
         stamp=Stamp("check", 1, 0),
         parameters=perturbation.perturb(model.state_dict(), key),

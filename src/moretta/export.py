@@ -38,11 +38,14 @@ class Standardised(nn.Module):
         return outputs
 
 
-def export(folder: Path, out: Path, *, true_model: bool = False, silo: str | None = None) -> None:
+def export(
+    folder: Path, out: Path, *, true_model: bool = False, silo: str | None = None, allow_code: bool = False
+) -> None:
     """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
 
     The graph's input is `x`, rows as the data has them, standardisation included, any number of rows; its output is
-    `outputs`. Raises `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
+    `outputs`. allow_code: as of `moretta.finished.load`; a state_dict needs no code. Raises
+    `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
     """
     if out.suffix not in (".safetensors", ".onnx"):
         raise ParameterError(f"{out}: expected a file that ends in .safetensors or .onnx")
@@ -53,7 +56,7 @@ def export(folder: Path, out: Path, *, true_model: bool = False, silo: str | Non
         read_model(found)  # says what is wrong, if anything is
         write_atomically(out, found.read_bytes())
         return
-    write_atomically(out, _onnx(finished.load(folder, true_model=true_model, silo=silo)))
+    write_atomically(out, _onnx(finished.load(folder, true_model=true_model, silo=silo, allow_code=allow_code)))
 
 
 def export_history(folder: Path, out: Path) -> int:

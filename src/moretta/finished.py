@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta import config, models
+from moretta import config, consent, models
 from moretta.config import RunFile
 from moretta.errors import ParameterError
 from moretta.protocols import modules
@@ -34,10 +34,12 @@ class FinishedModel:
     dtype: torch.dtype
 
 
-def load(folder: Path, *, true_model: bool = False, silo: str | None = None) -> FinishedModel:
+def load(folder: Path, *, true_model: bool = False, silo: str | None = None, allow_code: bool = False) -> FinishedModel:
     """Load the released model of a run, the server's true one, or a silo's own.
 
-    Raises `moretta.errors.ParameterError` for a folder without such a model, or one of a run made from Python.
+    allow_code: import the code of the model that the folder names (`moretta.consent`). Raises
+    `moretta.errors.ParameterError` for a folder without such a model, one of a run made from Python, or one that names
+    code which is not allowed.
     """
     inputs, tensors = (
         read_json(folder / "inputs.json"),
@@ -46,6 +48,7 @@ def load(folder: Path, *, true_model: bool = False, silo: str | None = None) -> 
     if not (folder / "run.toml").exists():
         raise ParameterError(f"{folder}: expected a run of `moretta train`; one made from Python has its model there")
     run_file = config.load(folder / "run.toml")
+    consent.check(folder, run_file, allow_code)
     shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
     module = models.build(
         run_file.model.source,

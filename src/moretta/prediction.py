@@ -21,20 +21,26 @@ from moretta.protocols.modules import outputs_of
 
 
 def predict(
-    folder: Path, rows: Path, out: Path, *, true_model: bool = False, silo: str | None = None
+    folder: Path,
+    rows: Path,
+    out: Path,
+    *,
+    true_model: bool = False,
+    silo: str | None = None,
+    allow_code: bool = False,
 ) -> tuple[int, int]:
     """Predict the rows of a .csv or .npz file; write a .csv with a column an output, or a .npy. Return its shape.
 
     The file has the columns of the training data (its target may be there or not), or an array `x`. Where the run
     filled in absent values, the file's own medians fill in those of its rows. The released model gives exact
-    predictions; it is the one that silos hold.
+    predictions; it is the one that silos hold. allow_code: as of `moretta.finished.load`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
     """
     if out.suffix not in (".csv", ".npy"):
         raise ParameterError(f"{out}: expected an output file that ends in .csv or .npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    model = finished.load(folder, true_model=true_model, silo=silo)
+    model = finished.load(folder, true_model=true_model, silo=silo, allow_code=allow_code)
     x = _rows(rows, list(model.columns), model.shape, model.run_file.data)
     prepared = standardised(x, model.mean, model.deviation, model.dtype)
     try:

@@ -318,9 +318,13 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Report:
-    """What a round came to: figures for the history, by name."""
+    """What a round came to: figures for the history, by name.
+
+    left_out: silos whose answers were valid, but which the server did without, and why.
+    """
 
     figures: Mapping[str, float]
+    left_out: Mapping[str, Missing] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

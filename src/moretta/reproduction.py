@@ -29,6 +29,7 @@ from rich.table import Table
 from moretta import config
 from moretta.config import RunFile
 from moretta.config_sections import Section, Seed
+from moretta.engines.files import write_atomically
 from moretta.errors import MorettaError, ParameterError
 from moretta.imports import nearest
 
@@ -494,6 +495,4 @@ def _kept(path: Path) -> list[dict[str, Any]]:
 
 def _write(path: Path, results: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_atomically(path, (json.dumps(results, indent=1) + "\n").encode())

@@ -30,7 +30,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from moretta.engines.files import write_atomically
+from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocol import Array, Tensors
@@ -56,7 +56,7 @@ class RunFolder:
             raise ParameterError(
                 f"{self.path} exists and is not empty; go on with that run by --resume, or name another folder by --out"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         if run_file is not None:
             write_atomically(self.path / "run.toml", run_file.encode())
 

@@ -82,7 +82,7 @@ class Session:
         self._recorder = recorder
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[dict[str, Any]] = [] if folder is None else folder.history(up_to=place.round)
-        codec = Codec(players.messages)
+        codec = Codec(players.messages, federation.engine.message_mib << 20)
         self._engine: Delivery = (
             through(codec, place, recorder)
             if through is not None
@@ -196,17 +196,22 @@ class Session:
                 sums["set_up"] += size
             else:
                 sums[way] += size / len(asked)
-        peak = self._engine.peak_mib
+        peak, seconds = self._engine.peak_mib, dict(self._engine.clock.take())
         return {
             "round": end.number,
             "attempt": end.attempt,
             **({"take": end.take} if end.take else {}),
             **end.report.figures,
             **({} if peak is None else {"edge_peak_mib": peak}),
-            "seconds": dict(self._engine.clock.take()),
+            "seconds": {} if self._is_private else seconds,
             "bytes": sums,
             "dropped": [asdict(gone) for gone in end.dropped],
         }
+
+    @property
+    def _is_private(self) -> bool:
+        """Whether noise hides rows: then no phase's seconds are kept, as silos' depend on how many their lots had."""
+        return getattr(self._of.protocol, "privacy", None) is not None
 
     def _chosen(self, number: int) -> list[str]:
         """Return the silos of a round, drawn from the training seed: who takes part is no secret."""
@@ -377,6 +382,12 @@ class Session:
             warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
         if self._of.engine.faults is not None:
             warnings.append("faults were injected into this run ([engine.faults]); the silos it dropped may be well")
+        clipped = [str(line["round"]) for line in self._history if {"clipped", "clipped_buffers"} & line.keys()]
+        if clipped:
+            warnings.append(
+                f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
+                "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
+            )
         asked = getattr(self._of.protocol, "rho", 0.0)
         lowered = [line["rho"] for line in self._history if line.get("rho", asked) < asked]
         if lowered:

@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from moretta import config
+from moretta import config, consent
 from moretta.errors import MissingExtra
 
 screen = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run the code that the run folder names, unasked.")]
 Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
 
 
@@ -38,6 +39,17 @@ def needs_torch() -> Iterator[None]:
         if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "matplotlib"):
             raise
         raise MissingExtra(f"this command needs {error.name}; install it by: pip install 'moretta[torch]'") from None
+
+
+def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
+    """Return whether the code that a run folder names may be imported: by the option, or asked in a terminal.
+
+    data: whether that of its rows is needed too. Without a terminal nobody is asked, and the command refuses.
+    """
+    if allow_code or not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
+        return allow_code
+    asked = consent.question(folder, config.load(folder / "run.toml"), data=data)
+    return not asked or typer.confirm(f"{asked}. Run it?", err=True)
 
 
 def out_of(run_file: config.RunFile) -> Path:

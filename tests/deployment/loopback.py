@@ -25,6 +25,7 @@ from moretta.federation import Federation
 from moretta.protocol import Missing, Reason
 from moretta.protocols import modules
 from moretta.result import Result
+from moretta.secure_aggregation.identity import Identity, public_line
 
 SEED, ROUNDS, COLUMNS, CLASSES = 7, 3, 4, 3
 NAMES = ("silo-1", "silo-2", "silo-3")
@@ -42,6 +43,17 @@ def write_rows(folder: Path, rows: int = 75) -> None:
     y = generator.integers(0, CLASSES, rows)
     x = (np.eye(CLASSES, COLUMNS)[y] * 2 + generator.normal(0, 1, (rows, COLUMNS))).astype(np.float32)
     np.savez(folder / "all.npz", x_train=x[15:], y_train=y[15:], x_test=x[:15], y_test=y[:15])
+
+
+def write_identities(folder: Path, engine_names: Mapping[str, str]) -> None:
+    """Write keys/<silo>, and roster.toml with what the engine calls them."""
+    entries = []
+    for name in NAMES:
+        identity = Identity.fresh()
+        identity.save(folder / "keys" / name)
+        called = f'engine-name = "{engine_names[name]}"\n' if name in engine_names else ""
+        entries.append(f'[[silo]]\nname = "{name}"\nkey = "{public_line(identity.public_key)}"\n{called}')
+    (folder / "roster.toml").write_text("\n".join(entries))
 
 
 def hello_of(federation: Federation, run_file: RunFile, text: str, place: Place, torch: tuple[str, ...] = ()) -> Hello:
@@ -62,6 +74,7 @@ def hello_of(federation: Federation, run_file: RunFile, text: str, place: Place,
 class Machines:
     """Sites in a folder each, and a server; restarting one is a new desk with a new `Site` on the same folder.
 
+    engine_names: what the engine calls silos, in a roster that is then in use; None: there is no roster.
     protocol, extra: TOML of [protocol], and of further sections. data: of [data] on both, sites: where rows are at
     sites. here: the run file for one machine; run_file: that for many.
     """
@@ -76,13 +89,19 @@ class Machines:
         sites: str = "",
         rounds: int = ROUNDS,
         run: str = "checkpoint-every = 1",
+        engine_names: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.rounds = folder, rounds
         write_rows(folder)
         run = f"rounds = {rounds}\nseed = {SEED}\ninsecure-secret-seed = 3\nrecord-views = true\n{run}"
         rest = f"[model]\n{MODEL}\n[protocol]\n{protocol}\n{extra}"
         text = f'[run]\nname = "run"\n{run}\n[data]\nsource = "all.npz"\nstandardise = true\n{data}\n{rest}'
-        (folder / "here.toml").write_text(text)
+        secure = ("", "")
+        if engine_names is not None:
+            write_identities(folder, engine_names)
+            roster = '[secure-aggregation]\nroster = "roster.toml"\n'
+            secure = f'{roster}identity = "{folder}/keys/{{silo}}"\n', roster
+        (folder / "here.toml").write_text(text + secure[0])
         self.here = config.load(folder / "here.toml")
         whole = self.on_one_machine(None)
         self.names = [silo.name for silo in whole.silos]
@@ -92,15 +111,18 @@ class Machines:
             arrays: dict[str, Any] = {"x": silo.x} | ({"y": silo.y} if len(silo.y) else {})
             arrays |= {} if silo.ids is None else {"id": silo.ids}
             (folder / silo.name).mkdir()
+            own = f'roster = "../roster.toml"\nidentity = "../keys/{silo.name}"\n'
+            identified = "" if engine_names is None else own
             np.savez(folder / silo.name / "rows.npz", **arrays)
             (folder / silo.name / "silo.toml").write_text(
                 f'[silo]\nname = "{silo.name}"\nout = "kept"\nrecord-views = true\ninsecure-secret-seed = 3\n'
-                '[data]\nsource = "rows.npz"\n'
+                f'{identified}[data]\nsource = "rows.npz"\n'
             )
         described = f'source = "sites"\ninputs = [{COLUMNS}]\nclasses = {CLASSES}\ntest = "test.npz"\n{sites}'
         engine = f'[engine]\nname = "flare"\nsites = {self.names}'
         text = f'[run]\nname = "run"\n{run}\n[data]\nstandardise = true\n{data}\n{described}\n{rest}\n{engine}'
-        (folder / "many.toml").write_text(text)
+        (folder / "many.toml").write_text(f"{text}\n{secure[1]}")
+        self.engine_names = {name: (engine_names or {}).get(name, name) for name in self.names}
         self.run_file = config.load(folder / "many.toml")
         self.text = told.told(self.run_file)
         self.desks: dict[str, Desk] = {}
@@ -114,7 +136,7 @@ class Machines:
     def start(self, *names: str) -> None:
         for name in names or self.names:
             path = self.folder / name / "silo.toml"
-            self.desks[name] = Desk(name, lambda name=name, path=path: self._site(name, path))
+            self.desks[name] = Desk(lambda name=name, path=path: self._site(name, path))
 
     def stop(self, *names: str) -> None:
         """End processes without a word, as a power cut does."""
@@ -164,4 +186,4 @@ class Machines:
 
     def _site(self, name: str, path: Path) -> Site:
         with BUILDING:
-            return Site(silo_file.load(path), self.text, name)
+            return Site(silo_file.load(path), self.text, self.engine_names[name])

@@ -174,7 +174,7 @@ from moretta.protocol import Stamp
 from moretta.protocols.baffle.messages import MESSAGES, Commit
 from moretta.protocols.silo_rows import schema_of
 
-desk = Desk("{name}", lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}"))
+desk = Desk(lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}"))
 
 def ask(request, body=b"", again=None):
     reply, answer = reply_of(desk.answer(pack(request, body)))

@@ -54,6 +54,11 @@ def test_all_that_a_site_may_say(tmp_path: Path) -> None:
     assert (file.limits.edge_precision, file.limits.device) == ("float16", "cuda:1")
 
 
+def test_what_the_engine_calls_a_silo_is_for_the_roster(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="engine-name belongs in the roster, beside the silo's key; move it there"):
+        load(tmp_path, LEAST.replace("[data]", 'engine-name = "site-1"\n[data]'))
+
+
 def test_the_least_it_has_to_say(tmp_path: Path) -> None:
     file = load(tmp_path, LEAST)
     assert file.out == tmp_path / "moretta"

@@ -364,7 +364,7 @@ def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
     file, text = site(tmp_path), told.told(run_file)
-    desk = Desk("silo-1", lambda: Site(file, text, "silo-1"))
+    desk = Desk(lambda: Site(file, text, "silo-1"))
     asked = Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=())
     with caplog.at_level("ERROR", "moretta"):
         while isinstance(reply := reply_of(desk.answer(pack(asked)))[0], Busy):
@@ -560,3 +560,19 @@ def test_a_pbpfl_silo_is_not_told_the_start(tmp_path: Path) -> None:
     for name, array in theirs.items():
         assert array.shape == ours[name].shape
         assert array.tobytes() != ours[name].tobytes()
+
+
+def test_a_runs_model_above_a_sites_limit_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    """Before there were [limits] of it, a site built whatever [model] of the run came to."""
+    from loopback import Machines
+
+    many = Machines(tmp_path)
+    huge = config.loads(many.text.replace("hidden = [\n    5,\n]", "hidden = [2147483648, 2147483648]"), tmp_path)
+    assert huge.model.arguments["hidden"] == [2**31, 2**31]
+    file = silo_file.load(tmp_path / "silo-1" / "silo.toml")
+    with pytest.raises(ParameterError, match="here allows 100000000 in 10000"):
+        told.site_side(huge, file)
+    less = file.model_copy(update={"limits": file.limits.model_copy(update={"parameters": 10})})
+    with pytest.raises(ParameterError, match="here allows 10 in 10000"):
+        told.site_side(config.loads(many.text, tmp_path), less)
+    assert told.site_side(config.loads(many.text, tmp_path), file).model is not None

@@ -16,7 +16,7 @@ from safetensors.numpy import load
 
 from moretta.engines import views
 from moretta.engines.checkpoint import last_checkpoint
-from moretta.engines.flare.envelope import Busy, Hello, Here, Poll, Submit, pack, reply_of, request_of
+from moretta.engines.flare.envelope import Busy, Done, Hello, Here, Poll, Submit, pack, reply_of, request_of
 from moretta.errors import ParameterError
 from moretta.protocol import Missing, Reason
 from moretta.session import UNMASKING_TAGS
@@ -339,3 +339,41 @@ def test_a_site_without_its_state_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING, "moretta"):
         assert many.serve(tmp_path / "out", resume=True).record["rounds"] == many.rounds
     assert "has no state of round 2 or before; it begins anew" in caplog.text
+
+
+def test_sites_that_the_engine_knows_by_other_names_take_part(
+    machines: Callable[..., Machines], tmp_path: Path
+) -> None:
+    """`engine-name` in the roster: FLARE's certificates are of site-1 and of another silo's name, the run of silos."""
+    many = machines(engine_names={"silo-1": "site-1", "silo-2": "silo-9", "silo-3": "silo-2"})
+    many.on_one_machine(tmp_path / "one").train(many.rounds, 7)
+    many.start()
+    result = many.serve(tmp_path / "many")
+    assert result.record["dropped"] == []
+    assert models_in(tmp_path / "many") == models_in(tmp_path / "one")
+
+
+@pytest.mark.parametrize("case", ["fedsgd", "fedsgd, dp-noise"])
+def test_seconds_of_silos_are_left_out_where_noise_hides_their_lots(
+    case: str, machines: Callable[..., Machines], tmp_path: Path
+) -> None:
+    """How long a silo computes follows the size of its secret lot; without noise the server is told, with it not."""
+    given, settings = CASES[case]
+    many = machines(*given, **settings, rounds=1)
+    told: list[Mapping[str, float]] = []
+    ask = many.wrap
+
+    def listening(name: str, data: bytes) -> bytes | Missing:
+        answer = ask(name, data)
+        if isinstance(answer, bytes) and isinstance(done := reply_of(answer)[0], Done):
+            told.append(done.seconds)
+        return answer
+
+    many.wrap = listening
+    many.start()
+    result = many.serve(tmp_path / "many")
+    private = "dp" in case
+    assert told
+    assert any(told) != private
+    assert all(bool(line["seconds"]) != private for line in result.history)
+    assert (set(result.seconds) == {"total"}) == private

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from moretta.edge import wire
 from moretta.engines import child
 from moretta.engines.child import ChildClient
 from moretta.engines.in_process import InProcess
-from moretta.errors import Disconnected, MorettaError, ParameterError, PeerError, RangeError
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError, RangeError
 from moretta.protocol import Ask, Reason, Stamp
 
 NOW = Stamp("run", 1, 0)
@@ -249,6 +251,39 @@ print(client._process._popen.pid)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b'["<f8", [1099511627776]]',  # 8 TiB
+        b'["<f8", [134217729]]',  # 8 bytes more than 1 GiB
+        b'["|O", [16777216]]',  # 128 MiB of references
+        b'["<f8", [-1]]',
+        b'["<f8", [1.0]]',
+        b'["<f8", 16777216]',
+        b'["<f8,<f8", [3]]',
+        b'["<f8", ' + b"[1" + b",1" * 40 + b"]]",
+        b'["<f8", [1]]' + b" " * 2048,
+    ],
+)
+def test_an_array_is_as_large_as_what_follows_and_no_numbers_take_no_memory(about: bytes) -> None:
+    head = len(about).to_bytes(8, "little") + about
+    for length in (0, 8, 2**27 + 8, 2**30 + 8, 2**43):
+        stream = io.BytesIO(head + length.to_bytes(8, "little") + b"12345678")
+        tracemalloc.start()
+        try:
+            with pytest.raises(CodecError, match=r"expected (an array|a frame)"):
+                wire.receive_array(stream)
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_frame_is_no_longer_than_its_limit() -> None:
+    for length in (wire.LIMIT + 1, 2**64 - 1):
+        with pytest.raises(CodecError, match=f"expected a frame of at most {wire.LIMIT} bytes, got {length}"):
+            wire.receive(io.BytesIO(length.to_bytes(8, "little") + b"1"))
 
 
 def test_arrays_travel_as_they_are() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.protocols.losses import Loss
+from moretta.protocols.losses import Loss, usable_density
 
 SHAPE = {"rows": st.integers(1, 9), "outputs": st.integers(2, 6), "seed": st.integers(0, 2**16)}
 SETTINGS = {"smoothing": st.sampled_from([0.0, 0.1, 0.7]), "weighted": st.booleans(), "soft": st.booleans()}
@@ -93,3 +93,19 @@ def test_class_weights_of_another_number_are_refused() -> None:
     y, t = drawn(4, 3, 0, False)
     with pytest.raises(ParameterError, match="class-weights: expected 3, one an output, got 2"):
         Loss("cross-entropy", 0.0, (1.0, 2.0))(y, t)
+
+
+WEIGHTS = (0.5, 3.0)
+
+
+@pytest.mark.parametrize("told", [-65536.0, 0.0, 1e-6, 65536.0])
+def test_a_density_that_no_rows_have_is_taken_as_the_nearest_that_can_be(told: float) -> None:
+    """One silo can put anything into the sum; a density of 0 ended the run, a small one blew up every step."""
+    assert usable_density(told, 1e-6, WEIGHTS) == pytest.approx(0.5 if told < 1 else 3.0, rel=1e-5)
+    assert usable_density(1.7, 1e-6, WEIGHTS) == 1.7
+    assert usable_density(0.5 - 1e-6, 1e-6, WEIGHTS) == 0.5 - 1e-6  # rounded by the ring
+
+
+def test_class_weights_that_fixed_point_cannot_tell_from_0_are_refused() -> None:
+    with pytest.raises(ParameterError, match="give weights that the sum's fixed point can tell from 0"):
+        usable_density(0.0, 1e-3, (1e-4, 1.0))

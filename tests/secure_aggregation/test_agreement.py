@@ -106,10 +106,13 @@ def test_cohort_digest_has_no_ambiguity() -> None:
     digests = [Cohort.of(keys, RULES).digest for keys in cohorts]
     digests += [
         Cohort.of(cohorts[3], rules).digest for rules in (
-            Rules(threshold=4), Rules(min_survivors=3), Rules(degree=2), Rules(public_weights=True), ROSTERED,
+            Rules(threshold=4), Rules(min_survivors=3), Rules(public_weights=True), ROSTERED,
             rostered(NAMES[:2])[0],
         )
     ]  # fmt: skip
+    parts = dict.fromkeys("wxyz", bytes(32))
+    for changed in (parts, {**parts, "w": bytes(31) + b"1"}, {**parts, "x": bytes(31) + b"1"}):
+        digests.append(Cohort.of(cohorts[3], Rules(degree=2), changed).digest)
     assert len(set(digests)) == len(digests)
     assert Cohort.of({"x": a, "y": b}, RULES).digest == Cohort.of({"y": b, "x": a}, RULES).digest
 

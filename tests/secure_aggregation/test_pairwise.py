@@ -22,6 +22,7 @@ from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.masks import add_masks, label_of, pair_key, self_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sums.json").read_text(encoding="utf-8"))
@@ -330,15 +331,38 @@ def test_a_plan_names_what_has_no_headroom() -> None:
         server.want({MOST_WEIGHT: ()}, {MOST_WEIGHT: 1.0}, 1)
 
 
-def test_an_impossible_weight_ends_the_sum() -> None:
+def test_an_impossible_weight_is_taken_as_the_nearest_that_can_be(caplog: pytest.LogCaptureFixture) -> None:
+    """It ended the run: masks hide who told it, so there was nobody to go on without."""
     silos = {name: Silo("pairwise", name, 64, {"w": [1.0]}, 5) for name in "ab"}
 
     def lie(asked: Train) -> MaskedUpload:
         told = silos["b"](asked)
         return replace(told, weight=np.add(told.weight, 7, out=told.weight.copy()))
 
-    with pytest.raises(PeerError, match="weights that sum to 2 to 10, got 17"):
-        whole_sum(silos, "pairwise", replaced={"b": lie})
+    total = whole_sum(silos, "pairwise", replaced={"b": lie})
+    assert isinstance(total, Sum)
+    assert total.weight == 10
+    np.testing.assert_allclose(total.means["w"], [1.0])
+    assert "weights sum to 17, expected 2 to 10" in caplog.text
+
+
+def test_a_small_weight_does_not_make_means_larger_than_an_upload_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody's part of a mean of two silos' rows is beyond the range that each is held to, with whatever weights."""
+    silos = {name: Silo("pairwise", name, 64, {"w": [1.0, 0.0]}, 5) for name in "ab"}
+
+    def lie(asked: Train) -> MaskedUpload:
+        told = silos["b"](asked)
+        words = told.tensors["w"].copy()
+        words[0] += np.uint64(2**61)
+        return replace(told, weight=np.subtract(told.weight, 8, out=told.weight.copy()), tensors={"w": words})
+
+    total = whole_sum(silos, "pairwise", replaced={"b": lie})
+    assert isinstance(total, Sum)
+    bits = Ring(64).fraction_bits("w", 100.0, 10, 2)  # as `one_sum` has it
+    assert total.weight == 2
+    assert 100.0 < total.means["w"][0] <= float(Ring(64).largest(bits, 10, 2)) + total.steps["w"] <= 200.0
+    assert abs(total.means["w"][1]) < 1e-15
+    assert "`w`: a mean of the secure sum is" in caplog.text
 
 
 def test_what_the_server_sees_of_one_silo_is_not_its_data() -> None:

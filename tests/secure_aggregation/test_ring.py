@@ -108,3 +108,20 @@ def test_every_real_dtype_and_layout_is_read_and_left_alone(dtype: str) -> None:
     f = ring.fraction_bits("w", 11.0, 5, 2)
     assert (ring.decode(ring.encode("w", values, 5, f, 5, 2), f) == 5 * values.astype(np.float64)).all()
     assert ring.encode("w", np.zeros((0, 3)), 1, f, 5, 2).shape == (0, 3)
+
+
+@given(
+    bits=st.sampled_from([32, 64]),
+    limit=st.floats(1e-6, 1e6),
+    most_weight=st.integers(2, 2000),
+    parties=st.integers(2, 200),
+)
+def test_no_sum_reads_as_more_than_twice_all_silos_at_their_limit(
+    bits: int, limit: float, most_weight: int, parties: int
+) -> None:
+    """Whatever ring elements a silo puts in: the largest that a ring element reads as is 2^(b - 1) / 2^f."""
+    ring = Ring(bits)
+    fraction = ring.fraction_bits("w", limit, most_weight, parties)
+    largest = float(np.abs(ring.decode(np.array([1 << (bits - 1)], dtype=ring.dtype), fraction))[0])
+    # K / 2 of rounding and 2^-53 of the product are inside: above them it is twice all at their limit, at most.
+    assert largest <= 2.0 * most_weight * limit * (1.0 + 2.0**-52) + parties * 2.0**-fraction

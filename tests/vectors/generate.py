@@ -984,6 +984,11 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
     schema = hashlib.sha256(b"0.weight:(3, 2):torch.float32\n0.bias:(3,):torch.float32\n").hexdigest()
     made, rfc = "chosen here", "public keys by RFC 7748's ladder from the roots of agreement.json"
     p = [[0.25, 0.25, 0.5], [0.125, 0.5, 0.375]]
+    parts = {name: bytes([number] * 32) for number, name in enumerate(keys, 1)}
+    commitments = {
+        name: hashlib.sha256(purpose("graph commitment", *STAMP, name, part)).hexdigest()
+        for name, part in parts.items()
+    }
     return {
         "secure-aggregation/advertise-key": (made, {}),
         "secure-aggregation/key-advert": (f"{rfc}; the signature chosen here", {"public_key": keys["anna"], **signed}),
@@ -992,6 +997,17 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             {"keys": keys, "signatures": {name: "" if name == "bea" else signature for name in keys}},
         ),
         "secure-aggregation/keys-accepted": (made, {"cohort": "c0" * 32}),
+        "secure-aggregation/advertise-committed": (made, {}),
+        "secure-aggregation/committed-advert": (
+            f"{rfc}; the signature chosen here; the commitment of the part of graph-part",
+            {"public_key": keys["anna"], **signed, "commitment": commitments["anna"]},
+        ),
+        "secure-aggregation/committed-keys": (
+            f"{rfc}; the signatures chosen here; commitments as in committed-advert, of the parts of graph-parts",
+            {"keys": keys, "signatures": dict.fromkeys(keys, ""), "commitments": commitments},
+        ),
+        "secure-aggregation/graph-part": (made, {"part": parts["anna"].hex()}),
+        "secure-aggregation/graph-parts": (made, {"parts": {name: part.hex() for name, part in parts.items()}}),
         "secure-aggregation/masked": (
             "chosen here; uint64, with the ring's largest element",
             {
@@ -1287,6 +1303,23 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("signatures", "a signature of 65 bytes", lambda fields: fields["signatures"] | {"bea": "51" * 65}),
         ("signatures", "a signature too few", lambda fields: _without(fields["signatures"], "bea")),
         ("signatures", "a stranger's signature", lambda fields: fields["signatures"] | {"x": "51" * 64}),
+    ],
+    "secure-aggregation/committed-advert": [
+        ("public_key", "a key of low order", lambda fields: "00" * 32),
+        ("signature", "a signature of 63 bytes", lambda fields: "51" * 63),
+        ("commitment", "a commitment of 31 bytes", lambda fields: "cc" * 31),
+        ("commitment", "no commitment", lambda fields: ""),
+    ],
+    "secure-aggregation/committed-keys": [
+        ("keys", "two silos with one key", lambda fields: fields["keys"] | {"bea": fields["keys"]["anna"]}),
+        ("signatures", "a signature too few", lambda fields: _without(fields["signatures"], "bea")),
+        ("commitments", "a commitment too few", lambda fields: _without(fields["commitments"], "bea")),
+        ("commitments", "a stranger's commitment", lambda fields: fields["commitments"] | {"x": "cc" * 32}),
+        ("commitments", "a commitment of 33 bytes", lambda fields: fields["commitments"] | {"bea": "cc" * 33}),
+    ],
+    "secure-aggregation/graph-part": [("part", "a part of 31 bytes", lambda fields: "01" * 31)],
+    "secure-aggregation/graph-parts": [
+        ("parts", "a part of 33 bytes", lambda fields: fields["parts"] | {"bea": "01" * 33}),
     ],
     "secure-aggregation/masked": [
         ("weight", "a float among ring elements", _as("weight", dtype="float64")),

@@ -26,6 +26,7 @@ from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode, in_order, shapes_of
+from moretta.secure_aggregation.graph_seed import CommittedKeys
 from moretta.secure_aggregation.masks import Label, add_masks, label_of
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload
@@ -190,7 +191,7 @@ def from_heard(run: Run, heard: Sequence[Heard], number: int) -> Uploads:
     ask = asks[-1]  # of the attempt that counted
     place = next(index for index, one in enumerate(heard) if _begins(one.message, ask))
     here = [(one.peer, one.message) for one in heard[place:] if one.message.stamp == ask.stamp]
-    keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys)]
+    keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys | CommittedKeys)]
     accepted = [one.message for one in heard[:place] if isinstance(one.message, KeysAccepted)]
     # Under cross-entropy PBPFL's silos are told how to encode only with the answer that their gradients need.
     encodings = [ask.encoding, *(message.encoding for _, message in here if isinstance(message, Softmax))]

@@ -36,7 +36,12 @@ def cast_pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
     )
     clients = {
         name: Client(
-            protocol.loss_function, setting.blank_model(), plan.head, own, contributor_of(setting, secure.scheme, name)
+            protocol.loss_function,
+            setting.blank_model(),
+            plan.head,
+            own,
+            contributor_of(setting, secure.scheme, name),
+            protocol.variant,
         )
         for name, own in rows_of(protocol, setting).items()
     }

@@ -117,6 +117,7 @@ class Controller(FlareController):
                 fingerprints={} if roster is None else {name: fingerprint(key) for name, key in roster.keys.items()},
                 recorder=recorder,
                 deadline=run_file.engine.deadline,
+                largest=run_file.engine.message_mib << 20,
                 absent=[silo for silo, name in called.items() if name not in there],
                 aborted=aborted,
                 waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),

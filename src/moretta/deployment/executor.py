@@ -19,6 +19,7 @@ from nvflare.apis.signal import Signal
 from moretta.deployment import silo_file
 from moretta.deployment.silo_file import SiloFile
 from moretta.deployment.site import Site, log_to, take_turn
+from moretta.edge.memory import cap
 from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
 from moretta.engines.flare.kits import SILO
@@ -47,7 +48,7 @@ class Executor(FlareExecutor):
         if event_type == EventType.START_RUN:
             name = fl_ctx.get_identity_name()
             folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-            self._desk = Desk(name, lambda: self._site(folder, name))
+            self._desk = Desk(lambda: self._site(folder, name))
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
             threading.Thread(target=self._look_after, args=(self._desk,), daemon=True).start()
         elif event_type == EventType.END_RUN and self._desk is not None:
@@ -84,6 +85,8 @@ class Executor(FlareExecutor):
         if self._holder is None:
             self._holder = take_turn(file.out, self._digest, self._made)
             log_to(file.out / "log.txt")
+            if file.limits.memory_limit_mib is not None and not file.silo.edge:  # an edge client's process has its own
+                cap(file.limits.memory_limit_mib)
         return Site(file, self._told, name)
 
 

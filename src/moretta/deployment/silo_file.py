@@ -1,7 +1,7 @@
 """silo.toml: what a site says of itself. It stays at the site; nothing of it but the name is ever sent.
 
 [silo]
-name = "north"                # as in the certificate of its startup kit
+name = "north"                # in the run; its kit's certificate has it too, or its engine-name in the roster
 out = "moretta"               # the folder for its state, and for what runs release to it
 identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
 roster = "roster.toml"
@@ -12,7 +12,9 @@ source = "patients.csv"       # a .csv or .npz file or "module:function"; target
 test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
 
 [limits]
-memory-limit-mib = 80         # of an edge client's process
+message-mib = 1024            # the most of a message from the server
+parameters = 100_000_000      # the most of a run's model
+memory-limit-mib = 80         # of an edge client's process; without edge, of the process of a job, PyTorch included
 micro-batch = 4               # rows that an edge client runs at a time
 threads = 2                   # that PyTorch may use
 device = "cpu"
@@ -83,8 +85,16 @@ class Rows(Section):
 
 
 class Limits(Section):
-    """What a run may take of this machine."""
+    """What a run may take of this machine.
 
+    message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
+    parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
+    memory_limit_mib: the most memory of an edge client's process; elsewhere of the process of a job, by what it
+    reserves (`moretta.edge.memory.cap`), PyTorch's own included.
+    """
+
+    message_mib: PositiveInt = 1024
+    parameters: PositiveInt = 100_000_000
     memory_limit_mib: Positive | None = None
     micro_batch: PositiveInt | None = None
     edge_precision: Precision = "float32"
@@ -163,6 +173,8 @@ def load(path: str | Path) -> SiloFile:
             for key, value in table.items():
                 if expected := config_errors.unfit(value):
                     raise ParameterError(f"[{name}] {key}: expected {expected}, got {config_errors.shown(value)}")
+        if "engine-name" in tables.get("silo", {}):
+            raise ParameterError("[silo] engine-name belongs in the roster, beside the silo's key; move it there")
         for name, key in (("silo", "name"), ("data", "source")):
             if name not in tables:
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")

@@ -32,7 +32,7 @@ from moretta.config import RunFile
 from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.silo_file import SiloFile
 from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
-from moretta.engines.files import write_atomically
+from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.desk import UNFIT
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.kept_lines import HelpedFile
@@ -80,7 +80,9 @@ class Site:
                 f"startup kit of `{expected}`, or correct silo.toml"
             )
         self._file, self._job = file, digest_of(text)
+        self.largest = file.limits.message_mib << 20
         self._run_file = config.loads(text, file.base / "told.toml")
+        self.timed = getattr(self._run_file.protocol, "privacy", None) is None  # else seconds tell of a secret lot
         self._role = _role(self._run_file, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
@@ -103,13 +105,13 @@ class Site:
             log.error("cannot take part: %s", error)
             raise ParameterError(UNFIT) from error
         path = self._file.out / hello.run
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path, 0o700)
         self._folder = RunFolder(path)
         self._place = Place(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
         if self._file.silo.record_views:
             self._recorder = Recorder(path / "views", True, hello.session)
-        return client, Codec(messages)
+        return client, Codec(messages, self.largest)
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
         """Record what was seen, and keep at once what the role must not forget even if it is killed."""

@@ -34,6 +34,8 @@ from moretta.roles import Silo
 from moretta.secure_aggregation.cohort import Participation
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from moretta.federation import Federation  # it needs torch, which may be absent at a site
 
 HELD_BACK = 0  # the seed by which sites choose what they hold back
@@ -95,7 +97,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     check_code(run_file.model.source, site.silo.models)
     silos, names = silos_at(run_file, site)
     return replace(
-        _federation(run_file, run_file.run.seed, silos),
+        _federation(run_file, run_file.run.seed, silos, site.limits.parameters),
         aggregation=aggregation,
         device=site.limits.device,
         feature_names=names,
@@ -271,22 +273,27 @@ def _column_parts(data: Data) -> list[tuple[int, ...]]:
     return found
 
 
-def _federation(run_file: RunFile, model_seed: int, silos: list[Silo]) -> Federation:
+def _federation(run_file: RunFile, model_seed: int, silos: list[Silo], most: int | None = None) -> Federation:
+    """Make the federation. most: the most numbers that its model may have; None: as many as it likes."""
     from moretta.federation import Federation
+    from moretta.models.size import build_within
 
     run, data, protocol = run_file.run, run_file.data, run_file.protocol
     wanted = _wanted(data)
     classes = 1 if protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
-    model = models.build(
-        run_file.model.source,
-        inputs=wanted.inputs,
-        outputs=classes or wanted.outputs or 1,
-        base=run_file.base,
-        seed=model_seed,
-        **run_file.model.arguments,
-    )
+
+    def build() -> nn.Module:
+        return models.build(
+            run_file.model.source,
+            inputs=wanted.inputs or (),
+            outputs=classes or wanted.outputs or 1,
+            base=run_file.base,
+            seed=model_seed,
+            **run_file.model.arguments,
+        )
+
     return Federation(
-        model=model,
+        model=build() if most is None else build_within(most, build),
         silos=silos,
         protocol=protocol.model_copy(update={"warm_start": None}),
         aggregation=run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),

@@ -9,13 +9,16 @@ import math
 import resource
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.edge.onnx_forward import OnnxForward
 from moretta.errors import ParameterError
 from moretta.protocol import Array
+
+if TYPE_CHECKING:
+    from moretta.edge.onnx_forward import OnnxForward  # it needs ONNX Runtime, and `cap` does not
 
 HEADROOM = 64  # MiB above a limit in which an overrun is measured, and told of with what would do, instead of stopped
 SPARE = 1.25  # what an allocator may round up: measured steps are up to 1.16 times the one before, a row

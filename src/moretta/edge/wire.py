@@ -15,8 +15,9 @@ An array is two frames: dtype and shape as JSON, and its bytes, which are read w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,7 +27,9 @@ from moretta.protocol import Array, Message, Stamp, message
 
 HERE = Stamp("edge", 0, 0)  # of messages that do not leave the machine
 LENGTH = 8
-LIMIT = 1 << 30  # bytes of a message
+LIMIT = 1 << 30  # bytes of a message, or of an array
+ABOUT_ARRAY = 1 << 10  # bytes that say what an array is
+DIMENSIONS = 32
 SENTENCE = 10_000  # characters
 
 
@@ -89,14 +92,14 @@ def send(stream: BinaryIO, data: bytes | memoryview) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> bytes | None:
+def receive(stream: BinaryIO, limit: int = LIMIT) -> bytes | None:
     """Return the bytes of the next frame, or None at the end. Raises CodecError for a long frame or half of one."""
     length = _length(stream)
     if length is None:
         return None
-    if length > LIMIT:
-        raise CodecError(f"expected a frame of at most {LIMIT} bytes, got {length}")
-    data = stream.read(length)
+    if length > limit:
+        raise CodecError(f"expected a frame of at most {limit} bytes, got {length}")
+    data = stream.read(length)  # memory is asked for at once, and taken as bytes come
     if len(data) < length:
         raise CodecError(f"expected a frame of {length} bytes, got {len(data)}")
     return data
@@ -109,23 +112,31 @@ def send_array(stream: BinaryIO, array: Array) -> None:
 
 
 def receive_array(stream: BinaryIO) -> Array:
-    """Return the array that `send_array` wrote. Raises CodecError for anything else."""
-    try:
-        dtype, shape = json.loads(receive(stream) or b"")
-        array: Array = np.empty(shape, np.dtype(dtype))
-        octets = array.reshape(-1).view(np.uint8)
-    except (ValueError, TypeError) as error:
-        raise CodecError(f"expected an array's dtype and shape: {error}") from None
-    length = _length(stream)
-    if array.dtype.kind not in "biuf" or length != octets.size:
-        raise CodecError(f"expected an array of {octets.size} bytes of numbers, got {length} of {array.dtype}")
-    filled, view = 0, octets.data
+    """Return the array that `send_array` wrote. Raises CodecError for anything else, before it takes memory for it."""
+    dtype, shape = _about_array(stream)
+    size, length = math.prod(shape) * dtype.itemsize, _length(stream)
+    if length != size or size > LIMIT:
+        raise CodecError(f"expected an array of {size} bytes of numbers, and at most {LIMIT}; got {length}")
+    array: Array = np.empty(shape, dtype)
+    filled, view = 0, array.reshape(-1).view(np.uint8).data
     while filled < length:
         more = stream.readinto(view[filled:])  # type: ignore[attr-defined]  # every binary stream has it
         if not more:
             raise CodecError(f"expected an array of {length} bytes, got {filled}")
         filled += more
     return array
+
+
+def _about_array(stream: BinaryIO) -> tuple[np.dtype[Any], list[int]]:
+    try:
+        name, shape = json.loads(receive(stream, ABOUT_ARRAY) or b"")
+        dtype = np.dtype(name)
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+        raise CodecError(f"expected an array's dtype and shape: {error}") from None
+    whole = isinstance(shape, list) and all(type(one) is int and one >= 0 for one in shape)
+    if dtype.kind not in "biuf" or not whole or len(shape) > DIMENSIONS:
+        raise CodecError(f"expected an array of numbers in at most {DIMENSIONS} dimensions, got {name!r:.40}")
+    return dtype, shape
 
 
 def _length(stream: BinaryIO) -> int | None:

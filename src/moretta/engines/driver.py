@@ -131,6 +131,8 @@ class Driver:
             if isinstance(ended, Aborted):
                 _note(lost, takes.after(ended))
             _note(gone, lost)
+            if isinstance(ended, Report):
+                _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
                 dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped

@@ -1,4 +1,9 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, also after a power cut.
+
+A file's bytes are on the disk before it gets its name, and the folder that has the name is written out after: without
+the second, a machine that loses power may come back with the old file, or with none, of what a role has promised to
+remember.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,30 @@ def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
         yield data[:whole].splitlines()
 
 
+def rename(old: Path, new: Path) -> None:
+    """Rename a file or folder, in the place of what is there, and return once the disk has it: folders are synced."""
+    old.replace(new)
+    for folder in dict.fromkeys((new.parent, old.parent)):
+        sync(folder)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, so that after a power cut they are there. mode: of the last one."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode, exist_ok=True)
+        sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Have the disk hold which names are in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file so that a reader, or a crash, sees all of it or none. mode: its permissions from the first byte."""
     partial = path.with_name(f".{path.name}.partial")
@@ -30,7 +59,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(path)
+        rename(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from moretta.engines.files import make_folder, sync
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.one_sum import HelpedSums
 
@@ -37,7 +38,7 @@ class KeptLines:
         """Add a line. It is with the operating system when this returns, so that a killed process has it."""
         made = not self._path.exists()
         if made:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._path.parent, 0o700)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(descriptor, line.encode() + b"\n")
@@ -46,7 +47,7 @@ class KeptLines:
         finally:
             os.close(descriptor)
         if made and self._forces:
-            _sync(self._path.parent)
+            sync(self._path.parent)
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,3 @@ def powered_since() -> str:
         return BOOT.read_text().strip()
     except OSError:
         return ""
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

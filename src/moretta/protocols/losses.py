@@ -7,6 +7,7 @@ are then weighted by D_k instead of their rows, and since D_k depends on labels,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,15 @@ from torch import Tensor, nn
 from moretta.errors import ParameterError
 
 
-def usable_density(mean: float) -> float:
-    """Return the silos' mean of D_k / N_k, by which sums are divided. Raises ParameterError where it cannot be."""
+def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:
+    """Return the silos' mean of D_k / N_k, by which sums are divided. Raises ParameterError where it cannot be.
+
+    step: what fixed point adds to it at most. It is a mean of class weights, or of ones where targets are
+    probabilities; what lies outside these is some silo's doing, who could blow up every step by it, and is taken as
+    the nearest that can be.
+    """
+    slack = step + 1e-9 * max(1.0, *class_weights)  # of the mean itself, in float64
+    mean = min(max(mean, min(1.0, *class_weights) - slack), max(1.0, *class_weights) + slack)
     if not (mean > 0 and np.isfinite(mean)):
         raise ParameterError(
             f"the rows of a round weigh {mean:g} on average by class-weights, and nothing can be divided by that; give "

@@ -99,6 +99,8 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
         for name, buffer in module.named_buffers():
             if name in means:
                 buffer.copy_(torch.tensor(means[name]))
+                if name.endswith("running_var"):  # what a silo made negative has no square root
+                    buffer.clamp_(min=0.0)
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
                 buffer.add_(1)
 

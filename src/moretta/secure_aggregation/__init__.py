@@ -21,6 +21,7 @@ the server divides by N = sum_S N_k without having seen any N_k.
                                 <--     KeyAdvert(public key, signature)
       PeerKeys(all adverts)     -->       checks them; agrees on a seed with every neighbour
                                 <--     KeysAccepted(digest of the cohort)
+      (above 50 silos with a committed part of the graph's seed: `graph_seed`, one exchange more)
       a protocol's own ask      -->       computes x_k, N_k; draws its secret
                                 <--     MaskedUpload(y_k, shares of the secret, each sealed for a neighbour)
       (somebody is missing, or there is a roster)
@@ -36,7 +37,8 @@ survivors and nothing else of them; but where a silo's shares come too late, jus
 was repeated without it, the difference of the two sums is that silo's. Revealed to the server: the sum, the total
 weight N, which silos were in which sum and when, the lengths of messages, and the sentence of a silo that refuses (for
 a value out of range that names the value's magnitude). A silo sees the others' names and public keys, and who is in a
-sum. A silo that lies about its numbers is not caught here.
+sum. A silo that lies about its numbers is not caught here; what no silos that follow the protocol could come to is
+clipped to what they could (`moretta.secure_aggregation.encoding`).
 
 Against a server that deviates: silos never give both masks of one silo away, refuse a sum of fewer than the threshold
 and `Rules.min_survivors`, and never let a silo that was given up back into a sum, so that a late upload stays hidden.

@@ -335,10 +335,7 @@ class AdditiveAggregator:
         *,
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
-        """Ask for shares, have them added, and add the sums. Aborts where any silo is missing, be it `whole` or not.
-
-        Raises `moretta.errors.PeerError` where the sum of weights is impossible; shares hide whose fault it is.
-        """
+        """Ask for shares, have them added, and add the sums. Aborts where any silo is missing, be it `whole` or not."""
         relayed = yield from self.relay(ask, wanted, expected)
         if isinstance(relayed, Aborted):
             return relayed

@@ -6,6 +6,8 @@
       PeerKeys(all adverts)     -->       checks them; one shared secret with every neighbour
                                 <--     KeysAccepted(cohort digest)
 
+So it is in a complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph_seed`).
+
 Keys are fresh at each set-up, come from the operating system, live in memory only, and never follow from a role's
 root: a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
 
@@ -18,23 +20,38 @@ Without one, silos trust what they are relayed.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
 from moretta.keystream import SecretRoot, derive
 from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Stamp, message
+from moretta.secure_aggregation import graph_seed
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.graph_seed import (
+    AdvertiseCommitted,
+    CommittedAdvert,
+    CommittedKeys,
+    GraphPart,
+    GraphParts,
+    check_part,
+    check_parts,
+    commitment,
+    draw_part,
+)
 from moretta.secure_aggregation.identity import Roster, verify
 from moretta.secure_aggregation.masks import Labels
+from moretta.secure_aggregation.public_keys import (
+    check_keys,
+    check_public_key,
+    check_signature_length,
+    shared_secret,
+    sharing_a_key,
+)
 from moretta.secure_aggregation.sums import check_cohort
 
-PUBLIC_KEY_BYTES = 32
-PROBE = X25519PrivateKey.from_private_bytes(bytes(PUBLIC_KEY_BYTES))  # no secret: to see what a public key does
-SIGNATURE_BYTES = 64
 RUN_DIGEST = 16  # hex digits of the roster's digest that a run id ends with
 
 
@@ -65,18 +82,7 @@ class PeerKeys(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless two silos or more have good keys, all different."""
-        if len(self.keys) < 2:
-            raise PeerError(f"expected keys of at least 2 silos, got {len(self.keys)}")
-        if set(self.signatures) != set(self.keys):
-            raise PeerError("expected a signature, or no bytes, with each silo's key")
-        for name, key in self.keys.items():
-            try:
-                check_public_key(key)
-                check_signature_length(self.signatures[name])
-            except PeerError as error:
-                raise PeerError(f"silo `{name}`: {error}") from None
-        if twins := sharing_a_key(self.keys):
-            raise PeerError(f"expected a key of its own for each silo; {twins} have the same")
+        check_keys(self.keys, self.signatures)
 
 
 @message("secure-aggregation/keys-accepted")
@@ -86,35 +92,23 @@ class KeysAccepted(Message):
     cohort: bytes
 
 
-MESSAGES = (AdvertiseKey, KeyAdvert, PeerKeys, KeysAccepted)
+MESSAGES = (AdvertiseKey, KeyAdvert, PeerKeys, KeysAccepted, *graph_seed.MESSAGES)
 
 
-def check_public_key(key: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for a key that is not 32 bytes, or of low order.
+def check_advert(
+    roster: Roster | None, setup: Stamp, silo: str, key: bytes, signature: bytes, committed: bytes = b""
+) -> None:
+    """Raise `moretta.errors.PeerError` unless a silo's key is signed for this set-up, or no roster is in use.
 
-    With a point of low order the shared secret is all zero whatever the other side's key (RFC 7748, section 6.1).
-    Any private key shows that, so a constant one is tried.
+    committed: to the silo's part of the graph's seed, which is signed with the key; none in a complete graph.
     """
-    if len(key) != PUBLIC_KEY_BYTES:
-        raise PeerError(f"expected a public key of {PUBLIC_KEY_BYTES} bytes, got {len(key)}")
-    _exchange(PROBE, key)
-
-
-def check_signature_length(signature: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for what is neither a signature nor none."""
-    if len(signature) not in (0, SIGNATURE_BYTES):
-        raise PeerError(f"expected a signature of {SIGNATURE_BYTES} bytes or none, got {len(signature)}")
-
-
-def check_advert(roster: Roster | None, setup: Stamp, silo: str, key: bytes, signature: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless a silo's key is signed for this set-up, or no roster is in use."""
     if roster is None:
         if signature:
             raise PeerError(f"the key of `{silo}` is signed, but no roster is set here; set the same everywhere")
         return
     if silo not in roster.keys:
         raise PeerError(f"silo `{silo}` is not in the roster; expected one of its {len(roster.keys)} silos")
-    if not verify(roster.keys[silo], signature, *_statement(roster, setup, silo, key)):
+    if not verify(roster.keys[silo], signature, *_statement(roster, setup, silo, key, committed)):
         raise PeerError(
             f"the key of silo `{silo}` is not signed for {setup} of this run by the identity that the roster lists; "
             "it may have been put in its place, be an old one, or the rosters differ"
@@ -127,14 +121,9 @@ def check_run(roster: Roster | None, run: str) -> None:
         raise PeerError("the run's id is of another roster; expected every role to have the same roster file")
 
 
-def _statement(roster: Roster, setup: Stamp, silo: str, key: bytes) -> tuple[int | str | bytes, ...]:
-    return "key advert", roster.digest, setup.run, setup.round, setup.attempt, silo, key
-
-
-def sharing_a_key(keys: Mapping[str, bytes]) -> list[str]:
-    """Return the names of silos whose key is another's too."""
-    uses = Counter(keys.values())
-    return sorted(name for name, key in keys.items() if uses[key] > 1)
+def _statement(roster: Roster, setup: Stamp, silo: str, key: bytes, committed: bytes) -> tuple[int | str | bytes, ...]:
+    more = (committed,) if committed else ()
+    return "key advert", roster.digest, setup.run, setup.round, setup.attempt, silo, key, *more
 
 
 def pair_seed(secret: bytes, setup: Stamp, cohort: bytes, one: str, other: str) -> bytes:
@@ -163,11 +152,18 @@ class Offer:
     """A silo's key pair of one set-up, until the others' keys come.
 
     credentials: None trusts what is relayed. insecure, session: see `moretta.secure_aggregation.contributor`; None
-    takes the key from the operating system.
+    takes the key from the operating system. commits: draw a part of the graph's seed too, and commit to it.
     """
 
     def __init__(
-        self, setup: Stamp, me: str, credentials: Credentials | None, insecure: SecretRoot | None, session: int
+        self,
+        setup: Stamp,
+        me: str,
+        credentials: Credentials | None,
+        insecure: SecretRoot | None,
+        session: int,
+        *,
+        commits: bool = False,
     ) -> None:
         self._setup, self._me = setup, me
         self._roster = None if credentials is None else credentials.roster
@@ -177,37 +173,66 @@ class Offer:
             private = insecure.derive("key agreement", setup.run, setup.round, setup.attempt, me, session)
         self._private = X25519PrivateKey.from_private_bytes(private)
         self.public_key = self._private.public_key().public_bytes_raw()
+        self._part = draw_part(setup, me, insecure, session) if commits else b""
+        self.commitment = commitment(setup, me, self._part) if commits else b""
+        self._shown: CommittedKeys | None = None  # for which the part was revealed
         self.signature = b""
         if credentials is not None:
-            statement = _statement(credentials.roster, setup, me, self.public_key)
+            statement = _statement(credentials.roster, setup, me, self.public_key, self.commitment)
             self.signature = credentials.identity.sign(*statement)
 
     def agree(self, peers: PeerKeys, rules: Rules) -> Agreement:
-        """Return the seeds with all neighbours. Raises `moretta.errors.PeerError` for keys not of this set-up."""
+        """Return the seeds with all neighbours, which are all others.
+
+        Raises `moretta.errors.PeerError` for keys not of this set-up, and for a cohort whose graph has to be drawn.
+        """
+        self._check(peers, rules, {})
+        return self._agreement(Cohort.of(peers.keys, rules))
+
+    def reveal(self, peers: CommittedKeys, rules: Rules) -> bytes:
+        """Return the own part of the graph's seed, once. Raises `moretta.errors.PeerError` as `agree`."""
+        if self._shown is not None:
+            raise PeerError("the part in the graph's seed was revealed for the keys that were shown first; set up anew")
+        if peers.commitments.get(self._me) != self.commitment:
+            raise PeerError(f"expected the own commitment of `{self._me}` among the cohort's, unchanged")
+        self._check(peers, rules, peers.commitments)
+        self._shown = peers
+        return self._part
+
+    def agree_on_graph(self, sent: GraphParts, rules: Rules) -> Agreement:
+        """Return the seeds with all neighbours in the graph that follows from all parts.
+
+        Raises `moretta.errors.PeerError` for parts that are not the ones committed to.
+        """
+        if self._shown is None or sent.stamp != self._setup:
+            raise PeerError(f"expected all parts in the graph's seed of {self._setup}, after the keys of the cohort")
+        check_parts(self._setup, sent.parts, self._shown.commitments)
+        return self._agreement(Cohort.of(self._shown.keys, rules, sent.parts))
+
+    def _check(self, peers: PeerKeys | CommittedKeys, rules: Rules, commitments: Mapping[str, bytes]) -> None:
         if peers.stamp != self._setup:
             raise PeerError(f"expected the keys of {self._setup}, got those of {peers.stamp}")
+        if (rules.plan(len(peers.keys)).degree is not None) != bool(commitments):
+            raise PeerError(
+                f"expected {'no ' if commitments else ''}commitments with the keys of {len(peers.keys)} silos, as the "
+                f"neighbours of each are {'all others' if commitments else 'to be drawn'} by [secure-aggregation] here"
+            )
         if peers.keys.get(self._me) != self.public_key:
             raise PeerError(f"expected the own key of `{self._me}` among the cohort's, unchanged")
         if len(peers.keys) < rules.min_survivors:
             raise PeerError(f"expected a cohort of at least {rules.min_survivors} silos, got {len(peers.keys)}")
         for name, key in peers.keys.items():
-            check_advert(self._roster, self._setup, name, key, peers.signatures[name])
-        cohort = Cohort.of(peers.keys, rules)
+            check_advert(self._roster, self._setup, name, key, peers.signatures[name], commitments.get(name, b""))
+
+    def _agreement(self, cohort: Cohort) -> Agreement:
         seeds = {
-            name: pair_seed(_exchange(self._private, peers.keys[name]), self._setup, cohort.digest, self._me, name)
+            name: pair_seed(shared_secret(self._private, cohort.keys[name]), self._setup, cohort.digest, self._me, name)
             for name in sorted(cohort.neighbours[self._me])
         }
         return Agreement(self._setup, self._me, cohort, seeds)
 
     def __repr__(self) -> str:
         return f"Offer({self._me!r}, {self._setup}, <redacted>)"
-
-
-def _exchange(private: X25519PrivateKey, public_key: bytes) -> bytes:
-    try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public_key))
-    except ValueError:  # cryptography's way to say that the shared secret is all zero
-        raise PeerError("expected a public key with a secret of its own, got a point of low order") from None
 
 
 class SetUp:
@@ -219,6 +244,7 @@ class SetUp:
         self._me, self._rules, self._credentials = me, rules, credentials
         self._insecure, self._session = insecure, session
         self._offer: Offer | None = None
+        self._revealed = set[Stamp]()  # at which a part of a graph's seed was shown
         self._agreed: tuple[Agreement, Labels] | None = None
 
     @property
@@ -245,14 +271,40 @@ class SetUp:
                 return KeyAdvert(
                     stamp=message.stamp, public_key=self._offer.public_key, signature=self._offer.signature
                 )
+            case AdvertiseCommitted():
+                if message.stamp in self._revealed:  # else one silo's parts could be drawn until its graph suits
+                    raise PeerError(
+                        f"the part in the graph's seed of {message.stamp} was shown; set up as another attempt"
+                    )
+                self._agreed = None
+                self._offer = offer = Offer(
+                    message.stamp, self._me, self._credentials, self._insecure, self._session, commits=True
+                )
+                return CommittedAdvert(
+                    stamp=message.stamp,
+                    public_key=offer.public_key,
+                    signature=offer.signature,
+                    commitment=offer.commitment,
+                )
             case PeerKeys():
-                if self._offer is None:
-                    raise MisuseError("others' keys came before the own key was asked for")
-                agreement = self._offer.agree(message, self._rules)
-                self._agreed = agreement, Labels(message.stamp)
-                self._offer = None  # a key pair agrees once
-                return KeysAccepted(stamp=message.stamp, cohort=agreement.cohort.digest)
+                return self._accept(message.stamp, self._offered().agree(message, self._rules))
+            case CommittedKeys():
+                part = self._offered().reveal(message, self._rules)
+                self._revealed.add(message.stamp)
+                return GraphPart(stamp=message.stamp, part=part)
+            case GraphParts():
+                return self._accept(message.stamp, self._offered().agree_on_graph(message, self._rules))
         return None
+
+    def _offered(self) -> Offer:
+        if self._offer is None:
+            raise MisuseError("others' keys came before the own key was asked for")
+        return self._offer
+
+    def _accept(self, setup: Stamp, agreement: Agreement) -> KeysAccepted:
+        self._agreed = agreement, Labels(setup)
+        self._offer = None  # a key pair agrees once
+        return KeysAccepted(stamp=setup, cohort=agreement.cohort.digest)
 
     def __repr__(self) -> str:
         return f"SetUp({self._me!r}, <redacted>)"
@@ -272,15 +324,36 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
             f"{len(cohort)} are left; bring the others back and go on with --resume"
         )
 
-    def check_key(silo: str, advert: KeyAdvert) -> None:
-        check_advert(rules.roster, now, silo, advert.public_key, advert.signature)
+    sparse = rules.plan(len(cohort)).degree is not None
 
-    adverts = yield Ask.all(cohort, AdvertiseKey(stamp=now), KeyAdvert, check_key)
+    def check_key(silo: str, advert: KeyAdvert | CommittedAdvert) -> None:
+        committed = advert.commitment if isinstance(advert, CommittedAdvert) else b""
+        check_advert(rules.roster, now, silo, advert.public_key, advert.signature, committed)
+
+    if sparse:
+        adverts = yield Ask.all(cohort, AdvertiseCommitted(stamp=now), CommittedAdvert, check_key)
+    else:
+        adverts = yield Ask.all(cohort, AdvertiseKey(stamp=now), KeyAdvert, check_key)
     keys = {name: advert.public_key for name, advert in adverts.answers.items()}
     twins = dict.fromkeys(sharing_a_key(keys), Missing(Reason.MALFORMED, "expected a key of its own"))
     if missing := {**adverts.missing, **twins}:
         return Aborted(missing)
-    agreed = Cohort.of(keys, rules)
+    signatures = {name: advert.signature for name, advert in adverts.answers.items()}
+    parts = dict[str, bytes]()
+    relayed: Message = PeerKeys(stamp=now, keys=keys, signatures=signatures)
+    if sparse:
+        commitments = {name: advert.commitment for name, advert in adverts.answers.items()}
+
+        def opens(silo: str, reply: GraphPart) -> None:
+            check_part(now, silo, reply.part, commitments[silo])
+
+        shown = CommittedKeys(stamp=now, keys=keys, signatures=signatures, commitments=commitments)
+        revealed = yield Ask.all(cohort, shown, GraphPart, opens)
+        if revealed.missing:
+            return Aborted(revealed.missing)
+        parts = {name: reply.part for name, reply in revealed.answers.items()}
+        relayed = GraphParts(stamp=now, parts=parts)
+    agreed = Cohort.of(keys, rules, parts)
 
     def check_cohort_digest(silo: str, accepted: KeysAccepted) -> None:
         if accepted.cohort != agreed.digest:
@@ -290,7 +363,5 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
                 f"{agreed.min_survivors} there too"
             )
 
-    signatures = {name: advert.signature for name, advert in adverts.answers.items()}
-    relayed = PeerKeys(stamp=now, keys=keys, signatures=signatures)
     accepted = yield Ask.all(cohort, relayed, KeysAccepted, check_cohort_digest)
     return Aborted(accepted.missing) if accepted.missing else agreed

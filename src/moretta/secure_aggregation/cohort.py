@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.keystream import encode_purpose
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, Roster
+
+NONE: Mapping[str, bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,12 @@ class Cohort:
     neighbours: Mapping[str, frozenset[str]] = field(repr=False)
 
     @classmethod
-    def of(cls, keys: Mapping[str, bytes], rules: Rules) -> Cohort:
-        """Return the cohort that has these keys."""
+    def of(cls, keys: Mapping[str, bytes], rules: Rules, seed_parts: Mapping[str, bytes] = NONE) -> Cohort:
+        """Return the cohort that has these keys.
+
+        seed_parts: by silo, what the graph follows from (`moretta.secure_aggregation.graph_seed`); none where all are
+        everybody's neighbours. Raises `moretta.errors.MisuseError` for parts of others than the graph's silos.
+        """
         plan, names = rules.plan(len(keys)), tuple(sorted(keys))
         if len(names) < plan.threshold and rules.participation is not None:
             raise PeerError(
@@ -137,7 +143,12 @@ class Cohort:
                 f"{rules.participation.count}, got {len(names)}; bring the others back, or set a lower threshold in "
                 "[secure-aggregation]"
             )
+        if set(seed_parts) != (set() if plan.degree is None else set(names)):
+            raise MisuseError(
+                "expected each silo's part of the seed for a graph that is drawn, and none for a complete one"
+            )
         parts = [part for name in names for part in (name, keys[name])]
+        parts += [seed_parts[name] for name in names if seed_parts]
         roster = "" if rules.roster is None else rules.roster.digest
         settings = (plan.degree or 0, plan.threshold, rules.min_survivors, int(rules.public_weights), roster)
         digest = hashlib.sha256(encode_purpose("cohort", *settings, *parts)).digest()

@@ -1,10 +1,17 @@
 """What all schemes over the ring do alike: plan how a sum is encoded, encode a silo's part of it, read the total.
 
 `moretta.secure_aggregation.ring` has the numbers.
+
+**What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements, and any weight. Fraction
+bits leave the ring just enough room that no sum reads as more than twice all silos at their limit. Within that, what
+silos that follow the protocol cannot come to is clipped to what they can, and the log says so: a total weight to 1 a
+silo to W, a mean to the range that each silo's own entries have. So a silo neither ends a run by an impossible weight
+nor makes means large by a small one. `moretta.protocols.clipping` bounds what is left from round to round.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,8 +20,10 @@ from numpy.typing import NDArray
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocol import Tensors
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key
-from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words
+from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, largest_magnitude
 from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_real, check_limits, check_weight
+
+log = logging.getLogger("moretta")
 
 MOST_WEIGHT = "most weight"
 """The entry of an encoding that announces the upper bound W of the total weight; no tensor may have this name.
@@ -97,6 +106,11 @@ def read(
         hidden = in_order(tensors, None if public_weights else weight)
         add_masks(hidden, [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
     wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
+    if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # here also what another key leaves is read
+        raise PeerError(
+            f"expected weights that sum to {len(relayed.silos)} to {wanted.most_weight}, got {int(weight)}; some silo "
+            "did not follow the protocol"
+        )
     return decode(ring, tensors, int(weight), relayed.silos, wanted)
 
 
@@ -105,17 +119,34 @@ def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequenc
 
     tensors: contiguous, of the shapes wanted; with 64 bits they are overwritten, and their memory is the means'.
     silos: that are in the sum, sorted.
-    Raises `moretta.errors.PeerError` where the sum of weights is impossible; whose fault it is stays hidden.
+    What cannot be a sum of silos that follow the protocol is clipped to what can; whose fault it is stays hidden.
     """
-    if not len(silos) <= weight <= wanted.most_weight:
-        raise PeerError(
-            f"expected weights that sum to {len(silos)} to {wanted.most_weight}, got {weight}; "
-            "some silo did not follow the protocol"
+    parties, possible = len(silos), min(max(weight, len(silos)), wanted.most_weight)
+    if weight != possible:
+        log.warning(
+            "a secure sum's weights sum to %d, expected %d to %d: some silo did not follow the protocol; taken as %d",
+            weight,
+            parties,
+            wanted.most_weight,
+            possible,
         )
+        weight = possible
     means, steps = dict[str, NDArray[np.float64]](), dict[str, float]()
     for name, words in tensors.items():
         bits = wanted.fraction_bits[name]
         mean = ring.decode(words, bits)
         means[name] = np.divide(mean, weight, out=mean)
-        steps[name] = len(silos) * 2.0 ** -(bits + 1) / weight
+        steps[name] = parties * 2.0 ** -(bits + 1) / weight
+        # Where all of W is there, a mean beyond this range would have wrapped.
+        most = float(ring.largest(bits, wanted.most_weight, parties)) + steps[name]
+        largest = largest_magnitude(name, mean) if weight < wanted.most_weight else 0.0
+        if largest > most:
+            log.warning(
+                "`%s`: a mean of the secure sum is %.6g in size, and silos that follow the protocol upload up to %.6g; "
+                "it was clipped to that",
+                name,
+                largest,
+                most,
+            )
+            np.clip(mean, -most, most, out=mean)
     return Sum(means, weight, steps, tuple(silos))

@@ -24,7 +24,7 @@ of members at most one reaches t.
 Differs from the paper: there, that who drops out is random bounds `split`. Here t does, also against a server that
 sees the graph and chooses who is said to be lost; k grows for it, by a tenth at 1000 silos, a third at 100. It takes
 that all silos that answer were told the same survivors. That corrupt silos stand at random places is taken by all
-three: see `neighbourhoods` for what grinding does to it.
+three: see `neighbourhoods` for why it is so, and what set-ups that are begun anew do to it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dic
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
     degree: even and at least 2; None, or as many as there are other silos or more, for the complete graph.
-    seed: 32 public bytes that nobody chose: the digest of the cohort's names and fresh keys.
+    seed: 32 public bytes that nobody chose: the digest of the cohort's names, fresh keys and parts of the graph's seed.
     Raises `moretta.errors.MisuseError` for a name that comes twice, `moretta.errors.ParameterError` for the degree.
 
-    Every party computes the graph, so the server cannot dictate it. It can try: who leaves silos out of the cohort, or
-    has corrupt silos draw keys anew once the honest ones are known, sees another graph each time, and G tries raise
-    the chances of `both` and `split` up to G-fold, from 2^-40. Against a patient one, silos must commit to their keys
-    before any is shown, and the cohort be fixed by then.
+    Every party computes the graph, so the server cannot dictate it. Nor does who speaks last choose it, as the parts of
+    its seed are committed to before keys are seen (`moretta.secure_aggregation.graph_seed`). A server can still have a
+    set-up fail and another one begin, also without some silos: G set-ups raise the chances of `both` and `split` up to
+    G-fold, from 2^-40. Each takes all honest silos' time and is in their logs, so that G stays a number of set-ups.
     """
     ordered = sorted(names)
     count = len(ordered)

@@ -261,10 +261,7 @@ class PairwiseAggregator:
         *,
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
-        """Ask for uploads, agree on who is left, have the shares, and add up.
-
-        Raises `moretta.errors.PeerError` where the sum of weights is impossible; masks hide whose fault it is.
-        """
+        """Ask for uploads, agree on who is left, have the shares, and add up."""
         relayed = yield from self._add_up(ask, wanted, expected, whole)
         if isinstance(relayed, Aborted):
             return relayed

@@ -10,8 +10,10 @@ error of at most K / (2 * 2^f N).
 
 so the sum of K rounded entries cannot wrap: W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
 float64 product N_k x (exact below 53 bits, which is all that float64 can hold of it), K / 2 the rounding to integers.
-f may be negative. Nearly the whole ring is used: 2^f W limit is at least a quarter of it, so with N near W a mean's
-step is about limit / 2^(b - 2). Where W itself does not fit, as it must to be summed, there is no headroom.
+f may be negative. As f is the largest, 2^(b - 1) / 2^f, the largest sum that any ring elements read as, is at most
+twice W limit (and K / 2^f of rounding): so far can one silo that does not follow the protocol bring a sum. Nearly the
+whole ring is used: 2^f W limit is at least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2).
+Where W itself does not fit, as it must to be summed, there is no headroom.
 
 For the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Weights as raw
 counts, with f chosen beforehand, are what would leave no room.

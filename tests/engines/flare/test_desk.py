@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,7 +45,7 @@ class ToySilo:
     """A silo that notes what is wanted of it; `refusals` are raised one after the other as it enters."""
 
     def __init__(self, client: ToyClient) -> None:
-        self.name, self.fingerprint = "north", "0123"
+        self.name, self.fingerprint, self.largest, self.timed = "north", "0123", 1 << 20, True
         self.client = client
         self.refusals: list[BaseException] = []
         self.noted: list[object] = []
@@ -122,7 +123,7 @@ def silo() -> ToySilo:
 
 @pytest.fixture
 def call(silo: ToySilo) -> Iterator[Caller]:
-    desk = Desk("north", lambda: silo)
+    desk = Desk(lambda: silo)
     caller = Caller(desk)
     assert caller.hello() == Here(boot=desk.boot, name="north", key="0123")
     yield caller
@@ -281,10 +282,23 @@ def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, bod
     assert silo.client.asked == []
 
 
+def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(call: Caller) -> None:
+    data = pack(Submit(boots={"north": call.boot}, number=1, work="answer"), bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        reply, _ = reply_of(call.desk.answer(data))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert reply == Refused(sentence=f"expected a message of at most {1 << 20} bytes; got {64 << 20}")
+    call.submit(1, say())
+    assert said(call.done(1)[1]) == (1, 5)  # and the site goes on
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=100) | st.none() | st.text(max_size=5))
 def test_any_bytes_are_refused_in_a_sentence(data: object) -> None:
-    desk = Desk("north", lambda: ToySilo(ToyClient(1)))
+    desk = Desk(lambda: ToySilo(ToyClient(1)))
     try:
         reply, body = reply_of(desk.answer(data))
         assert isinstance(reply, Refused)
@@ -303,7 +317,7 @@ def test_strangers_are_told_so(call: Caller, silo: ToySilo) -> None:
 
 
 def test_before_hello_all_are_strangers(silo: ToySilo) -> None:
-    desk = Desk("north", lambda: silo)
+    desk = Desk(lambda: silo)
     call = Caller(desk)
     call.boot = desk.boot
     assert call.submit(1, say())[0] == Stranger()
@@ -312,7 +326,7 @@ def test_before_hello_all_are_strangers(silo: ToySilo) -> None:
 
 
 def test_two_desks_are_two_processes() -> None:
-    desks = [Desk("north", lambda: ToySilo(ToyClient(1))) for _ in range(2)]
+    desks = [Desk(lambda: ToySilo(ToyClient(1))) for _ in range(2)]
     assert desks[0].boot != desks[1].boot
     for desk in desks:
         desk.close()
@@ -326,7 +340,7 @@ def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo) -> N
         assert go.wait(LONG)
         return silo
 
-    desk = Desk("north", make)
+    desk = Desk(make)
     call = Caller(desk)
     asked = Hello(run="run", round=0, session=0, job="j", model="m", versions={}, torch=())
     for _ in range(3):
@@ -384,7 +398,7 @@ def test_a_refusal_is_a_sentence_and_is_looked_at_again(
     silo: ToySilo, refusal: BaseException, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     silo.refusals = [refusal]
-    desk = Desk("north", lambda: silo)
+    desk = Desk(lambda: silo)
     call = Caller(desk)
     with caplog.at_level(logging.CRITICAL, "moretta"):
         assert call.hello() == Refused(sentence=sentence)
@@ -398,7 +412,7 @@ def test_what_cannot_be_loaded_is_a_refusal(caplog: pytest.LogCaptureFixture) ->
         raise ParameterError("rows.csv does not exist")
 
     caplog.set_level(logging.ERROR, "moretta")
-    desk = Desk("north", make)
+    desk = Desk(make)
     assert Caller(desk).hello() == Refused(sentence=UNFIT)
     assert "rows.csv does not exist" in caplog.text
     desk.close()

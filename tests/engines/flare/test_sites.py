@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ class Time:
 class ToySilo:
     def __init__(self, name: str, client: Client, codec: Codec) -> None:
         self.name, self.fingerprint, self.client, self.codec = name, f"key of {name}", client, codec
+        self.largest, self.timed = 1 << 30, True
         self.kept: list[int] = []
         self.ended: list[bytes] = []
 
@@ -114,7 +116,7 @@ class Network:
     def start(self, name: str) -> None:
         """Start a site; where there is one, restart it."""
         self.stop(name)
-        self.desks[name] = Desk(name, lambda: self.silos[name])
+        self.desks[name] = Desk(lambda: self.silos[name])
 
     def stop(self, name: str) -> None:
         if name in self.desks:
@@ -545,6 +547,21 @@ def test_nonsense_is_malformed_and_costs_nobody_else(network: Network, nonsense:
     assert "b" in say(engine, 3).answers or "b" in say(engine, 4).answers
 
 
+def test_an_answer_above_the_servers_limit_is_malformed_and_takes_no_memory(network: Network) -> None:
+    engine = over(network, largest=1 << 20)
+    long = pack(Done(), bytes(64 << 20))
+    network.instead["b"] = lambda request, body: Here(boot="x", name="b") if request.kind == "hello" else long
+    tracemalloc.start()
+    try:
+        replies = say(engine)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert numbers(replies) == {"a": 1, "c": 300}
+    malformed = Missing(Reason.MALFORMED, f"expected a message of at most {1 << 20} bytes; got {64 << 20}")
+    assert replies.missing == {"b": malformed}
+
+
 @pytest.mark.parametrize(
     "nonsense", [b"", b"\xff" * 50, Done(), Stranger(), Failed(reason="failed", sentence="x"), pack(HELLO)]
 )
@@ -590,7 +607,7 @@ def test_a_site_that_has_another_name_is_not_taken(network: Network) -> None:
     network.silos["b"].name = "c"
     replies = say(over(network), 1)
     assert replies.missing["b"].reason is Reason.REFUSED
-    assert "calls itself `c`; expected the name in its certificate, `b`" in replies.missing["b"].detail
+    assert "calls itself `c`; expected `b`, whose certificate it has" in replies.missing["b"].detail
     assert network.requests("b") == ["hello"]
 
 

@@ -71,7 +71,7 @@ def played(rounds: int, protocol: CGD | None = None) -> dict[str, Client]:
 
 
 def of(protocol: CGD, rounds: int) -> Cast:
-    return cast(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds, 0))
+    return cast(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
 
 
 def corrupted(outsider: Client) -> Keyring:

@@ -91,7 +91,7 @@ def play(
     alpha = model[:-1](inputs).detach().double().sum(1) + float(plan.head.bias is not None)
     size = rho * float(outputs.square().mean().sqrt()) / (float(alpha.square().mean().sqrt()) or 1.0)
     key = perturbation.draw_key(ROOT.stream("cross-entropy", seed), size or 1.0)
-    client = Client(loss, model, plan.head, own, contributor("none", "silo"))
+    client = Client(loss, model, plan.head, own, contributor("none", "silo"), form)
     noisy = perturbation.perturb(model.state_dict(), key)
     ask = TrainOn(stamp=NOW, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
     predictions = client.answer(ask)

@@ -27,7 +27,7 @@ def federation_of(out: Path | None = None) -> Federation:
 
 def test_a_silo_begins_without_the_true_weights() -> None:
     federation = federation_of()
-    players = cast(federation.protocol, federation._setting(0, 3, 0))
+    players = cast(federation.protocol, federation._setting(0, 3))
     for client in players.clients.values():
         assert all((parameter == 0).all() for parameter in client._model.parameters())
 
@@ -93,7 +93,7 @@ def test_two_rounds_under_powers_of_two_give_the_offset_of_the_head_without_labe
 
 def test_deltas_differ_from_silo_to_silo_and_from_attempt_to_attempt() -> None:
     federation = federation_of()
-    server = cast(federation.protocol, federation._setting(0, 3, 0)).server
+    server = cast(federation.protocol, federation._setting(0, 3)).server
     from moretta.protocol import Stamp
 
     drawn = [

@@ -11,11 +11,11 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from moretta.codec import Codec
+from moretta.codec import LARGEST, Codec
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.flare.envelope import (
@@ -47,10 +47,16 @@ LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
 
 
 class Silo(Protocol):
-    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases."""
+    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases.
+
+    largest: the most bytes of a message that it takes. timed: whether the server is told how long the role worked,
+    which depends on its rows.
+    """
 
     name: str
     fingerprint: str
+    largest: int
+    timed: bool
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
@@ -75,16 +81,15 @@ class _Work:
 class Desk:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    name: by which the engine knows the site. make: loads what the site is, which may take its time, and raises what
-    keeps it from taking part.
+    make: loads what the site is, which may take its time, and raises what keeps it from taking part.
     boot: of this process. last_heard: the moment of the last request, by `time.monotonic`. ended: set when the run is.
     """
 
-    def __init__(self, name: str, make: Callable[[], Silo]) -> None:
+    def __init__(self, make: Callable[[], Silo]) -> None:
         self.boot = secrets.token_hex(8)
         self.last_heard = time.monotonic()
         self.ended = threading.Event()
-        self._name, self._make = name, make
+        self._make = make
         self._silo: Silo | None = None
         self._clock = Clock()
         self._role: tuple[Client, Codec] | None = None
@@ -102,19 +107,23 @@ class Desk:
         """Return the reply to a request. Raises nothing, whatever the bytes are."""
         self.last_heard = time.monotonic()
         try:
-            request, body = request_of(data)
+            request, body = request_of(data, LARGEST if self._silo is None else self._silo.largest)
         except CodecError as error:
             return pack(Refused(sentence=_sentence(error)))
         match request:
             case Hello():
                 return pack(self._greet(request))
-            case Submit() | Poll() if self._role is None or request.boots.get(self._name) != self.boot:
+            case Submit() | Poll() if not self._is_meant(request.boots):
                 return pack(Stranger())
             case Submit():
                 self._take(_Work(request.number, request, body))
                 return self._result(request.number, AT_ONCE)
             case Poll():
                 return self._result(request.number, min(request.wait, LONGEST_WAIT))
+
+    def _is_meant(self, boots: Mapping[str, str]) -> bool:
+        # By the silo's name in the run: the engine may know the site by another one, which the server maps.
+        return self._role is not None and self._silo is not None and boots.get(self._silo.name) == self.boot
 
     def close(self) -> None:
         """Let the thread end when its present work does."""
@@ -248,7 +257,8 @@ class Desk:
             silo.answered(client, message, answer)
         data = codec.encode(answer)
         peak = client.peak_mib if isinstance(client, ChildClient) else None
-        return Done(seconds=dict(self._clock.take()), peak_mib=peak), data
+        seconds = dict(self._clock.take())
+        return Done(seconds=seconds if silo.timed else {}, peak_mib=peak), data
 
 
 def _failed(reason: str, error: object) -> Failed:

@@ -17,12 +17,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from moretta.codec import LARGEST
 from moretta.errors import CodecError
 
 TOPIC = "moretta"  # of FLARE's aux messages
 ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 1
-HEADER_LIMIT = 1 << 16  # bytes
+HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
 
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"  # a peer's words come to a terminal and a log
 Text = Annotated[str, Field(max_length=1000, pattern=PLAIN)]
@@ -142,30 +143,35 @@ def pack(header: Request | Reply, body: bytes = b"") -> bytes:
     return b"".join((len(text).to_bytes(4, "little"), text, body))
 
 
-def request_of(data: object) -> tuple[Request, bytes]:
-    """Return what a server sent. Raises `moretta.errors.CodecError` for anything else."""
-    header, body = _split(data)
+def request_of(data: object, largest: int = LARGEST) -> tuple[Request, bytes]:
+    """Return what a server sent. Raises `moretta.errors.CodecError` for anything else.
+
+    largest: the most bytes of a body; here and in `reply_of` one that is longer is not copied.
+    """
+    header, body = _split(data, largest)
     try:
         return _REQUEST.validate_json(header), body
     except ValidationError as error:
         raise _wrong("request", error) from None
 
 
-def reply_of(data: object) -> tuple[Reply, bytes]:
-    """Return what a site sent. Raises `moretta.errors.CodecError` for anything else."""
-    header, body = _split(data)
+def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, bytes]:
+    """Return what a site sent. Raises `moretta.errors.CodecError` for anything else. largest: as in `request_of`."""
+    header, body = _split(data, largest)
     try:
         return _REPLY.validate_json(header), body
     except ValidationError as error:
         raise _wrong("reply", error) from None
 
 
-def _split(data: object) -> tuple[bytes, bytes]:
+def _split(data: object, largest: int) -> tuple[bytes, bytes]:
     if not isinstance(data, bytes) or len(data) < 4:
         raise CodecError(f"expected an envelope; got {type(data).__name__}")
     length = int.from_bytes(data[:4], "little")
     if length > min(HEADER_LIMIT, len(data) - 4):
         raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
+    if len(data) - 4 - length > largest:
+        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - 4 - length}")
     header, body = data[4 : 4 + length], data[4 + length :]
     try:
         content = json.loads(header)

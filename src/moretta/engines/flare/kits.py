@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from moretta.engines.files import write_atomically
+from moretta.engines.files import rename, write_atomically
 from moretta.errors import ParameterError
 
 PROJECT = "moretta"
@@ -94,14 +94,14 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
         partial.mkdir(mode=0o700, parents=True)
         made = _build(partial / "work", host, port, sites)
         for folder, name in [(SERVER_FOLDER, host), *((site, site) for site in sites), (ADMIN_FOLDER, ADMIN)]:
-            (made / name).rename(partial / folder)
+            rename(made / name, partial / folder)
         shutil.rmtree(partial / "work")  # with the key of the root
         _tune(partial / SERVER_FOLDER, kits.server)
         for site in sites:
             _restrict(partial / site)
         _close_to_others(partial)
         write_atomically(partial / MANIFEST, _dump(wanted), 0o600)
-        partial.rename(out)
+        rename(partial, out)
     except OSError as error:
         raise ParameterError(f"the kits cannot be written to {out}: {error.strerror}; name another folder") from error
     finally:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moretta.codec import Codec
+from moretta.codec import LARGEST, Codec
 from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import Traffic, replies_of, valid
@@ -92,8 +92,8 @@ class Sites:
 
     names: of all silos. hello: what each is told first, as of the run's place. fingerprints: of the silos' identities,
     by name, where there is a roster. recorder: keeps what the server saw. deadline: seconds from a question to its
-    answer. absent: who never comes, as FLARE adds nobody to a job. aborted: raises when the job is to end. waiting:
-    told, in a sentence, what is waited for.
+    answer. largest: the most bytes of a message from a site. absent: who never comes, as FLARE adds nobody to a job.
+    aborted: raises when the job is to end. waiting: told, in a sentence, what is waited for.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Sites:
         fingerprints: Mapping[str, str] | None = None,
         recorder: Recorder | None = None,
         deadline: float | None = None,
+        largest: int = LARGEST,
         absent: Iterable[str] = (),
         aborted: Callable[[], None] = lambda: None,
         waiting: Callable[[str], None] = log.warning,
@@ -113,7 +114,7 @@ class Sites:
         self.clock = Clock()
         self._sites = {name: _Site() for name in names}
         self._send, self._codec, self._hello, self._recorder = send, codec, hello, recorder
-        self._fingerprints = fingerprints or {}
+        self._fingerprints, self._largest = fingerprints or {}, largest
         self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
         for name in absent:
             site = self._sites[name]
@@ -268,7 +269,7 @@ class Sites:
     def _welcome(self, name: str, here: Here) -> None:
         site, expected = self._sites[name], self._fingerprints.get(name, here.key)
         if here.name != name:
-            site.refusal = f"calls itself `{here.name}`; expected the name in its certificate, `{name}`"
+            site.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
         elif here.key != expected:
             site.refusal = (
                 f"has the identity {here.key or 'of nobody'}, and the roster lists {expected} for it; expected the key "
@@ -368,6 +369,8 @@ class Sites:
                 one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
             case (Failed() as failed, _):
                 one.outcome = Missing(Reason(failed.reason), failed.sentence)
+            case (Refused() as refused, _):  # what was sent is more than it takes
+                one.outcome = Missing(Reason.MALFORMED, refused.sentence)
             case (Stranger(), _):
                 # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
                 one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "was restarted"))
@@ -394,7 +397,7 @@ class Sites:
                 replies[name] = data
                 continue
             try:
-                replies[name] = reply_of(data)
+                replies[name] = reply_of(data, self._largest)
             except CodecError as error:
                 replies[name] = Missing(Reason.MALFORMED, str(error))
         return replies

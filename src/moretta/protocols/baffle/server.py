@@ -21,6 +21,7 @@ from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
+from moretta.protocols.clipping import SummedStep
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.losses import usable_density
 from moretta.protocols.training import Training
@@ -52,7 +53,7 @@ class Server:
         self._model = copy.deepcopy(model)
         # The epoch level's silos have made their steps: the server moves by the mean difference as it is.
         stepping = Training(learning_rate=1.0) if recipe.local_epochs else params
-        self._optimizer = modules.Optimizer(self._model, stepping, rounds)
+        self._stepper = SummedStep(self._model, stepping, rounds)
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
         self._seed = Seed(SERVER, root)
         self._average = self._parameters().astype(np.float64)
@@ -95,7 +96,7 @@ class Server:
             return total
         with self.phase("update"):
             step, figures = self._read(ask, total)  # with the bound of fixed point's part in an entry of it
-            self._optimizer.step(self._layout.split(step), now.round)
+            figures |= self._stepper.step(self._layout.split(step), now.round)
             self._follow(now.round)
         self._forwards += forwards_of(self._recipe.form, k)
         return Report(figures | {"k": float(k), "rows": float(total.weight)})
@@ -117,7 +118,9 @@ class Server:
             ask.k, self._layout.size, self._seed.seed, stamp.run, stamp.round, ask.parameter_hash
         )
         derivatives, spoken = np.split(total.means["scalars"], [directions.count])
-        density = usable_density(float(spoken[1])) if len(spoken) > 1 else 1.0  # rows count by their class's weight
+        density = 1.0
+        if len(spoken) > 1:  # rows count by their class's weight
+            density = usable_density(float(spoken[1]), total.steps["scalars"], recipe.loss.class_weights)
         figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
         figures["ring_step"] = total.steps["scalars"] / density * directions.count * directions.largest
         figures["ring_step"] /= directions.count - (recipe.form == "mean")
@@ -163,7 +166,7 @@ class Server:
         seed = {f"seed/{key}": value for key, value in self._seed.state().items()}
         counted = {"asked": self._asked, "forwards": self._forwards}
         state: State = {"parameters": self._parameters(), "average": self._average.copy(), **counted}
-        return {**model, **state, **seed, **self._optimizer.state(), **self._enrolment.state()}
+        return {**model, **state, **seed, **self._stepper.state(), **self._enrolment.state()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -177,5 +180,5 @@ class Server:
         self._goes_on = True
         self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
-        self._optimizer.restore(state)
+        self._stepper.restore(state)
         self._enrolment.restore(state)

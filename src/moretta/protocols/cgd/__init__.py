@@ -20,8 +20,8 @@ participant predicts from its own columns, and needs the labels.
       Join(their sum)                      -->    H_i: takes the masks off; z_i; Delta_i; its gradients
       Backward(Delta_i, sealed)            -->    P_ij: X_ij' Delta_i
       Contribute, group by group           <->    n_l g_l, masked and blinded
-      Descend(the sum)                     -->    takes the blind off; D <- D - alpha_k G / N
-      CatchUp(D, sealed by a member)       -->    whoever missed some of it
+      Descend(the sum)                     -->    takes the blind off, clips; D <- D - alpha_k G / N
+      CatchUp(D and norms, sealed by one)  -->    whoever missed some of it
 
 **Who learns what.** A learns who takes part, how many rows an upload is about, each group's rows where a round uses
 all of them, and statistics of standardised columns; unless `blind` is off it reads no sum, and with it on holds

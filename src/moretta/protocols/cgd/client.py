@@ -52,6 +52,7 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.cgd.takes import Takes
+from moretta.protocols.clipping import Clip, scaled
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Begin, Ready
@@ -117,6 +118,8 @@ class Client:
         }
         self._steps = dict.fromkeys(place.groups, 0)
         self._agreed = dict[str, bytes]()  # by group, the digest of what its set-up agreed on
+        # By group; whoever reads the sums clips them, and all members do alike.
+        self._clips = {group: Clip(_summed_in(group)) for group in place.groups}
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
@@ -260,7 +263,10 @@ class Client:
                 means = self._read(ask, group, about).means
         elif any(mean.dtype != np.float64 for mean in means.values()):
             raise PeerError(f"expected means of the layers of group `{group}` in float64")
-        self._step(group, ask.stamp, means)
+        gradients = {name: means[name] for name in self._group(group).shapes}
+        self._check_order(group, ask.stamp)
+        factor = self._clips[group].factor(gradients, ask.stamp.round)
+        self._step(group, ask.stamp, {name: scaled(one, factor) for name, one in gradients.items()})
         return Done(stamp=ask.stamp)
 
     def _check_members(self, silos: Sequence[str], group: str) -> None:
@@ -275,8 +281,7 @@ class Client:
 
     def _step(self, group: str, stamp: Stamp, means: Tensors) -> None:
         """Take line 10 of Algorithm 1 on one group's layers: D <- D - alpha_k sum n_l g_l / sum n_l."""
-        if self._steps[group] >= stamp.round:
-            raise PeerError(f"round {stamp.round} of group `{group}` was stepped by before; expected a later one")
+        self._check_order(group, stamp)
         with self.phase("update"):
             rate = self._params.rate(stamp.round, self._rounds)
             for name in self._group(group).shapes:
@@ -284,6 +289,10 @@ class Client:
             if self._local is not None and _same_time(self._local[0], stamp):
                 self._start |= self._local[1].buffers
             self._steps[group] = stamp.round
+
+    def _check_order(self, group: str, stamp: Stamp) -> None:
+        if self._steps[group] >= stamp.round:
+            raise PeerError(f"round {stamp.round} of group `{group}` was stepped by before; expected a later one")
 
     def _check_turn(self, stamp: Stamp) -> None:
         if max(self._steps.values(), default=0) >= stamp.round:
@@ -392,7 +401,8 @@ class Client:
     # What was missed
 
     def _show(self, ask: ShowDisplacement, group: str) -> Displacement:
-        content = b"".join(self._displacement[name].tobytes() for name in sorted(self._group(group).shapes))
+        parts = [self._displacement[name] for name in sorted(self._group(group).shapes)]
+        content = b"".join(part.tobytes() for part in [*parts, self._clips[group].norms()])
         steps = self._steps[group]
         sealed = self._keyring.seal(ask.stamp, _displacement_after(steps), self._place.me, content)
         return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
@@ -406,13 +416,16 @@ class Client:
             )
         content = self._keyring.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
         values = np.frombuffer(content, dtype=np.float64)
-        if len(values) != sum(int(np.prod(shape)) for shape in shapes.values()) or not np.isfinite(values).all():
-            raise PeerError(f"expected D of the layers of group `{group}`, got {len(values)} numbers")
+        size = sum(int(np.prod(shape)) for shape in shapes.values())
+        norms = values[size:]  # one a round at most
+        if not size <= len(values) <= size + ask.steps or not np.isfinite(values).all() or not (norms > 0).all():
+            raise PeerError(f"expected D of the layers of group `{group}` and norms, got {len(values)} numbers")
         begin = 0
         for name in sorted(shapes):
             size = int(np.prod(shapes[name]))
             self._displacement[name] = values[begin : begin + size].reshape(shapes[name]).copy()
             begin += size
+        self._clips[group] = Clip(_summed_in(group), norms.tolist())
         self._steps[group] = ask.steps
         return Done(stamp=ask.stamp)
 
@@ -434,7 +447,8 @@ class Client:
         moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
         buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self._displacement}
         steps = {f"steps/{group}": number for group, number in self._steps.items()}
-        return {**moved, **buffers, **steps, "root": self._root.reveal()}
+        norms = {f"norms/{group}": clip.norms() for group, clip in self._clips.items()}
+        return {**moved, **buffers, **steps, **norms, "root": self._root.reveal()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -442,7 +456,12 @@ class Client:
         self._start = self._confined() | modules.under("buffer/", state)
         self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
         self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
+        self._clips = {group: Clip(_summed_in(group), state[f"norms/{group}"]) for group in self._clips}
         self._local = self._own_z = None
+
+
+def _summed_in(group: str) -> str:
+    return f"gradients in group `{group}`"
 
 
 def _displacement_after(steps: int) -> str:

@@ -174,7 +174,10 @@ class ShowDisplacement(Message):
 
 @message("cgd/displacement")
 class Displacement(Message):
-    """D of the group's layers after so many rounds, sealed under the group's key, and what is not secret about it."""
+    """D of the group's layers after so many rounds, and the norms of its sums, by which the next ones are clipped.
+
+    sealed: under the group's key. steps: the round.
+    """
 
     sealed: Array
     steps: int
@@ -187,7 +190,7 @@ class Displacement(Message):
 
 @message("cgd/catch-up")
 class CatchUp(Message):
-    """Take D of the group's layers as another member sealed it, in the place of your own."""
+    """Take D of the group's layers, and the norms of its sums, as another member sealed them, in place of your own."""
 
     maker: str
     sealed: Array

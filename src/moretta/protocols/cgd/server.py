@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -60,6 +61,8 @@ from moretta.secure_aggregation.encoding import add_up
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import to_leave_out
 from moretta.secure_aggregation.unmasking import Unmask
+
+log = logging.getLogger("moretta")
 
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
 R = TypeVar("R")
@@ -383,6 +386,13 @@ class Server:
                 continue
             replies = yield Ask(asks, Done)
             for name in stage.keys() & sums.keys():
+                asked = [member for member in wanted[name] if member in self._enrolments[name].cohort]
+                refused = [replies.missing.get(member) for member in asked]
+                if refused and all(why is not None and why.reason is Reason.REFUSED for why in refused):
+                    # One member can make a sum that none of them can read, of an impossible weight. Nobody stepped by
+                    # it, so nobody is behind, and the group goes on with the next round.
+                    log.warning("%s: no member of group `%s` took the sum: %s", now, name, refused[0])
+                    continue
                 self._summed[name] = self._last[name] = now.round
                 self._behind[name] |= set(wanted[name]) - replies.answers.keys()
 

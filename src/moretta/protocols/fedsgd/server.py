@@ -12,12 +12,13 @@ from moretta.errors import PeerError
 from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.accountant import Accountant
+from moretta.protocols.clipping import SummedStep
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.losses import usable_density
 from moretta.protocols.training import Training
-from moretta.secure_aggregation import asked
+from moretta.secure_aggregation import Sum, asked
 
 
 class Server:
@@ -40,10 +41,10 @@ class Server:
         self._model = copy.deepcopy(model).train()
         # FedAvg's silos have made their steps: the server moves by the mean difference as it is.
         stepping = Training(learning_rate=1.0) if isinstance(params, FedAvg) else params
-        self._optimizer = modules.Optimizer(self._model, stepping, rounds)
+        self._stepper = SummedStep(self._model, stepping, rounds)
         self._enrolment, self._limit = enrolment, limit
         # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
-        self._by_density = bool(params.class_weights) and not isinstance(params, FedAvg)
+        self._params, self._by_density = params, bool(params.class_weights) and not isinstance(params, FedAvg)
         self._accountant, self._rounds_done = accountant, 0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -65,12 +66,19 @@ class Server:
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            density = usable_density(float(total.means.get("density", np.ones(()))))
-            self._optimizer.step({name: total.means[f"gradient/{name}"] / density for name in trained}, now.round)
-            modules.take_buffers(self._model, {name: total.means[f"buffer/{name}"] for name in buffers})
+            density = self._density(total)
+            gradient = {name: total.means[f"gradient/{name}"] / density for name in trained}
+            clipped = self._stepper.step(gradient, now.round)
+            clipped |= self._stepper.take_buffers({name: total.means[f"buffer/{name}"] for name in buffers}, now.round)
         self._rounds_done += 1
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
-        return Report(loss | {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density})
+        figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
+        return Report(loss | figures | clipped)
+
+    def _density(self, total: Sum) -> float:
+        if not self._by_density:
+            return 1.0
+        return usable_density(float(total.means["density"]), total.steps["density"], self._params.class_weights)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
@@ -83,12 +91,12 @@ class Server:
         """Return model, optimizer, what was agreed once, and under an accountant how many rounds were played."""
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
         played: State = {"rounds_done": self._rounds_done} if self._accountant else {}
-        return {**model, **self._optimizer.state(), **self._enrolment.state(), **played}
+        return {**model, **self._stepper.state(), **self._enrolment.state(), **played}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         modules.load(self._model, modules.under("model/", state))
-        self._optimizer.restore(state)
+        self._stepper.restore(state)
         self._enrolment.restore(state)
         # A run that goes back to its best round has revealed the later ones all the same.
         self._rounds_done = max(self._rounds_done, int(state.get("rounds_done", 0)))

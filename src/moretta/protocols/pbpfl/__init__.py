@@ -45,8 +45,14 @@ needs no labels: two consecutive rounds show how q_j, the scale of each input h_
 two unknowns for as many equations as the head has inputs. The head follows to a fraction of a percent, its step
 approximately, and of two silos each works out the other's gradient, at the head approximately.
 
+Who does not follow the protocol. Under cross-entropy a server that answered one row with 2^20 read its features out of
+everybody's sum; a silo refuses what no softmax leads to (`softmax.check_answer`), so that no row is answered with a sum
+above e. A silo's alpha and outputs, which it tells in the clear, size everybody's next offset and ring step; the median
+over silos counts, and who is out of proportion is named and left out (`sizes`).
+
 Rooms: `params`, `messages`, `server`, `client`, `ideal`; `perturbation` is the key, `terms` the mathematics at the
-head, `softmax` the server's half of the exchange, `trunk` the passes below the head. `scales` says which scales a model
-has: `graph` writes down the calls of a model, `rules` and `layers` say what each does to scales and channels, `solver`
-joins them, `patterns` apply the result to a tensor, `selfcheck` tries it in numbers.
+head, `softmax` the server's half of the exchange, `sizes` what the key and the ring are sized by, `trunk` the passes
+below the head. `scales` says which scales a model has: `graph` writes down the calls of a model, `rules` and `layers`
+say what each does to scales and channels, `solver` joins them, `patterns` apply the result to a tensor, `selfcheck`
+tries it in numbers.
 """

@@ -16,7 +16,7 @@ from moretta.protocol import Array, Message, Phase, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.losses import Loss
-from moretta.protocols.pbpfl import terms
+from moretta.protocols.pbpfl import softmax, terms
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
@@ -39,11 +39,20 @@ class Client:
     """Answers `TrainOn` with the gradients of its scalars, through the secure sum.
 
     Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
-    head: the model's last linear layer.
+    head: the model's last linear layer. variant: the form of the softmax that it is to be told, and takes no other.
     """
 
-    def __init__(self, loss: Loss, model: nn.Module, head: Head, rows: SiloRows, contributor: Contributor) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        model: nn.Module,
+        head: Head,
+        rows: SiloRows,
+        contributor: Contributor,
+        variant: str = "probabilities",
+    ) -> None:
         self.phase: Phase = no_phase
+        self._variant = variant
         self._loss, self._head, self._rows, self._contributor = loss, head, rows, contributor
         self._model = copy.deepcopy(model).train()
         self._buffers = modules.running_buffers(self._model)
@@ -88,6 +97,7 @@ class Client:
         outputs = batch.at.outputs
         if ask.y.shape != tuple(outputs.shape) or ask.k.shape[1] not in (0, len(batch.at.spread)):
             raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
+        softmax.check_answer(ask, self._variant)
         with self.phase("local_backward"):
             u = self._loss.weighted_targets(batch.targets, outputs)
             y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)

@@ -13,14 +13,17 @@ from torch import nn
 
 from moretta.errors import PeerError
 from moretta.keystream import Keystream, SecretRoot, digest_of
-from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
+from moretta.protocol import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
+from moretta.protocols.clipping import SummedStep
 from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.losses import usable_density
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, sizes_of
 from moretta.protocols.pbpfl.trunk import Trunk
 from moretta.secure_aggregation import asked
 from moretta.secure_aggregation.sums import spent_of
@@ -29,20 +32,17 @@ SYNTHETIC_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What the next key's offset is sized by: the rms of alpha, and of the true outputs (or of the targets)."""
-
-    alpha: float
-    outputs: float
-
-
-@dataclass(frozen=True)
 class Exchanged:
-    """What the exchange under cross-entropy came to: the silos' answers, their true softmax, the sizes seen."""
+    """What the exchange under cross-entropy came to.
+
+    answers: for each silo. true: what the server sees of each. sizes: the median over silos. left_out: silos that told
+    what is out of proportion to the others.
+    """
 
     answers: Mapping[str, Softmax]
     true: Mapping[str, softmax.TrueSoftmax]
     sizes: Sizes
+    left_out: Mapping[str, Missing]
 
 
 def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, error: float) -> float:
@@ -86,10 +86,11 @@ class Server:
         self._params, self._model = params, copy.deepcopy(model).train()
         self._tensors = self._model.state_dict(keep_vars=True)  # the tensors themselves, which are stepped in place
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
-        self._optimizer = modules.Optimizer(self._model, params, rounds)
+        self._stepper = SummedStep(self._model, params, rounds)
         self._enrolment, self._root, self._limit = enrolment, root, limit
         self._sample_shape = sample_shape
         self._sizes: Sizes | None = None  # of the last round; none before the first
+        self._sizes_so_far = SizesSoFar()
         self._loss = float("inf")
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -113,30 +114,36 @@ class Server:
             total = yield from aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
         else:
             ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
-            ended = yield from self._exchange(ask, key, wanted.fraction_bits)
+            ended = yield from self._exchange(ask, key, wanted.fraction_bits, sizes)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
             expected = asked(ask, *self._enrolment.agreed).digest
             total = yield from aggregation.sum(exchanged.answers, wanted, expected)
+        left_out = exchanged.left_out if exchanged else {}
         if isinstance(total, Aborted):
-            return total
-        density = float(total.means.get("density", np.ones(())))
+            return Aborted({**total.missing, **left_out}, total.because, total.opened)
+        density = 1.0
+        if self._params.class_weights:
+            mean, step = float(total.means["density"]), total.steps["density"]
+            density = usable_density(mean, step, self._params.class_weights)
         with self.phase("update"):
             gradient = self._perturbation.recover(total.means, key)
-            self._optimizer.step({name: value / density for name, value in gradient.items()}, now.round)
-            modules.take_buffers(self._model, self._perturbation.recover_buffers(total.means, key))
-        self._sizes = exchanged.sizes if exchanged else self._sizes_from(total.means)
-        figures = {"rows": float(total.weight), "rho": rho}
+            gradient = {name: value / density for name, value in gradient.items()}
+            clipped = self._stepper.step(gradient, now.round)
+            buffers = self._perturbation.recover_buffers(total.means, key)
+            clipped |= self._stepper.take_buffers(buffers, now.round)
+        self._sizes = self._sizes_so_far.take(exchanged.sizes if exchanged else self._sizes_from(total.means))
+        figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
         if self._params.class_weights and self._params.variant == "paper":
             # Its loss is -u . y + U log sum exp(y) by row, and U, the class weight of the row, would tell its label.
-            return Report(figures)
+            return Report(figures, left_out)
         log_normaliser = 0.0
         if exchanged:  # of those who are in the sum: some may have been lost since the exchange
             log_normaliser = softmax.mean_log_normaliser([exchanged.true[silo] for silo in total.silos])
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
-        return Report({"loss": self._loss, **figures})
+        return Report({"loss": self._loss, **figures}, left_out)
 
     def key(self, now: Stamp) -> Key:
         """Return the key of the coming round, the same for every attempt at a take of it: the server's secret."""
@@ -155,9 +162,10 @@ class Server:
         predicted = digest_of({"z": found.z, "alpha": found.alpha})
         return self._root.stream("delta", now.run, *now.drawn, silo, predicted)
 
-    def _exchange(self, ask: TrainOn, key: Key, encoding: Mapping[str, int]) -> Exchange[Exchanged | Aborted]:
+    def _exchange(
+        self, ask: TrainOn, key: Key, encoding: Mapping[str, int], last: Sizes
+    ) -> Exchange[Exchanged | Aborted]:
         """Collect noisy predictions; form the softmax of the true ones, which a silo cannot."""
-
         variant = self._params.variant
 
         def check(silo: str, found: Predictions) -> None:
@@ -171,18 +179,23 @@ class Server:
             return Aborted(replies.missing)
         with self.phase("perturbation"):
             true = {silo: softmax.true_softmax(found, key.offset) for silo, found in replies.answers.items()}
-            deltas = {silo: self._deltas(ask.stamp, silo, found) for silo, found in replies.answers.items()}
+            told = {silo: sizes_of(batch) for silo, batch in true.items()}
+            left_out = outliers(told, agreed(told, last))
+            true = {silo: batch for silo, batch in true.items() if silo not in left_out}
+            deltas = {silo: self._deltas(ask.stamp, silo, replies.answers[silo]) for silo in true}
             answers = {
                 silo: softmax.answer(batch, key, variant, deltas[silo], ask.stamp, encoding)
                 for silo, batch in true.items()
             }
-            alpha, outputs = softmax.scales(true.values())
-            return Exchanged(answers, true, Sizes(alpha or 1.0, outputs or 1.0))
+        if not answers:
+            return Aborted({**replies.missing, **left_out})
+        sizes = agreed({silo: told[silo] for silo in true}, last)
+        return Exchanged(answers, true, sizes, left_out)
 
     def _sizes_from(self, means: Mapping[str, np.ndarray]) -> Sizes:
         """Return the sizes that the squared error's terms show: beta is mean(alpha^2 / 2)."""
         alpha = float(np.sqrt(2.0 * max(means["scalars"][-1], 0.0)))
-        return Sizes(alpha or 1.0, self._enrolment.target_scale)
+        return Sizes(alpha, self._enrolment.target_scale)
 
     def _synthetic_sizes(self, now: Stamp) -> Sizes:
         """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
@@ -264,12 +277,13 @@ class Server:
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
         sizes = {} if self._sizes is None else {"alpha": self._sizes.alpha, "outputs": self._sizes.outputs}
         seen: State = {"loss": self._loss, "secret_root": self._root.reveal(), **sizes}
-        return {**model, **self._optimizer.state(), **self._enrolment.state(), **seen}
+        return {**model, **self._stepper.state(), **self._enrolment.state(), **self._sizes_so_far.state(), **seen}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         modules.load(self._model, modules.under("model/", state))
-        self._optimizer.restore(state)
+        self._stepper.restore(state)
         self._enrolment.restore(state)
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
+        self._sizes_so_far.restore(state)
         self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])

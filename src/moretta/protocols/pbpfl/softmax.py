@@ -1,5 +1,10 @@
 """The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
 
+A silo checks what it is answered (`check_answer`). Its gradient is the sum over its rows, each weighed by its row of
+the answer, and what all silos add up to is the server's to read: one row that is answered with 2^20 outweighs all
+others of all silos, and the sum is that row's features to 1e-5. No honest answer can do that: p is a softmax, and delta
+and xi are bounded.
+
 Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax; a silo
 learns p itself in the cheaper form. In the paper's form it learns p too: sum_i p_i = 1 is one linear equation a row in
 the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
@@ -13,12 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.errors import PeerError
 from moretta.keystream import Keystream
 from moretta.protocol import Stamp
 from moretta.protocols.pbpfl.messages import Predictions, Softmax
 from moretta.protocols.pbpfl.perturbation import Key
 
 Rows = NDArray[np.float64]
+
+ROUNDING = 1e-5  # by which a softmax may miss the sum 1, whatever precision it was formed in
+LARGEST_K = 2.0 * np.expm1(1.0)  # |1 - exp(delta)| is at most e - 1, |xi| at least 1/2
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,27 @@ def answer(
     return Softmax(stamp=now, y=y, k=-np.expm1(delta) / key.xi, encoding=encoding)
 
 
+def check_answer(found: Softmax, variant: str) -> None:
+    """Raise `moretta.errors.PeerError` for an answer that no softmax leads to, in either form.
+
+    y has no negative entry; its rows sum to 1, or in the paper's form, as |delta| <= 1, to 1/e to e; |k| is at most
+    2 (e - 1). Each bound may be passed by a rounding of 1e-5. A row's weight in a silo's gradient is then at most e.
+    """
+    if (found.k.shape[1] > 0) != (variant == "paper"):
+        raise PeerError(f'expected the answer of variant = "{variant}", got the other form of it')
+    least, most = (np.exp(-1.0), np.exp(1.0)) if variant == "paper" else (1.0, 1.0)
+    sums = found.y.sum(axis=1, dtype=np.float64)
+    if not (np.isfinite(sums).all() and found.y.min() >= 0):
+        raise PeerError("expected a softmax without negative entries, got one with; nothing was sent")
+    if sums.min() < least * (1.0 - ROUNDING) or sums.max() > most * (1.0 + ROUNDING):
+        raise PeerError(
+            f"expected a softmax whose rows sum to {least:.6g} to {most:.6g}, got {sums.min():.6g} to "
+            f"{sums.max():.6g}: a row that weighs more than the others is read out of the sum; nothing was sent"
+        )
+    if not np.abs(found.k).max(initial=0.0) <= LARGEST_K * (1.0 + ROUNDING):
+        raise PeerError(f"expected k of at most 2 (e - 1) = {LARGEST_K:.6g} in size, got more; nothing was sent")
+
+
 def mean_log_normaliser(batches: Iterable[TrueSoftmax]) -> float:
     """Return the mean over all rows of log sum_i exp(y_i), for the loss in the paper's form."""
     return float(np.concatenate([batch.log_normaliser for batch in batches]).mean())
-
-
-def scales(batches: Iterable[TrueSoftmax]) -> tuple[float, float]:
-    """Return the rms over all rows of alpha, and of the true outputs about each row's mean."""
-    batches = list(batches)
-    alpha = np.concatenate([batch.alpha for batch in batches])
-    y = np.concatenate([batch.y - batch.y.mean(axis=1, keepdims=True) for batch in batches])
-    return float(np.sqrt(np.mean(alpha**2))), float(np.sqrt(np.mean(y**2)))

@@ -1,0 +1,61 @@
+"""How large a model may be: told of before it takes memory, where that can be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from moretta.errors import ParameterError
+
+TENSORS = 10_000  # as many as a message's header has room for
+
+
+def build_within(most: int, build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model of at most so many numbers in parameters and buffers, and at most `TENSORS` of those.
+
+    It is built twice: first without memory, on PyTorch's meta device. Code that cannot do that, as a site's own may
+    not, is counted while it is built, tensor by tensor. Raises `moretta.errors.ParameterError` for a larger one.
+    """
+    with suppress(Exception), _counted(most) as found, torch.device("meta"):
+        build()
+    _refuse(found, most)
+    try:
+        with _counted(most) as found:
+            return build()
+    except Exception:
+        _refuse(found, most)
+        raise
+
+
+@contextmanager
+def _counted(most: int) -> Iterator[list[int]]:
+    """Count the numbers of each tensor that modules are given in this thread, and stop when there are too many."""
+    found, thread = list[int](), threading.get_ident()
+
+    def count(owner: nn.Module, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None and threading.get_ident() == thread:
+            found.append(tensor.numel())
+            _refuse(found, most)
+
+    handles = [
+        hooks.register_module_parameter_registration_hook(count),
+        hooks.register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _refuse(found: list[int], most: int) -> None:
+    if sum(found) > most or len(found) > TENSORS:
+        raise ParameterError(
+            f"[model] of the run has {sum(found)} numbers or more in {len(found)} tensors, and [limits] parameters "
+            f"here allows {most} in {TENSORS}; raise it if this machine is to hold that"
+        )

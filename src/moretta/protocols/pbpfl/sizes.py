@@ -1,0 +1,98 @@
+"""What the next key's offset and the ring's steps are sized by, and how little one silo can do to it.
+
+Under cross-entropy each silo tells alpha and its outputs in the clear, and everybody's next offset and ring step follow
+from how large they are; one silo that tells alpha = 1e6 would coarsen everybody's step by as much. So of each figure's
+rms by silo the median over silos is taken; of an even number of silos, with the figure of the round before as one more
+voice, so that of two silos neither has its way. Less than half of the silos cannot move it out of what the others tell.
+
+Under the squared error the figure comes out of the secure sum, where one silo can make it anything. In both cases it
+grows by rounds within bounds: it is taken between 1/16 and 16 times its running median
+(`moretta.protocols.clipping.RunningMedian`). alpha = sum_j s_j h_j with scales s_j from 1/2 to 2, drawn anew each
+round, so the key alone changes it by up to 4 between rounds (where h has one sign, as after ReLU); as much again is for
+another batch and a step.
+
+A silo whose own figure is above 2^10 times the median, or positive and below 2^-20 times it, is named and sits the
+round out. The bound below is wider because a small figure harms nobody, and an honest alpha can be small by chance: it
+is a sum of either sign, and that of a batch of one row is below 2^-20 of its rms once in a million rows. An alpha of 0
+is what a batch has whose ReLUs are all 0; it says nothing of a size, and is left out of the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from moretta.protocol import Missing, Reason, State
+from moretta.protocols.clipping import RunningMedian
+from moretta.protocols.pbpfl.softmax import TrueSoftmax
+
+APART = 16.0  # from the running median, up or down
+MOST, LEAST = 2.0**10, 2.0**-20  # of the median over silos
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the next key's offset is sized by: the rms of alpha, and of the true outputs (or of the targets)."""
+
+    alpha: float
+    outputs: float
+
+
+def sizes_of(batch: TrueSoftmax) -> Sizes:
+    """Return the rms over one silo's rows of alpha, and of the true outputs about each row's mean."""
+    centred = batch.y - batch.y.mean(axis=1, keepdims=True)
+    return Sizes(float(np.sqrt(np.mean(batch.alpha**2))), float(np.sqrt(np.mean(centred**2))))
+
+
+def agreed(told: Mapping[str, Sizes], last: Sizes) -> Sizes:
+    """Return the median of each figure over silos; 0 where all of a figure are 0. last: of the round before."""
+    columns = zip(*(astuple(one) for one in told.values()), strict=True)
+    return Sizes(*(_median(column, before) for column, before in zip(columns, astuple(last), strict=True)))
+
+
+def _median(told: tuple[float, ...], last: float) -> float:
+    positive = [value for value in told if value > 0]
+    if not positive:
+        return 0.0
+    return float(np.median(positive if len(positive) % 2 else [*positive, last]))
+
+
+def outliers(told: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:
+    """Return who told a figure that is out of proportion to the others'."""
+    found = dict[str, Missing]()
+    for silo, one in told.items():
+        for what, value, middle in zip(("alpha", "outputs"), astuple(one), astuple(median), strict=True):
+            if value > 0 and middle > 0 and not LEAST * middle <= value <= MOST * middle:
+                detail = f"its {what} have rms {value:.6g}, and the median over silos is {middle:.6g}; it is left out"
+                found.setdefault(silo, Missing(Reason.MALFORMED, detail))
+    return found
+
+
+class SizesSoFar:
+    """The sizes by which rounds were told so far, which bound the next ones."""
+
+    def __init__(self) -> None:
+        self._alpha, self._outputs = RunningMedian(), RunningMedian()
+
+    def take(self, found: Sizes) -> Sizes:
+        """Return the sizes of a round within bounds, and note them. A figure of 0 is the running median, or 1."""
+        return Sizes(_within(self._alpha, found.alpha), _within(self._outputs, found.outputs))
+
+    def state(self) -> State:
+        """Return what was noted."""
+        return {"sizes/alpha": self._alpha.array(), "sizes/outputs": self._outputs.array()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._alpha, self._outputs = RunningMedian(state["sizes/alpha"]), RunningMedian(state["sizes/outputs"])
+
+
+def _within(before: RunningMedian, value: float) -> float:
+    if not len(before):
+        before.note(value)
+        return value or 1.0
+    middle = before.median
+    before.note(value)
+    return min(max(value, middle / APART), middle * APART) if value > 0 else middle
