@@ -37,7 +37,7 @@ class Sum:
     model: its number; equal numbers are the same model, and halves nearly that of the number below.
     lost: are not asked to upload. late: are, and what they answer is kept from the server. mute: are not asked for
     their shares. told: (who, S): these are told another set of survivors. odd: are asked with another model.
-    fooled: (who, n): under PBPFL's cross-entropy these are sent another softmax, whose nth entry is 1.
+    fooled: (who, n): under PBPFL's cross-entropy these are sent another softmax: its nth row is turned.
     """
 
     round: int
@@ -197,9 +197,9 @@ class Coalition:
         model = how.model // 1
         if silo in how.odd:
             message, model = _odd(message), model + 0.5
-        who, entry = how.fooled
+        who, row = how.fooled
         if silo in who and isinstance(message, Softmax):
-            message, model = replace(message, y=_with_one(message.y, entry)), model + 0.01 * (entry + 1)
+            message, model = replace(message, y=_with_row_turned(message.y, row)), model + 0.01 * (row + 1)
         if self._swapped not in ("", silo) and isinstance(message, PeerKeys):
             message = replace(message, keys={**message.keys, self._swapped: KEY})
         return _told(message, silo, how.told), model
@@ -259,9 +259,9 @@ def _odd(message: Message) -> Message:
     return replace(message, parameters={name: value * 1.5 for name, value in parameters.items()})
 
 
-def _with_one(y: NDArray[np.float64], entry: int) -> NDArray[np.float64]:
+def _with_row_turned(y: NDArray[np.float64], row: int) -> NDArray[np.float64]:
     changed = y.copy()
-    changed.flat[entry % y.size] = 1.0
+    changed[row % len(y)] = np.roll(y[row % len(y)], 1)  # as probable as any other
     return changed
 
 
