@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from coalition import Job, Operation, Resend, Resume, SetUp, Sum, Swap
@@ -25,6 +25,9 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, protocol: str, scheme: str) -> Case:
     world, one_model = draw(_worlds(protocol, scheme)), draw(st.booleans())
+    if one_model and draw(st.booleans()):
+        # So far apart that in what two sets differ by there is more than one honest silo.
+        world = replace(world, apart=world.corrupted + 2)
     return Case(world, one_model, draw(_lists(world, one_model=one_model)))
 
 

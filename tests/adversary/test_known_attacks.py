@@ -93,6 +93,14 @@ def test_known_limit_the_same_model_under_two_rounds_or_jobs(operations: list[Op
     assert "e" in leaks(rows)
 
 
+@pytest.mark.parametrize("roster", [False, True], ids=["", "roster"])
+@pytest.mark.parametrize("operations", [FROZEN, SECOND_JOB])
+def test_sets_that_are_apart_stop_that(operations: list[Operation], roster: bool) -> None:
+    coalition = played(World(batch=0, roster=roster, apart=2), operations)
+    assert not leaks(coalition.tap.rows())
+    assert any("[privacy] apart = 2" in sentence for sentence in coalition.refusals)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_honest_round_is_a_sum_over_all(protocol: str, scheme: str) -> None:
