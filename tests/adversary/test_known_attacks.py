@@ -70,9 +70,11 @@ def test_nor_under_another_protocol(protocol: str, operations: list[Operation]) 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_exchange_of_a_round_is_for_one_model_and_one_softmax(scheme: str) -> None:
     world = World("pbpfl-ce", scheme)
-    assert exchange.silos_told(played(world, FOOLED).tap.sums()) == []
-    for operations in (TWO_MODELS, NEVER_OPENED):
-        assert exchange.predicted_twice(played(world, operations).tap) == []
+    for first, second in (FOOLED, TWO_MODELS, NEVER_OPENED):
+        for between in ([], [Resume("abcde", 1)]):
+            tap = played(world, [first, *between, second]).tap
+            assert exchange.silos_told(tap.sums()) == []
+            assert exchange.predicted_twice(tap) == []
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
