@@ -6,6 +6,7 @@ Both sides load the round's model, run one batch and hand over their upload in t
 from __future__ import annotations
 
 import argparse
+import copy
 import multiprocessing
 import os
 import statistics
@@ -50,7 +51,7 @@ class Case:
         rows = SiloRows(x, targets, Batches(BATCH, 0, 0, "silo"), torch.float32)
         if len(shape) == 3:
             rows.x = rows.x.to(memory_format=torch.channels_last)
-        self.protocol, self.tensors = protocol, model.state_dict(keep_vars=True)
+        self.protocol, self.tensors = protocol, copy.deepcopy(model).double().state_dict(keep_vars=True)
         self.plan = ScalePlan.of(model, (torch.zeros(2, *shape),))
         self.perturbation = Perturbation(self.plan, protocol.partitions, protocol.form)
         self.stream = SecretRoot.fresh().stream("benchmark")
@@ -61,7 +62,7 @@ class Case:
         self.plain_ask = PlainTrainOn(stamp=NOW, parameters=modules.arrays(model), encoding={})
         self.ask = TrainOn(
             stamp=NOW,
-            parameters=self.perturbation.perturb(self.tensors, self.key),
+            parameters=self.perturbation.sent(self.tensors, self.key, torch.float32),
             parts=self.key.parts,
             direction=self.key.direction,
             encoding={},
@@ -82,7 +83,7 @@ class Case:
     def server(self) -> object:
         """Draw a key, perturb, and recover from one silo's upload."""
         key = self.perturbation.draw_key(self.stream, 0.1)
-        self.perturbation.perturb(self.tensors, key)
+        self.perturbation.sent(self.tensors, key, torch.float32)
         return self.perturbation.recover(self.means, key)
 
     def prepare_server(self) -> None:

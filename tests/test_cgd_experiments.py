@@ -169,7 +169,7 @@ def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
     x, y = random.normal(size=(40, *shape)).astype(np.float32), torch.tensor(np.arange(40) % 3)
     rows = SiloRows(x, y, Batches(40, 10, 0, "silo"), torch.float32, "cpu", augment=False)
     root = SecretRoot.insecure(0, "silo")
-    private = PrivateGradient(Privacy(1.0, clip, 1e-5), rows, 10, Loss("cross-entropy"), root)
+    private = PrivateGradient(Privacy(1.0, clip, 1e-5), rows, 10, Loss("cross-entropy"), root, b"")
     for lot in (np.arange(0, 40, 3), np.arange(0)):
         slow, quick = dp.general(private, model, lot), dp.clipped_sum(private, model, lot)
         assert list(quick) == list(slow)

@@ -53,7 +53,7 @@ integers = st.integers(-(2**63), 2**63 - 1)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 stamps = st.builds(
     Stamp, st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9),
-    st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1),
+    st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1),
 )  # fmt: skip
 
 
@@ -167,11 +167,12 @@ def with_metadata(metadata: object) -> bytes:
 
 
 def fields(**changed: Any) -> dict[str, Any]:
-    return {"format": 1, "type": "test/nothing", "run": "r", "round": 0, "attempt": 0, "fields": {}} | changed
+    good = {"format": 2, "type": "test/nothing", "run": "r", "round": 0, "attempt": 0, "take": 0, "fields": {}}
+    return good | changed
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(["format", "type", "run", "round", "attempt", "fields"]), json_values)
+@given(st.sampled_from(["format", "type", "run", "round", "attempt", "take", "fields"]), json_values)
 def test_any_json_in_any_place(name: str, value: object) -> None:
     accepted_or_codec_error(OURS, with_metadata(fields(**{name: value})))
     accepted_or_codec_error(OURS, with_metadata(value))
@@ -203,10 +204,13 @@ def test_any_json_in_any_field(name: str, value: object) -> None:
         (1 << 40).to_bytes(8, "little") + b"{}",
         with_metadata(fields(extra=1)),
         with_metadata(fields(format=True)),
-        with_metadata(fields(format=1.0)),
+        with_metadata(fields(format=2.0)),
         with_metadata(fields(run="\ud800")),
         with_metadata(fields(round=-1)),
         with_metadata(fields(round=0.0)),
+        with_metadata(fields(take=-1)),
+        with_metadata(fields(take=False)),
+        with_metadata({name: value for name, value in fields(format=1).items() if name != "take"}),
         with_metadata(fields(type=["test/nothing"])),
         with_metadata(fields(type="All")),
         with_metadata(fields(fields={"unknown": 1})),
@@ -214,7 +218,7 @@ def test_any_json_in_any_field(name: str, value: object) -> None:
         header({"__metadata__": {"moretta": json.dumps(fields()), "more": "x"}}),
         header({"__metadata__": {"moretta": json.dumps(fields())[:-1] + ', "x": NaN}'}}),
         header({"__metadata__": {"moretta": "[" * 100_000}}),
-        header({"__metadata__": {"moretta": json.dumps(fields(round=10))[:-3] + "9" * 5000 + "}}"}}),
+        header({"__metadata__": {"moretta": json.dumps(fields(take=10))[:-1] + "9" * 5000 + "}"}}),
         header({"__metadata__": {"moretta": json.dumps(fields())}, "x": {"dtype": "BF16", "shape": [0]}}),
     ],
 )

@@ -175,10 +175,10 @@ class Measured:
     drawn: int = 0
 
     def put(self, monkeypatch: pytest.MonkeyPatch) -> Measured:
-        def errors(model: nn.Module, plan: object, rows: object, classes: object, by: PBPFL) -> tuple[float, float]:
+        def errors(model: object, plan: object, rows: torch.Tensor, classes: object, by: PBPFL) -> tuple[float, float]:
             self.asked.add(by.scales)
             found = self.continuous if by.scales == "continuous" else self.powers
-            return found[next(model.parameters()).dtype == torch.float32], self.buffers
+            return found[rows.dtype == torch.float32], self.buffers
 
         def draws(*given: object) -> Iterator[float]:
             for draw in self.draws:
@@ -236,10 +236,10 @@ def test_the_fall_back_is_asked_for_and_not_read_off_the_settings(monkeypatch: p
     ("measured", "powers_measured"),
     [
         (Measured(powers=(1e-12, 2e-3)), True),
-        (Measured(powers=(1e-9, 1e-12)), True),
-        (Measured(continuous=(1e-9, 3e-3)), False),
+        (Measured(powers=(1e-7, 1e-12)), True),
+        (Measured(continuous=(1e-7, 3e-3)), False),
         (Measured(buffers=1e-5), False),
-        (Measured(continuous=(1e-9, 1e-12)), False),
+        (Measured(continuous=(1e-7, 1e-12)), False),
         (Measured(continuous=(1e-12, 0.9)), False),
         (Measured(continuous=(1e-12, 1.001e-2)), False),
         (Measured(draws=[1e-6] * 16), False),

@@ -25,7 +25,7 @@ from moretta.codec import Codec, size
 from moretta.edge import wire as edge
 from moretta.errors import CodecError
 from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Message, Stamp, Tensors
+from moretta.protocol import Array, Message, Spent, Stamp, Tensors
 from moretta.protocols import scoring, silo_rows
 from moretta.protocols.baffle import messages as baffle
 from moretta.protocols.baffle.forward import Layout
@@ -41,6 +41,7 @@ GENERATOR = runpy.run_path(str(FOLDER / "generate.py"))
 wire = GENERATOR["wire"]
 GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR["good_messages"]().items()}
 SCHEMA = (
+    Spent,
     *SUM_MESSAGES,
     *silo_rows.MESSAGES,
     *scoring.MESSAGES,

@@ -13,6 +13,7 @@ from torch import nn
 from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.augmentation import PADDING, crop_and_flip
+from moretta.protocols.first_weights import first_weights
 from moretta.protocols.training import Training
 
 FEDERATED = [FedSGD, FedAvg, PBPFL, Centralised, Local]
@@ -134,7 +135,7 @@ def test_fedsgd_with_a_schedule_equals_pytorchs_own() -> None:
         model(), silo, FedSGD(learning_rate=0.3, lr_schedule="cosine"), aggregation=PLAIN, dtype="float64", batch_size=0
     )
     found = federation.train(rounds, seed=5)
-    ours = model().double()
+    ours = first_weights(model())
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
     from moretta.protocols.batches import Batches
@@ -164,7 +165,7 @@ def test_a_tiny_clip_norm_bounds_every_step(protocol: type[Training]) -> None:
 
 
 def start(protocol: type[Training]) -> np.ndarray:
-    one = np.concatenate([value.detach().numpy().ravel() for value in model().double().parameters()])
+    one = np.concatenate([value.detach().numpy().ravel() for value in first_weights(model()).parameters()])
     return np.tile(one, len(SILOS)) if protocol is Local else one
 
 

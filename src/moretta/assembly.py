@@ -82,6 +82,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         run_file=(text, config.digest(run_file)),
         settings=tomllib.loads(text),
         feature_names=dealt.feature_names,
+        model_source=models.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
     )
 
 

@@ -292,7 +292,8 @@ class SecureAggregation(Section):
     limit: the largest absolute value that an entry of an upload may have; None is 2^16 in 64 bits, 2^4 in 32.
         A larger limit leaves fewer bits behind the point. See `largest`.
     threshold, degree, corrupt_rate, dropout_rate: see `moretta.secure_aggregation.cohort.Rules`.
-    min_survivors: the fewest silos that a round may end with; None is 2, or 1 under "none".
+    min_survivors: the fewest silos that a round may end with; None is 2, or 1 under "none", and under dp-noise more:
+        see `sharing_noise`.
     weights: "hidden": only the sum of the silos' weights is seen; "public": each silo's is.
     roster: the file of the silos' public keys; None trusts the keys that the server relays.
     identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Sites name
@@ -322,6 +323,23 @@ class SecureAggregation(Section):
     def least(self) -> int:
         """The fewest silos that a round may end with, with its default filled in."""
         return self.min_survivors or (1 if self.scheme == "none" else 2)
+
+    def sharing_noise(self, silos: int, participation: float = 1.0) -> SecureAggregation:
+        """Return the same with the fewest silos that a round may end with where these add noise to their sum together.
+
+        Each is to add as little as is enough. So the fewest are those that the scheme opens no sum without: with masks
+        the threshold of a round's silos, which then does not shrink with the cohort, or `min_survivors` if that is
+        more; with additive shares `min_survivors`, or two thirds of a round's silos, rounded down, and one more.
+        silos: all. participation: the part of them that is in a round. Of one silo or without masks nothing changes.
+        """
+        if self.scheme == "none" or silos < 2:
+            return self
+        chosen = max(self.least, round(participation * silos))
+        if self.scheme == "pairwise":
+            fewest = max(self.least, self.rules(None).plan(chosen).threshold)
+        else:
+            fewest = self.min_survivors or chosen * 2 // 3 + 1
+        return self.model_copy(update={"min_survivors": fewest})
 
     def rules(self, roster: Roster | None, participation: Participation | None = None) -> Rules:
         """Return what all roles of a sum have set alike. roster: the file's content, if there is one.

@@ -73,7 +73,8 @@ class Federation:
     insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
     digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows
     are elsewhere. score_at_silos: at the end, have the silos score the outcome on the rows that each holds back
-    (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.scoring`).
+    (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.scoring`). model_source: a digest of what the
+    model was built by (`moretta.models.source_digest`), which noise is bound to; empty for a module given from Python.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -104,6 +105,7 @@ class Federation:
     feature_names: Sequence[str] = ()
     least_rows: int | None = None
     score_at_silos: bool = False
+    model_source: str = ""
 
     def __post_init__(self) -> None:
         self._check_silos()
@@ -359,16 +361,23 @@ class Federation:
             raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
         return int(outputs.shape[1])
 
+    @property
+    def summing(self) -> SecureAggregation:
+        """How sums are made: as set, and under noise of no fewer silos than its size takes to be there."""
+        if getattr(self.protocol, "privacy", None) is None:
+            return self.aggregation
+        return self.aggregation.sharing_noise(len(self.silos), self.participation)
+
     def _setting(
         self, seed: int, rounds: int, place: Place = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:
         remote = any(silo.elsewhere for silo in self.silos) and self.insecure_secret_seed is None
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
-            model=self.model,
+            built=self.model,
             outputs=self.outputs,
             silos=self.silos,
-            secure_aggregation=self.aggregation,
+            secure_aggregation=self.summing,
             batch_size=self.batch_size,
             columns=shape[-1] if self.standardise and floating else 0,
             dtype=self._dtype,
@@ -385,6 +394,7 @@ class Federation:
             playing=self.playing([silo.name for silo in self.silos], seed),
             run=place.run if remote else "",
             helped=helped,
+            model_source=self.model_source,
         )
 
     def _run_id(self, seed: int) -> str:

@@ -250,9 +250,9 @@ class Spent(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for a take that cannot come, or survivors out of order."""
-        least = 0 if self.whole else self.stamp.take + (self.stamp.take == 0)
+        least = 0 if self.whole else self.stamp.take + 1
         if not least <= self.next_take < 2**31 or list(self.survivors) != sorted(set(self.survivors)):
-            raise PeerError(f"{self.TAG}: expected a take from this one on, and survivors in order, each once")
+            raise PeerError(f"{self.TAG}: expected a take after this one, and survivors in order, each once")
 
     def __str__(self) -> str:
         over = f" over {len(self.survivors)} silos" if self.survivors else ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols.cgd.grid import Grid, Part
+from moretta.protocols.releases import Releases
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.cohort import Participation
@@ -100,10 +103,40 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
             )
 
 
+def settings_digest(
+    protocol: Training,
+    secure: SecureAggregation,
+    roster: Roster | None,
+    silos: Sequence[str],
+    *,
+    schema: str,
+    batch_size: int,
+    augment: bool,
+    seed: int,
+) -> bytes:
+    """Return SHA-256 over all settings of a run that silos are told of their uploads: what noise is bound to.
+
+    The same on every engine, and in every session of a run: left out is how many rounds there are, and where files lie.
+    silos: the names of all. schema: the digest of the model's tensors.
+    """
+    told = {
+        "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start"}),
+        "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
+        "roster": "" if roster is None else roster.digest,
+        "silos": sorted(silos),
+        "schema": schema,
+        "batch-size": batch_size,
+        "augment": augment,
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+
+
 @dataclass(frozen=True)
 class Setting:
     """What every protocol is given.
 
+    built: the model as it was built or warm-started; a run starts from `model`.
     columns: how many input columns are standardised, 0 for none. session: how often the run was resumed.
     insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
     roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
@@ -112,9 +145,10 @@ class Setting:
     playing: who plays which round, None for all. run: the id of a run over many machines, from which batches
     follow beside the seed; a simulation has none. helped: says where a silo here keeps which sums it has helped to
     open, None for nowhere.
+    model_source: a digest of what built the model, empty where that is not known.
     """
 
-    model: nn.Module
+    built: nn.Module
     outputs: int
     silos: Sequence[Silo]
     secure_aggregation: SecureAggregation
@@ -134,6 +168,7 @@ class Setting:
     playing: Participation | None = None
     run: str = ""
     helped: Callable[[str], HelpedFile] | None = None
+    model_source: str = ""
 
     @property
     def here(self) -> Sequence[Silo]:
@@ -144,6 +179,17 @@ class Setting:
     def row_shape(self) -> tuple[int, ...]:
         """The shape of a whole sample, whoever holds its columns."""
         return row_shape(self.silos)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model as the run starts, in the run's dtype (`moretta.protocols.first_weights`)."""
+        return self.start().to(self.dtype)
+
+    def start(self) -> nn.Module:
+        """Return the same before it is rounded to the run's dtype, in float64."""
+        from moretta.protocols.first_weights import first_weights  # torch, which a silo's own site may lack
+
+        return first_weights(self.built)
 
     def silo_model(self) -> nn.Module:
         """Return a copy of the model on the silos' device."""
@@ -189,7 +235,8 @@ class Cast:
     models: the models as they stand: the common one under the empty name, or each silo's own under its.
     displacement: of confined models, what they have all moved by, taken as a model of its own.
     scores: what participants who are here have read of their scores, where the server does not.
-    warnings: what whoever runs this should know of who takes part.
+    warnings: what whoever runs this should know of who takes part. releases: the server's count of noised sums, where
+    silos add noise; it is to be on disk before any message leaves (`moretta.protocols.releases`).
     """
 
     server: Server
@@ -202,6 +249,7 @@ class Cast:
     displacement: Callable[[], Tensors] | None = None
     warnings: Sequence[str] = ()
     scores: Callable[[], Mapping[str, float]] = dict
+    releases: Releases | None = None
 
 
 class Standardisation(Protocol):

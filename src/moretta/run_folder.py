@@ -2,6 +2,7 @@
 
 run.toml               the run file as resolved            checkpoint/   the last two (engines.checkpoint)
 history.jsonl          a line a round                      views/        what each role saw (engines.views)
+checkpoint/releases.txt   under dp-noise, each noised sum before it is asked for (protocols.releases)
 result.json            what it came to                     log.txt       warnings and failures in full
 model.safetensors      the true model, as the server holds it
 released.safetensors   what the silos may be given
@@ -37,6 +38,7 @@ from moretta.protocol import Array, Tensors
 
 FORMAT = 1
 ROWS = "rows.sha256"  # in truth/
+PRIVACY = "privacy.json"  # at a site
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
 Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
 """

@@ -25,12 +25,12 @@ from moretta.engines.faults import Injector
 from moretta.engines.files import write_atomically
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
+from moretta.engines.write_ahead import WriteAhead
 from moretta.errors import ParameterError, RunFailed
 from moretta.evaluation import evaluate
 from moretta.protocol import Outcome, State, Tensors
 from moretta.protocols import modules, silo_rows
 from moretta.protocols.baffle import messages as baffle
-from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd import messages as confined
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.enrolment import standardised
@@ -51,6 +51,7 @@ SET_UP_TAGS = frozenset(
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about so many times a run is the model tested on the way, unless it says how often
 SCORES = ("loss", "accuracy", "mse")
+RELEASES = "releases.txt"  # in checkpoint/
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
@@ -122,6 +123,7 @@ class Session:
             else:
                 begin_session(self._folder.path / "checkpoint", self._place)
                 self._find_best(self._folder)
+            self._keep_releases(self._folder)
             self._keep_truth(self._place.round)
         driver = Driver(
             self._players.server,
@@ -155,10 +157,7 @@ class Session:
             if self._recorder is not None:  # first, so that no round is in the history without its views
                 self._recorder.flush()
             self._folder.append(line)
-            # A round that BAFFLE plays again among other silos has noise anew, and all of it is to be counted.
-            counts = isinstance(self._of.protocol, BAFFLE) and self._of.protocol.privacy is not None
-            every = 1 if counts else self._of.checkpoint_every
-            if line["round"] % every == 0 or line["round"] == self._rounds:
+            if line["round"] % self._of.checkpoint_every == 0 or line["round"] == self._rounds:
                 self._save(line["round"])
             self._keep_truth(line["round"])
         if self._progress is not None:
@@ -235,6 +234,18 @@ class Session:
         found = last_checkpoint(folder.path / "best", up_to=self._place.round)
         if found is not None:
             self._best = found[0].round, found[1]
+
+    def _keep_releases(self, folder: RunFolder) -> None:
+        """Have each noised sum on disk before it is asked for; take up those that a killed session had asked for."""
+        releases = self._players.releases
+        if releases is None:
+            return
+        ahead = WriteAhead(folder.path / "checkpoint" / RELEASES)
+        if self._place.session == 0:
+            ahead.begin()
+        for line in ahead.lines():
+            releases.read(line)
+        releases.write = ahead.append
 
     def _states(self) -> dict[str, State]:
         states: dict[str, State] = {"server": self._players.server.state()}

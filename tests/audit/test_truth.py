@@ -11,6 +11,7 @@ from torch import nn
 
 from moretta.audit.truth import Truth
 from moretta.errors import ParameterError
+from moretta.protocols import modules
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
 from moretta.secure_aggregation.plain import PlainUpload
@@ -25,16 +26,16 @@ def with_dropout(hidden=()):
 def test_key_is_the_one_of_the_round(tmp_path, loss):
     truth = recorded(tmp_path, run={"rounds": 4}, protocol={"name": "pbpfl", "loss": loss})
     for number in (1, 3):  # before the first round the server's own state lacks what the set-up agreed on
-        key, true = truth.key(number), truth.parameters(number)
+        key, held = truth.key(number), modules.under("model/", truth.states(number)["server"])
         perturbation = truth.players(number).server._perturbation
-        noisy = perturbation.perturb({name: torch.tensor(value) for name, value in true.items()}, key)
+        noisy = perturbation.sent({name: torch.tensor(value) for name, value in held.items()}, key, truth.dtype)
         for silo in truth.run.silos:
             heard = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOnNoisy)]
             sent = heard[-1].parameters
             assert sent.keys() == noisy.keys()
             for name, value in sent.items():
                 np.testing.assert_array_equal(noisy[name], value)
-            assert any(np.any(value != true[name]) for name, value in sent.items())
+            assert any(np.any(value != held[name]) for name, value in sent.items())
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,11 @@ from moretta.engines.checkpoint import Place, last_checkpoint
 from moretta.engines.flare.envelope import Hello
 from moretta.errors import MissingExtra, ParameterError
 from moretta.federation import Federation
+from moretta.protocol import Stamp
+from moretta.protocols.accountant import epsilon
 from moretta.protocols.baffle import onnx_export
+from moretta.protocols.releases import Releases
+from moretta.run_folder import RunFolder, read_json
 from moretta.secure_aggregation.identity import Identity, public_line
 
 if TYPE_CHECKING:
@@ -303,6 +307,28 @@ def test_what_cannot_work_is_a_sentence(given: dict[str, Any], said: str, tmp_pa
     with pytest.raises(ParameterError, match=said) as caught:
         EdgeRole(*roles(tmp_path, **given))
     assert "\n" not in str(caught.value)
+
+
+def test_a_site_states_its_own_releases_with_or_without_an_accountant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = EdgeRole(*roles(tmp_path, protocol=PRIVATE, data="least-rows = 9\nbatch-size = 4"))
+    client, _ = role.client(Hello(**HELLO))
+    one = Releases()
+    for number in range(3):
+        one.add(Stamp("run", number, 0))
+    client.restore({**client.state(), "private/releases": one.state()["releases"]})
+    for there in (True, False):
+        if not there:
+            monkeypatch.setitem(sys.modules, "dp_accounting", None)
+        role.leave(client, RunFolder(tmp_path))
+        stated = read_json(tmp_path / "privacy.json")
+        assert stated["releases"] == 3
+        if there:  # of 20 rows, at a threshold of three silos
+            assert (stated["sampling_rate"], stated["noise_silos"]) == (0.2, 3)
+            assert stated["epsilon"] == epsilon(1.0, 1e-5, 0.2, 3)
+        else:
+            assert "pip install 'moretta[dp]'" in stated["epsilon_is_not_stated"]
 
 
 def test_the_roster_is_held_to(tmp_path: Path) -> None:

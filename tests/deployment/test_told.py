@@ -3,6 +3,7 @@ nothing is done that it has not agreed to."""
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -22,7 +23,10 @@ from moretta.engines.checkpoint import Place
 from moretta.engines.flare.desk import UNFIT, Desk
 from moretta.engines.flare.envelope import Busy, Hello, Refused, digest_of, pack, reply_of
 from moretta.errors import CodecError, ParameterError
+from moretta.protocol import Stamp
 from moretta.protocols import modules
+from moretta.protocols.accountant import epsilon
+from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.secure_aggregation.identity import Identity, public_line
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -510,6 +514,31 @@ def test_no_round_that_a_server_names_brings_back_what_a_role_has_told(tmp_path:
         enter(one, run_file, session=9, round=9)
     lasting = tmp_path / "moretta" / "0123abcd" / "lasting.json"
     assert lasting.stat().st_mode & 0o777 == 0o600
+
+
+NOISED = f"{FEDSGD}\ndp-noise = {{}}\ndp-clip = 1.0"
+LEAST = f"{SITES}\nleast-rows = 9\nbatch-size = 0"
+CLEAR = '[secure-aggregation]\nscheme = "none"'
+
+
+def test_a_server_that_tells_another_noise_under_the_same_run_does_not_cancel_it(tmp_path: Path) -> None:
+    """A site keeps its secret root by the run's id, which the server names: dp-noise 8 and then 9 gave the gradient."""
+    uploads = {}
+    for session, noise in enumerate((8.0, 9.0)):
+        run_file = load(tmp_path, data=LEAST, protocol=NOISED.format(noise), more=CLEAR)
+        one = made(site(tmp_path), told.told(run_file))
+        client, _ = enter(one, run_file, session=session)
+        model = modules.arrays(told.site_side(run_file, one._file).model)
+        ask = TrainOn(stamp=Stamp("0123abcd", 1, 0), parameters=model, encoding={})
+        answer = client.answer(ask)
+        one.answered(client, ask, answer)
+        uploads[noise] = np.concatenate([np.ravel(value) for _, value in sorted(answer.tensors.items())])
+    off = 9 * uploads[8.0] - 8 * uploads[9.0]  # the gradient of 20 rows, each of norm 1 at most, if noise had gone
+    assert np.linalg.norm(off) > 0.5 * 72 * np.sqrt(2 * off.size) / 20 > 10
+    one.end(client, b"")
+    stated = json.loads((tmp_path / "moretta" / "0123abcd" / "privacy.json").read_text())
+    assert stated["releases"] == 2  # of both, whatever the server says; and epsilon as of the noise told last
+    assert stated["epsilon"] == epsilon(9.0, 1e-5, 1.0, 2)
 
 
 def test_a_damaged_state_is_a_sentence(one: Site, run_file: RunFile, tmp_path: Path) -> None:

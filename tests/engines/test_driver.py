@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from toy import SCHEMA, ToyClient, ToyServer
+from toy import SCHEMA, Say, ToyClient, ToyServer
 
 from moretta.codec import Codec
-from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.driver import SAYS, Driver, Dropped, RoundEnd
 from moretta.engines.in_process import InProcess
-from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
-from moretta.protocol import Aborted, Ask, Exchange, Message, Replies, Report, Stamp
+from moretta.errors import Disconnected, MisuseError, ParameterError, PeerError, RunFailed, SumSpent
+from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, Report, Stamp
 
 Clients = dict[str, ToyClient]
 
@@ -184,3 +186,140 @@ def test_messages_of_a_run_carry_its_id(clients: Clients) -> None:
     play(ToyServer(), clients)
     messages: list[Message] = [message for client in clients.values() for message in client.asked]
     assert {message.stamp.run for message in messages} == {"run"}
+
+
+# Takes: what silos helped to open is not asked for again over others.
+
+
+class Spender(ToyClient):
+    """Says that takes are spent: `says` has, by round and take, what it says then."""
+
+    def __init__(self, number: int, says: dict[tuple[int, int], tuple[int, str, bool]]) -> None:
+        super().__init__(number)
+        self.says = says
+
+    def answer(self, message: Message) -> Message:
+        said = self.says.get((message.stamp.round, message.stamp.take))
+        if said is None or not isinstance(message, Say):
+            return super().answer(message)
+        self.asked.append(message)
+        raise SumSpent(said[0], tuple(said[1]), said[2])
+
+
+class Opening(ToyServer):
+    """A server whose silos are bound in some attempts; `held_up` has who is silent then, by round and attempt."""
+
+    def __init__(self, held_up: dict[tuple[int, int], str]) -> None:
+        super().__init__()
+        self.held_up, self.played = held_up, list[tuple[Stamp, str]]()
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        self.played.append((now, "".join(self.cohort)))
+        silent = [silo for silo in self.held_up.get((now.round, now.attempt), "") if silo in self.cohort]
+        if silent:
+            yield from ()
+            return Aborted(dict.fromkeys(silent, Missing(Reason.LATE, "it was silent")), opened=silent)
+        return (yield from super().round(now))
+
+
+def spenders(**says: dict[tuple[int, int], tuple[int, str, bool]]) -> Clients:
+    return {name: Spender(10**place, says.get(name, {})) for place, name in enumerate("abc")}
+
+
+def test_a_spent_take_costs_no_silo_the_round_and_the_highest_next_take_wins() -> None:
+    clients = spenders(a={(2, 0): (1, "ab", False)}, b={(2, 0): (3, "ab", False)})
+    server = Opening({})
+    ends = play(server, clients)
+    assert [(end.attempt, end.take, end.dropped) for end in ends] == [(0, 0, []), (1, 3, []), (0, 0, [])]
+    assert server.sums == [111, 111, 111]
+    assert server.played[1:3] == [(Stamp("run", 2, 0, 0), "abc"), (Stamp("run", 2, 1, 3), "abc")]
+
+
+def test_who_is_missing_beside_a_spent_take_is_left_out_of_the_next() -> None:
+    clients = spenders(a={(1, 0): (1, "abc", False)})
+    clients["c"].faults["toy/say", 1] = PeerError("no")
+    ends = play(Opening({}), clients, 1)
+    assert [(end.take, end.report.figures) for end in ends] == [(1, {"sum": 11.0})]
+    assert ends[0].dropped == [Dropped(1, "c", "refused: no")]
+
+
+def test_after_silos_were_bound_the_next_take_goes_on_without_the_silent() -> None:
+    server = Opening({(1, 0): "c"})
+    ends = play(server, spenders(), 2)
+    assert [(end.attempt, end.take, end.report.figures["sum"]) for end in ends] == [(1, 1, 11.0), (0, 0, 111.0)]
+    assert ends[0].dropped == [Dropped(1, "c", "late: it was silent")]
+
+
+def test_a_silo_that_has_cost_two_takes_is_left_out_until_the_run_is_resumed() -> None:
+    server = Opening({(1, 0): "c", (3, 0): "c"})
+    driver = driver_of(server, spenders())
+    ends = list(driver.rounds(1, 5))
+    assert [(end.take, end.report.figures["sum"]) for end in ends] == [
+        (1, 11.0), (0, 111.0), (1, 11.0), (0, 11.0), (0, 11.0)
+    ]  # fmt: skip
+    assert [[one.silo for one in end.dropped] for end in ends] == [["c"], [], ["c"], ["c"], ["c"]]
+    assert "silent 2 times" in ends[3].dropped[0].reason
+    assert next(driver_of(server, spenders()).rounds(6, 6)).report.figures == {"sum": 111.0}
+
+
+def test_a_costly_silo_stays_where_there_would_be_too_few_without_it() -> None:
+    server = Opening({(1, 0): "b", (2, 0): "b", (3, 0): "c", (4, 0): "c"})
+    ends = list(driver_of(server, spenders(), least=1).rounds(1, 5))
+    assert [end.report.figures["sum"] for end in ends] == [101.0, 101.0, 1.0, 1.0, 1.0]
+    driver = driver_of(Opening({}), spenders(), least=2)
+    driver._cost.update("bbcc")  # as if each had held up the others where the other one was there
+    assert [end.report.figures["sum"] for end in driver.rounds(1, 1)] == [111.0]
+
+
+def test_whole_rows_are_played_again_by_the_same_silos_alone() -> None:
+    clients = spenders(a={(1, 0): (0, "ab", True)}, b={(1, 0): (0, "ab", True)})
+
+    class Again(Opening):
+        def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+            if "".join(cohort) == "ab":  # the same sum again is none that was spent
+                for name in "ab":
+                    clients[name].says = {}
+            return (yield from super().setup(now, cohort))
+
+    server = Again({})
+    ends = play(server, clients, 1)
+    assert [(end.take, end.cohort, end.report.figures) for end in ends] == [(0, ["a", "b"], {"sum": 11.0})]
+
+
+def test_whole_rows_wait_for_the_same_silos_and_then_fail_by_name() -> None:
+    says = {(2, 0): (0, "abc", True)}
+    waited: list[tuple[list[str], int]] = []
+
+    def back(silos: Sequence[str], least: int) -> Sequence[str]:
+        waited.append((list(silos), least))
+        return silos if len(waited) == 2 else ()
+
+    def driver() -> Driver:
+        clients = spenders(a=says, b=says)
+        clients["c"].faults["toy/say", 2] = Disconnected("gone")
+        engine = InProcess(clients, Codec(SCHEMA))
+        return Driver(ToyServer(), list(clients), "run", engine.deliver, 2, engine.clock.phase, back=back)
+
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=r"round 2 can only be played .* as before, a, b, c: .* missing: c;"):
+            list(driver().rounds(1, 2))
+    assert waited[0] == (["c"], 1)
+    assert len(waited) > 2
+
+
+def test_a_silo_that_says_without_end_that_takes_are_spent_is_left_out() -> None:
+    clients = spenders(b={(1, take): (take + 1, "ab", False) for take in range(99)})
+    server = Opening({})
+    ends = play(server, clients, 2)
+    assert [(end.take, end.report.figures["sum"]) for end in ends] == [(SAYS, 101.0), (0, 111.0)]
+    assert [one.silo for one in ends[0].dropped] == ["b"]
+    assert "that the take was spent" in ends[0].dropped[0].reason
+    assert len(server.played) == SAYS + 3
+
+
+def test_silos_that_all_say_so_without_end_end_the_run() -> None:
+    says = {(1, take): (take + 1, "abc", False) for take in range(99)}
+    server = Opening({})
+    with pytest.raises(RunFailed, match=r"round 1 .* that the take was spent"):
+        play(server, spenders(a=says, b=says, c=says), 1)
+    assert len(server.played) <= SAYS + 2

@@ -12,6 +12,7 @@ from moretta.protocol import (
     Message,
     Outcome,
     Report,
+    Spent,
     Stamp,
     State,
     message,
@@ -37,7 +38,7 @@ class Said(Message):
     number: int
 
 
-SCHEMA = (Hello, Say, Said)
+SCHEMA = (Hello, Say, Said, Spent)
 
 
 class ToyServer:

@@ -96,11 +96,17 @@ def test_the_facts_say_towards_whom_and_what_is_left_out() -> None:
     privacy = Privacy(noise=2.0, clip=1.0, delta=1e-5)
     clear = Accountant(privacy, 0.1).facts(50)
     assert clear == {
-        "noise_multiplier": 2.0, "delta": 1e-5, "sampling_rate": 0.1, "epsilon": epsilon(2.0, 1e-5, 0.1, 50)
+        "noise_multiplier": 2.0, "delta": 1e-5, "sampling_rate": 0.1, "releases": 50.0, "noise_silos": 1.0,
+        "epsilon": epsilon(2.0, 1e-5, 0.1, 50),
     }  # fmt: skip
     shared = Accountant(privacy, 0.1, sharers=4, left_out="the means").facts(50)
-    # One of four silos knows a quarter of the variance.
+    assert shared["noise_silos"] == 4
+    assert shared["epsilon"] == clear["epsilon"]
+    # One of four silos knows a quarter of the variance, two half of it, and all but one three quarters.
     assert shared["epsilon_to_silos"] == epsilon(2.0 * 0.75**0.5, 1e-5, 0.1, 50)
+    assert shared["epsilon_with_noise_of_2"] == epsilon(2.0 * 0.5**0.5, 1e-5, 0.1, 50)
+    assert shared["epsilon_with_noise_of_1"] == epsilon(2.0 * 0.25**0.5, 1e-5, 0.1, 50)
+    assert [key for key in Accountant(privacy, 0.1, sharers=2).facts(5) if "with_noise" in key] == []
     assert shared["epsilon_leaves_out"] == "the means"
     assert Accountant(Privacy(0.0, 1.0, 1e-5), 0.1).facts(50)["epsilon"] == "unbounded"
     assert Accountant(privacy, 0.1).facts(0)["epsilon"] == 0.0

@@ -279,6 +279,21 @@ def test_noise_is_said_with_what_it_bounds_and_what_it_leaves_out(make_run):
     assert "private" not in said(read_run(make_run("fedsgd", folder="plain", **SUMMED)), "Server")
 
 
+def test_noise_is_said_with_what_is_counted_and_whose_noise_is_assumed(make_run):
+    facts = {"epsilon": 4.73, "delta": 1e-5, "releases": 28.0, "noise_silos": 8.0, "epsilon_to_silos": 5.1}
+    facts |= {"epsilon_with_noise_of_4": 7.7, "epsilon_with_noise_of_1": "unbounded"}
+    server = said(read_run(make_run("fedsgd", facts=facts, **SUMMED)), "Server")
+    assert "Counted are 28 noised sums that may have been opened" in server
+    assert "assumed is that the noise of 8 silos in each is unknown to who looks" in server
+    assert "where it is that of 4 with ε = 7.7, of 1 with ε = unbounded." in server
+    clear = {"epsilon": 4.73, "delta": 1e-5, "releases": 28.0, "noise_silos": 1.0}
+    server = said(read_run(make_run("fedsgd", folder="clear", facts=clear, **SUMMED)), "Server")
+    assert "Counted are 28 noised sums that may have been opened; each silo adds all of the noise." in server
+    two = clear | {"noise_silos": 2.0, "epsilon_to_silos": 9.0}
+    server = said(read_run(make_run("fedsgd", folder="two", facts=two, **SUMMED)), "Server")
+    assert "the noise of 2 silos in each is unknown to who looks." in server
+
+
 IN_THE_CLEAR = {"secure_aggregation": {"scheme": "none", "ring_bits": None}}
 SPAN = "the sum gives the silos’ gradient as far as it lies in their span: K numbers of it a round"
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from moretta.codec import Codec
-from moretta.errors import MorettaError
+from moretta.errors import MorettaError, SumSpent
 from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Exchange, Message, Missing, Reason, Replies, Stamp, message
+from moretta.protocol import Aborted, Exchange, Message, Missing, Reason, Replies, Spent, Stamp, message
 from moretta.secure_aggregation import (
     MESSAGES,
     RULES,
@@ -22,12 +22,15 @@ from moretta.secure_aggregation import (
     HelpedSums,
     Rules,
     Sum,
+    Wanted,
     aggregator,
     contributor,
 )
 from moretta.secure_aggregation import asked as about_of
 from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.cohort import Cohort
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.masks import Label, label_of
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.unmasking import Confirmed, Unmask
 
@@ -39,7 +42,7 @@ class Train(Message):
     encoding: Mapping[str, int]
 
 
-CODEC = Codec((*MESSAGES, Train))
+CODEC = Codec((*MESSAGES, Train, Spent))
 ASKED = Asked(bytes(32))
 """What an upload answers in tests where nobody asks."""
 Answer = Callable[[Message], Any]
@@ -107,6 +110,9 @@ def _answer(silo: Answer, asked: Message, codec: bool) -> Message | Late | Missi
         data = silo(CODEC.decode(CODEC.encode(asked)) if codec else asked)
     except Vanished:
         return Missing(Reason.DISCONNECTED, "it cannot be reached")
+    except SumSpent as spent:
+        said = Spent(stamp=asked.stamp, next_take=spent.next_take, survivors=spent.survivors, whole=spent.whole)
+        return Missing(Reason.SPENT, str(said), CODEC.decode(CODEC.encode(said)))
     except MorettaError as error:
         return Missing(Reason.REFUSED, str(error))
     if isinstance(data, Late) or not codec:
@@ -197,6 +203,12 @@ def one_sum(
     ask = Train(stamp=now, encoding=wanted.fraction_bits)
     asks = ask if asked is None else dict.fromkeys(asked, ask)
     return play(server.sum(asks, wanted, whole=whole), {**silos, **(replaced or {})}, seen, missing, codec=codec)
+
+
+def label_in(now: Stamp, cohort: Cohort, wanted: Wanted) -> Label:
+    """Return the label of the sum that `Train` asks for."""
+    about = about_of(Train(stamp=now, encoding=wanted.fraction_bits))
+    return label_of(now, cohort.digest, wanted.shapes, wanted.fraction_bits, about.digest)
 
 
 def exact_means(silos: Mapping[str, Silo], among: Sequence[str], name: str, fraction_bits: int) -> np.ndarray:

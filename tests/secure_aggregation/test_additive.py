@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import (
     ASKED,
+    CODEC,
     NOW,
     Late,
     Seen,
@@ -163,7 +164,8 @@ def test_several_sums_and_set_ups_with_rules_that_thin_out_other_schemes() -> No
     assert isinstance(two, Sum)
     assert one.means["w"].tobytes() == two.means["w"].tobytes()
     del cohort["s5"]
-    assert isinstance(one_sum(agreed(cohort, SCHEME, rules=rules), cohort, NOW), Sum)
+    again = Stamp(NOW.run, 3, 0)
+    assert isinstance(one_sum(agreed(cohort, SCHEME, rules=rules, now=again), cohort, again), Sum)
 
 
 def test_a_roster_signs_the_keys() -> None:
@@ -246,7 +248,13 @@ def test_a_dropout_in_either_step_aborts_by_name(
     broken = {name: changed(cohort[name], kind, change) for name in ("s1", "s3")}
     assert why(one_sum(server, cohort, NOW, replaced=broken, whole=whole)) == {"s1": reason, "s3": reason}
     rest = {name: cohort[name] for name in ("s0", "s2")}
-    assert isinstance(one_sum(agreed(rest, SCHEME, now=Stamp("test", 1, 1)), rest, Stamp("test", 1, 1)), Sum)
+    again = Stamp("test", 1, 1)
+    second = one_sum(agreed(rest, SCHEME, now=again), rest, again)
+    if kind is SealedShares:
+        assert isinstance(second, Sum)
+    else:  # shares were added: of the same rows there is no sum over fewer
+        assert why(second) == dict.fromkeys(rest, Reason.SPENT)
+        assert isinstance(one_sum(agreed(rest, SCHEME, now=again), rest, Stamp("test", 1, 1, 1)), Sum)
 
 
 def test_a_silo_that_is_not_asked_is_missing() -> None:
@@ -393,7 +401,7 @@ SEALED = np.zeros(TAG_BYTES + 8, dtype=np.uint8)
 )
 def test_messages_of_sealed_shares_that_cannot_be(shares: dict[str, np.ndarray]) -> None:
     with pytest.raises(PeerError, match="expected sealed shares"):
-        SealedShares(stamp=NOW, shares=shares, weight=0)
+        SealedShares(stamp=NOW, shares=shares, weight=0, asked=bytes(32))
     with pytest.raises(PeerError, match="expected sealed shares"):
         AddShares(stamp=NOW, shares=shares)
 
@@ -409,7 +417,7 @@ def test_messages_of_added_shares_that_cannot_be() -> None:
     with pytest.raises(PeerError, match="got both"):
         AddedShares(stamp=NOW, words=words, unopened=("a",))
     with pytest.raises(PeerError, match="or 0 where it is hidden"):
-        SealedShares(stamp=NOW, shares={"a": SEALED}, weight=-1)
+        SealedShares(stamp=NOW, shares={"a": SEALED}, weight=-1, asked=bytes(32))
 
 
 def test_a_silo_adds_once_for_each_upload_and_only_the_whole_cohort() -> None:
@@ -430,14 +438,18 @@ def test_a_silo_adds_once_for_each_upload_and_only_the_whole_cohort() -> None:
             silo.answer(AddShares(stamp=stamp, shares=sealed))
     good = AddShares(stamp=NOW, shares={name: uploads[name].shares["a"] for name in "bc"})
     assert silo.answer(good).unopened == ()  # what was refused used nothing up
+    assert CODEC.encode(silo.answer(good)) == CODEC.encode(silo.answer(good))  # asked again, it says the same again
+    for change in ({"c": good.shares["b"]}, {"b": good.shares["b"] ^ 1}):
+        with pytest.raises(MisuseError, match="or twice"):
+            silo.answer(AddShares(stamp=NOW, shares={**good.shares, **change}))
     with pytest.raises(MisuseError, match="or twice"):
-        silo.answer(good)
+        silo.answer(AddShares(stamp=Stamp(NOW.run, 1, 0, 1), shares=good.shares))
     assert cohort["b"].contributor.answer(AddShares(stamp=NOW, shares=dict.fromkeys("ac", SEALED))).unopened == (
         "a",
         "c",
     )
     with pytest.raises(MisuseError, match="or twice"):
-        cohort["b"].contributor.answer(AddShares(stamp=NOW, shares=dict.fromkeys("ac", SEALED)))
+        cohort["b"].contributor.answer(AddShares(stamp=NOW, shares={name: uploads[name].shares["b"] for name in "ac"}))
 
 
 def test_a_label_is_used_once() -> None:

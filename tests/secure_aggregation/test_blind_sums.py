@@ -18,7 +18,7 @@ from moretta.codec import size
 from moretta.errors import MisuseError, PeerError
 from moretta.keystream import SecretRoot, derive
 from moretta.protocol import Aborted, Message, Stamp
-from moretta.secure_aggregation import Aggregator, Relayed, Rules, Sum, aggregator, contributor
+from moretta.secure_aggregation import Aggregator, Asked, Relayed, Rules, Sum, aggregator, contributor
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, read
 from moretta.secure_aggregation.masks import blind_key, label_of
 from moretta.secure_aggregation.ring import Ring
@@ -38,11 +38,12 @@ class Member(Silo):
     """A silo that blinds what it uploads."""
 
     key: bytes | None = KEY
+    about: Asked = ASKED
 
     def __call__(self, asked: Message) -> Any:
         if isinstance(asked, Train):
             return self.contributor.upload(
-                asked.stamp, self.tensors, self.weight, asked.encoding, self.key, asked=ASKED
+                asked.stamp, self.tensors, self.weight, asked.encoding, self.key, asked=self.about
             )
         return super().__call__(asked)
 
@@ -284,7 +285,7 @@ def test_what_cannot_be_a_sum_is_a_peers_error(scheme: str, bits: int, rules: Ru
 @pytest.mark.parametrize("bits", [64, 32])
 @pytest.mark.parametrize("limit", [2.0**-900, 2.0**900])
 def test_the_widest_and_narrowest_limits_are_read(bits: int, limit: float) -> None:
-    ring, label = Ring(bits), label_of(NOW, bytes(32), {"x": ()}, {})
+    ring, label = Ring(bits), label_of(NOW, bytes(32), {"x": ()}, {}, bytes(32))
     f = ring.fraction_bits("x", limit, 1, 2)
     words = {"x": ring.encode("x", np.array(0.75 * limit), 1, f, 1, 2)}
     total = Relayed(words, np.array(1, ring.dtype), ("a",))
@@ -425,7 +426,7 @@ def vector_members(case: Mapping[str, Any], scheme: str) -> tuple[dict[str, Memb
         for name, own in case["silos"].items()
     }  # fmt: skip
     for member in made.values():
-        member.key = bytes.fromhex(case["key"])
+        member.key, member.about = bytes.fromhex(case["key"]), Asked(bytes.fromhex(case["asked"]))
     server = agreed(made, scheme, case["bits"], rules, stamp)
     shapes = {name: (len(entries),) for name, entries in case["words"].items()}
     return made, server, server.want(shapes, dict.fromkeys(shapes, case["limit"]), case["most_weight"])
@@ -443,7 +444,8 @@ def test_vectors(case: Mapping[str, Any], scheme: str) -> None:
     assert isinstance(total, Relayed)
     assert int(total.weight) == case["weight"]
     assert {name: words.tolist() for name, words in total.tensors.items()} == case["words"]
-    found = made["anna"].contributor.read(stamp, total, wanted.fraction_bits, bytes.fromhex(case["key"]), asked=ASKED)
+    about = made["anna"].about
+    found = made["anna"].contributor.read(stamp, total, wanted.fraction_bits, bytes.fromhex(case["key"]), asked=about)
     expected = case["sum"]
     assert (found.weight, list(found.silos)) == (expected["weight"], sorted(case["silos"]))
     exact = np.ldexp(np.array(expected["entries"], dtype=np.float64), -expected["fraction_bits"]) / found.weight
@@ -460,7 +462,8 @@ def test_tampered_vectors(case: Mapping[str, Any], scheme: str) -> None:
         words = {name: np.array(entries, dtype) for name, entries in given["words"].items()}
         total = Relayed(words, np.array(given["weight"], dtype), given.get("members", sorted(case["silos"])))
         encoding = {**wanted.fraction_bits, **given.get("encoding", {})}
+        about = Asked(bytes.fromhex(given["asked"]))
         with pytest.raises(PeerError):
             made["anna"].contributor.read(
-                Stamp(*given["stamp"]), total, encoding, bytes.fromhex(given["key"]), asked=ASKED
+                Stamp(*given["stamp"]), total, encoding, bytes.fromhex(given["key"]), asked=about
             )

@@ -128,6 +128,7 @@ def test_dropout_vector() -> None:
     assert answers(Confirmed) == DROPOUT["confirmed"]
     assert {name: stated(asked) for name, asked, _ in said if isinstance(asked, Unmask)} == DROPOUT["unmask"]
     assert {name: reply["shares"] for name, reply in answers(SelfMaskShares).items()} == DROPOUT["shares"]
+    assert {name: reply["secret"] for name, reply in answers(SelfMaskShares).items()} == DROPOUT["secrets"]
     assert isinstance(total, Sum)
     expected = DROPOUT["sum"]
     assert (list(total.silos), total.weight) == (DROPOUT["survivors"], expected["weight"])
@@ -161,7 +162,7 @@ def test_masks_cancel_for_any_cohort(names: list[str], bits: int) -> None:
     total = [np.zeros((), dtype=f"uint{bits}"), np.zeros((2, 3), dtype=f"uint{bits}")]
     for name, silo in silos.items():
         agreement, _ = silo._keys.agreed
-        label = label_of(NOW, agreement.cohort.digest, {"w": (2, 3)}, {"w": 20, MOST_WEIGHT: 9})
+        label = label_of(NOW, agreement.cohort.digest, {"w": (2, 3)}, {"w": 20, MOST_WEIGHT: 9}, bytes(32))
         masks = [(name < peer, pair_key(seed, label, name, peer)) for peer, seed in agreement.seeds.items()]
         before = total[1].copy()
         add_masks(total, masks)
@@ -184,17 +185,18 @@ def test_changing_anything_in_its_label_changes_the_mask(of_a_pair: bool) -> Non
     def mask(
         seed: bytes = b"s" * 32, run: str = "r", number: int = 1, attempt: int = 0, cohort: bytes = b"c",
         tensors: str = "vw", shape: tuple[int, ...] = (2, 3), bits: int = 20, most: int = 9,
-        me: str = "a", peer: str = "b",
+        me: str = "a", peer: str = "b", take: int = 0, asked: bytes = bytes(32),
     ) -> bytes:  # fmt: skip
         shapes, encoding = dict.fromkeys(tensors, (6,)), dict.fromkeys(tensors, 5)
         shapes["w"], encoding["w"], encoding[MOST_WEIGHT] = shape, bits, most
-        label = label_of(Stamp(run, number, attempt), cohort, shapes, encoding)
+        label = label_of(Stamp(run, number, attempt, take), cohort, shapes, encoding, asked)
         words = np.zeros(4, dtype=np.uint64)
         add_masks([words], [(True, pair_key(seed, label, me, peer) if of_a_pair else self_key(seed, label, me))])
         return words.tobytes()
 
     changes: list[dict[str, Any]] = [
-        {"seed": b"t" * 32}, {"run": "q"}, {"number": 2}, {"attempt": 1}, {"cohort": b"d"}, {"tensors": "uw"},
+        {"seed": b"t" * 32}, {"run": "q"}, {"number": 2}, {"attempt": 1}, {"take": 1}, {"asked": b"q" * 32},
+        {"cohort": b"d"}, {"tensors": "uw"},
         {"tensors": "uvw"}, {"tensors": "w"}, {"shape": (3, 2)}, {"shape": (6,)}, {"shape": (1, 2, 3)}, {"shape": ()},
         {"bits": 21}, {"bits": -20}, {"most": 10}, {"me": "c"}, *([{"peer": "c"}] if of_a_pair else []),
     ]  # fmt: skip
@@ -204,7 +206,7 @@ def test_changing_anything_in_its_label_changes_the_mask(of_a_pair: bool) -> Non
 
 
 def test_a_pairs_mask_is_nobodys_own_mask() -> None:
-    label = label_of(NOW, b"c", {"w": ()}, {"w": 20, MOST_WEIGHT: 9})
+    label = label_of(NOW, b"c", {"w": ()}, {"w": 20, MOST_WEIGHT: 9}, bytes(32))
     assert pair_key(b"s" * 32, label, "a", "b") == pair_key(b"s" * 32, label, "b", "a")
     assert pair_key(b"s" * 32, label, "a", "a") != self_key(b"s" * 32, label, "a")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sum_driver import (
+    CODEC,
     NOW,
     Answer,
     Silo,
@@ -18,6 +19,7 @@ from sum_driver import (
     aggregator,
     agreed,
     exact_means,
+    label_in,
     one_sum,
     play,
     rostered,
@@ -28,7 +30,7 @@ from moretta.errors import MisuseError, PeerError
 from moretta.protocol import Aborted, Message, Reason, Stamp
 from moretta.secure_aggregation import Aggregator, Rules, Sum, Wanted, shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, PeerKeys
-from moretta.secure_aggregation.masks import Label, label_of
+from moretta.secure_aggregation.masks import Label
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask, share_digest
 
@@ -60,9 +62,7 @@ class Room:
         return self.server.want({"w": (2,)}, {"w": 1.0}, len(NAMES))
 
     def label(self) -> Label:
-        wanted = self.wanted()
-        cohort = self.silos["a"].contributor._keys.agreed[0].cohort
-        return label_of(self.now, cohort.digest, wanted.shapes, wanted.fraction_bits)
+        return label_in(self.now, self.silos["a"].contributor._keys.agreed[0].cohort, self.wanted())
 
 
 def room(*, roster: bool = False) -> Room:
@@ -123,16 +123,28 @@ def test_no_key_of_a_pair_is_given_once_its_shares_are() -> None:
     stage = room()
     stage.unmask("a", NAMES)
     for asked in (LEFT, NAMES):
-        with pytest.raises(MisuseError, match="given once"):
+        with pytest.raises(MisuseError, match="were given out before"):
             stage.confirm("a", asked)
 
 
-def test_shares_are_given_once() -> None:
+def test_shares_are_given_for_one_ask_and_again_only_for_that_very_one() -> None:
     stage = room()
     stage.confirm("a", LEFT)
-    stage.unmask("a", LEFT)
-    with pytest.raises(MisuseError, match="given once"):
-        stage.unmask("a", LEFT)
+    first = stage.unmask("a", LEFT)
+    assert CODEC.encode(stage.unmask("a", LEFT)) == CODEC.encode(first)
+    good = asked = unmask_of("a", LEFT, stage.uploads)
+    for change in (
+        {"signatures": {"b": bytes(64)}},
+        {"survivors": NAMES},
+        {"sealed": good.sealed | {"b": good.sealed["c"]}},
+        {"digests": good.digests | {"b": good.digests["c"]}},
+    ):
+        with pytest.raises(MisuseError, match="given for one ask"):
+            stage.silos["a"](replace(asked, **change))
+    for when in ({"take": 1}, {"attempt": 1}, {"round": 2}):
+        with pytest.raises(PeerError, match="expected to unmask the upload of round 1, attempt 0"):
+            stage.unmask("a", LEFT, stamp=replace(stage.now, **when))
+    assert CODEC.encode(stage.unmask("a", LEFT)) == CODEC.encode(first)
 
 
 def test_a_refusal_changes_nothing() -> None:
@@ -189,7 +201,7 @@ def test_a_new_set_up_forgets_the_upload() -> None:
         stage.confirm("a", LEFT)
 
 
-@pytest.mark.parametrize("change", [{"round": 2}, {"attempt": 1}, {"run": "another"}, {"round": 0}])
+@pytest.mark.parametrize("change", [{"round": 2}, {"attempt": 1}, {"take": 1}, {"run": "another"}, {"round": 0}])
 def test_another_sums_stamp(change: dict[str, Any]) -> None:
     stage = room()
     elsewhere = replace(stage.now, **change)

@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 HERE = Path(__file__).parent
-STAMP = ("vectors", 3, 1)  # run, round, attempt
+STAMP = ("vectors", 3, 1, 2)  # run, round, attempt, take
 ROOTS = {name: bytes([number]) * 32 for number, name in enumerate(("anna", "bea", "città", "dora"), start=1)}
 Data = dict[str, tuple[int, dict[str, list[float]]]]  # a silo's weight and tensors
 DATA: Data = {
@@ -43,6 +43,19 @@ def purpose(*parts: int | str | bytes) -> bytes:
         content = content.encode() if isinstance(content, str) else content
         out += kind + len(content).to_bytes(4, "big") + content
     return out
+
+
+def parts_of(*parts: int | str | bytes) -> bytes:
+    return purpose(*parts).removeprefix(b"moretta/1")
+
+
+def asked_for(encoding: dict[str, int]) -> bytes:
+    """Return the digest of what an upload answers, where the tests' message asks that carries nothing but this."""
+    message = hashlib.sha256(purpose("message", "test/train")).digest()
+    question = hashlib.sha256(purpose("question", message)).digest()
+    how = parts_of("mapping", len(encoding))
+    how += b"".join(parts_of(name) + parts_of("plain", encoding[name]) for name in sorted(encoding))
+    return hashlib.sha256(purpose("asked", question, hashlib.sha256(how).digest())).digest()
 
 
 def _written(parts: list[int | str | bytes]) -> list[Any]:
@@ -215,13 +228,13 @@ LOST = "bea"
 class Pairs:
     """Four silos after a set-up: complete graph, threshold floor(2 n / 3) + 1, hidden weights, keys from their roots.
 
-    roster: its digest.
+    roster: its digest. A set-up belongs to an attempt, whatever the take.
     """
 
-    def __init__(self, stamp: tuple[str, int, int], roots: dict[str, bytes], roster: str = "") -> None:
+    def __init__(self, stamp: tuple[str, int, int, int], roots: dict[str, bytes], roster: str = "") -> None:
         self.stamp, self.roots, self.names = stamp, roots, sorted(roots)
-        base = (9).to_bytes(32, "little")
-        private = {name: hkdf(root, purpose("key agreement", *stamp, name, 0)) for name, root in roots.items()}
+        base, attempt = (9).to_bytes(32, "little"), stamp[:3]
+        private = {name: hkdf(root, purpose("key agreement", *attempt, name, 0)) for name, root in roots.items()}
         self.public = {name: x25519(key, base) for name, key in private.items()}
         self.threshold = 2 * len(roots) // 3 + 1
         keys = [part for name in self.names for part in (name, self.public[name])]
@@ -229,7 +242,7 @@ class Pairs:
         self.digest = hashlib.sha256(purpose("cohort", *settings, *keys)).digest()
         self.seeds = {
             (one, other): hkdf(
-                x25519(private[one], self.public[other]), purpose("pair", *stamp, self.digest, one, other)
+                x25519(private[one], self.public[other]), purpose("pair", *attempt, self.digest, one, other)
             )
             for one in self.names
             for other in self.names
@@ -245,7 +258,8 @@ class Uploads:
         self.fraction_bits = fraction_bits(LIMIT, MOST_WEIGHT, len(pairs.names), bits)
         tensors = data[pairs.names[0]][1]
         encoding = dict.fromkeys(tensors, self.fraction_bits) | {"most weight": MOST_WEIGHT}
-        summed: list[int | str | bytes] = []
+        self.asked = asked_for(encoding)
+        summed: list[int | str | bytes] = [self.asked]
         for name in sorted(tensors):
             summed += [name, 1, len(tensors[name])]  # its name, axes, and their lengths
         for name in sorted(encoding):
@@ -298,6 +312,7 @@ class Uploads:
         return {
             "tensors": tensors,
             "weight": weight,
+            "asked": self.asked.hex(),
             "committed": hashlib.sha256(purpose("self-mask secret", *self.label, me, self.secrets[me])).hexdigest(),
             "sealed": {holder: self.sealed(me, holder).hex() for holder in self.others(me)},
             "digests": {holder: self.share_digest(me, holder).hex() for holder in self.pairs.names},
@@ -357,8 +372,10 @@ def _blinded(uploads: Uploads) -> dict[str, Any]:
         ("another key", {"key": hashlib.sha256(BLIND).hexdigest()}),
         ("a silo too few", {"members": names[1:]}),
         ("a silo too many", {"members": [*names, "emil"]}),
-        ("the next attempt", {"stamp": (*STAMP[:2], STAMP[2] + 1)}),
-        ("another round", {"stamp": (STAMP[0], STAMP[1] + 1, STAMP[2])}),
+        ("the next attempt", {"stamp": (*STAMP[:2], STAMP[2] + 1, STAMP[3])}),
+        ("another round", {"stamp": (STAMP[0], STAMP[1] + 1, *STAMP[2:])}),
+        ("the next take", {"stamp": (*STAMP[:3], STAMP[3] + 1)}),
+        ("something else asked", {"asked": "00" * 32}),
         ("another run", {"stamp": ("vector", *STAMP[1:])}),
         ("a bit more behind the point", {"encoding": {"w": uploads.fraction_bits + 1}}),
         ("another bound of the weight", {"encoding": {"most weight": MOST_WEIGHT + 1}}),
@@ -376,6 +393,7 @@ def _blinded(uploads: Uploads) -> dict[str, Any]:
         "most_weight": MOST_WEIGHT,
         "silos": {name: {"weight": number, "values": values} for name, (number, values) in uploads.data.items()},
         "key": BLIND.hex(),
+        "asked": uploads.asked.hex(),
         "label": _written(list(uploads.label)),
         "blind_keys": {name: key.hex() for name, key in keys.items()},
         "weight": weight,
@@ -402,7 +420,7 @@ def _dropout() -> dict[str, Any]:
         return ed25519(identities[name], purpose("signed", *parts))[1].hex()
 
     adverts = {
-        name: {"public_key": key.hex(), "signature": signed(name, "key advert", roster, *stamp, name, key)}
+        name: {"public_key": key.hex(), "signature": signed(name, "key advert", roster, *stamp[:3], name, key)}
         for name, key in pairs.public.items()
     }
     confirmed = {
@@ -440,6 +458,7 @@ def _dropout() -> dict[str, Any]:
         "confirmed": confirmed,
         "unmask": unmask,
         "shares": {name: {maker: uploads.shares[maker][name].hex() for maker in left} for name in left},
+        "secrets": {name: uploads.secrets[name].hex() for name in left},
         "sum": {"weight": total_weight, "entries": entries, "fraction_bits": uploads.fraction_bits},
         "tampered": list(_tampered_unmasking("anna", left, unmask["anna"], uploads)),
     }
@@ -635,7 +654,7 @@ def identity_vectors() -> dict[str, Any]:
     listed = [part for name in names for part in (name, public[name], engine_names[name])]
     digest = hashlib.sha256(purpose("roster", *listed)).hexdigest()
     me, other = names[:2]
-    statement: list[int | str | bytes] = ["key advert", digest, *STAMP, me, bytes(range(32))]
+    statement: list[int | str | bytes] = ["key advert", digest, *STAMP[:3], me, bytes(range(32))]
     statements = [statement, ["survivors", digest, *STAMP, *names], ["ab", "c"], ["a", "bc"], [-1], [""], []]
     signature = ed25519(private[me], purpose("signed", *statement))[1]
     commitment, s = signature[:32], int.from_bytes(signature[32:], "little")
@@ -843,8 +862,8 @@ def grid_of() -> dict[str, Any]:
 
 def keyring() -> dict[str, Any]:
     """Return what participants seal for each other: a group's and a row's key, Delta, D, and digests of ids."""
-    _, number, attempt = STAMP
-    pairs = Pairs((EVERYBODY, number, attempt), ROOTS)
+    _, number, attempt, take = STAMP
+    pairs = Pairs((EVERYBODY, number, attempt, take), ROOTS)
     maker, *others = pairs.names
     grid = grid_of()
 
@@ -853,17 +872,17 @@ def keyring() -> dict[str, Any]:
         return (nonce + chacha20_poly1305(hkdf(secret, purpose(*parts)), nonce, content, b"")).hex()
 
     def key_of(run: str, who: str, session: int = 0) -> bytes:
-        return hkdf(ROOTS[who], purpose("group key", run, number, attempt, session))
+        return hkdf(ROOTS[who], purpose("group key", run, number, attempt, take, session))
 
     def sealed_key(run: str, who: str, holder: str) -> str:
         seed = hkdf(pairs.seeds[min(who, holder), max(who, holder)], purpose("grid", bytes.fromhex(grid["digest"])))
-        return seal(seed, key_of(run, who), "group key", run, number, attempt, who, holder)
+        return seal(seed, key_of(run, who), "group key", run, number, attempt, take, who, holder)
 
     def sealed(run: str, what: str, who: str, content: bytes) -> str:
-        return seal(key_of(run, maker), content, what, run, number, attempt, who)
+        return seal(key_of(run, maker), content, what, run, number, attempt, take, who)
 
     def digest(ids: list[str], run: str = ROW, at: int = number) -> str:
-        content = purpose(run, at, attempt, *ids).removeprefix(b"moretta/1")
+        content = parts_of(run, at, attempt, take, *ids)
         return hmac.new(hkdf(key_of(ROW, maker), purpose("ids")), content, hashlib.sha256).hexdigest()
 
     delta, moved = (sealed(ROW, "delta", maker, DELTA), sealed(GROUP, "displacement", maker, DISPLACEMENT))
@@ -871,7 +890,7 @@ def keyring() -> dict[str, Any]:
     ids = ["p-1", "p-2", "p-3"]
     return {
         "source": "this generator: HKDF and HMAC from the standard library, RFC 8439 in whole numbers",
-        "stamp": (EVERYBODY, number, attempt),
+        "stamp": (EVERYBODY, number, attempt, take),
         "roots": {name: root.hex() for name, root in ROOTS.items()},
         "maker": maker,
         "grid": grid,
@@ -949,8 +968,9 @@ def wire(tag: str, fields: Fields, /, **header: Any) -> bytes:
     for name, value in fields.items():
         flat |= {f"{name}/{key}": item for key, item in value.items()} if is_arrays(value) else {}
     plain = {name: value for name, value in fields.items() if not (is_array(value) or is_arrays(value))}
-    run, number, attempt = STAMP
-    inner = {"format": 1, "type": tag, "run": run, "round": number, "attempt": attempt, "fields": plain} | header
+    run, number, attempt, take = STAMP
+    stamped = {"run": run, "round": number, "attempt": attempt, "take": take}
+    inner = {"format": 2, "type": tag, **stamped, "fields": plain} | header
     text = json.dumps(inner, separators=(",", ":"), sort_keys=True)
     outer: Fields = {"__metadata__": {"moretta": text}}
     body = b""
@@ -990,6 +1010,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
         for name, part in parts.items()
     }
     return {
+        "spent": ("chosen here; the take after the stamp's", {"next_take": 3, "survivors": ["anna"], "whole": False}),
         "secure-aggregation/advertise-key": (made, {}),
         "secure-aggregation/key-advert": (f"{rfc}; the signature chosen here", {"public_key": keys["anna"], **signed}),
         "secure-aggregation/peer-keys": (
@@ -1013,6 +1034,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             {
                 "tensors": {"w": u64(range(6)).reshape(2, 3), "b": u64([2**64 - 1])},
                 "weight": u64(7),
+                "asked": "a5" * 32,
                 "committed": "cc" * 32,
                 "sealed": {"bea": "5e" * 48, "città": "5f" * 48},
                 "digests": {"anna": "d0" * 32, "bea": "d1" * 32, "città": "d2" * 32},
@@ -1029,10 +1051,13 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "digests": {"bea": "d1" * 32, "città": "d2" * 32},
             },
         ),
-        "secure-aggregation/self-mask-shares": (made, {"shares": {"anna": "00" * 32, "bea": "ff" * 32}}),
+        "secure-aggregation/self-mask-shares": (
+            "chosen here; as with a roster, with the own secret",
+            {"shares": {"anna": "00" * 32, "bea": "ff" * 32}, "secret": "5e" * 32},
+        ),
         "secure-aggregation/sealed-shares": (
             "chosen here; one ring element of 32 bits and a seal's tag",
-            {"shares": {"bea": u8(range(20)), "città": u8(range(235, 255))}, "weight": 7},
+            {"shares": {"bea": u8(range(20)), "città": u8(range(235, 255))}, "weight": 7, "asked": "a5" * 32},
         ),
         "secure-aggregation/add-shares": (made, {"shares": {"bea": u8(range(20)), "città": u8(range(20, 40))}}),
         "secure-aggregation/added-shares": (
@@ -1041,7 +1066,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
         ),
         "secure-aggregation/plain": (
             "chosen here; a zero with a sign, and an array without axes",
-            {"tensors": {"w": f32([[1.5, -0.0]]), "loss": f64(0.25)}, "weight": 7},
+            {"tensors": {"w": f32([[1.5, -0.0]]), "loss": f64(0.25)}, "weight": 7, "asked": "a5" * 32},
         ),
         "secure-aggregation/ask-moments": (
             made,
@@ -1147,7 +1172,7 @@ def cgd_messages() -> dict[str, tuple[str, Fields]]:
 
 def baffle_messages() -> dict[str, tuple[str, Fields]]:
     def digest(*parts: int | str | bytes) -> Any:
-        return hashlib.sha256(purpose(*parts).removeprefix(b"moretta/1"))
+        return hashlib.sha256(parts_of(*parts))
 
     made = "chosen here"
     names, roots = ["anna", "bea"], {"anna": ROOTS["anna"], "bea": ROOTS["bea"], "server": ROOTS["dora"]}
@@ -1290,6 +1315,13 @@ def _without(entries: Fields, name: str) -> Fields:
 
 # What each message's own check refuses: the field, why, and the change of the field's value.
 OWN: dict[str, list[tuple[str, str, Change]]] = {
+    "spent": [
+        ("next_take", "the take that is spent", lambda fields: 2),
+        ("next_take", "a take before it", lambda fields: 0),
+        ("next_take", "a take of 2^31", lambda fields: 2**31),
+        ("survivors", "one of them twice", lambda fields: ["anna", "anna"]),
+        ("survivors", "names out of order", lambda fields: ["città", "anna"]),
+    ],
     "secure-aggregation/key-advert": [
         ("public_key", "a key of low order", lambda fields: "00" * 32),
         ("public_key", "a key of 31 bytes", lambda fields: fields["public_key"][2:]),
@@ -1325,6 +1357,8 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("weight", "a float among ring elements", _as("weight", dtype="float64")),
         ("weight", "elements of two rings", _as("weight", dtype="uint32")),
         ("weight", "two weights", _as("weight", 7, 7)),
+        ("asked", "a digest of 31 bytes of what was asked", lambda fields: "a5" * 31),
+        ("asked", "no digest of what was asked", lambda fields: ""),
         ("committed", "a commitment of 31 bytes", lambda fields: "cc" * 31),
         ("committed", "no commitment", lambda fields: ""),
         ("sealed", "a seal a byte short", lambda fields: fields["sealed"] | {"bea": "5e" * 47}),
@@ -1353,6 +1387,8 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     "secure-aggregation/self-mask-shares": [
         ("shares", "a share of 31 bytes", lambda fields: {"anna": "00" * 31}),
         ("shares", "a share still sealed", lambda fields: {"anna": "00" * 48}),
+        ("secret", "a secret of 31 bytes", lambda fields: "5e" * 31),
+        ("secret", "a secret of 33 bytes", lambda fields: "5e" * 33),
     ],
     "secure-aggregation/sealed-shares": [
         ("weight", "a weight below zero", lambda fields: -1),
@@ -1361,6 +1397,8 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("shares", "shares shorter than a tag", lambda fields: {"bea": np.zeros(15, np.uint8)}),
         ("shares", "a share of words", lambda fields: {"bea": np.zeros(20, np.uint32)}),
         ("shares", "a share of two axes", lambda fields: {"bea": np.zeros((20, 1), np.uint8)}),
+        ("asked", "a digest of 33 bytes of what was asked", lambda fields: "a5" * 33),
+        ("asked", "no digest of what was asked", lambda fields: ""),
     ],
     "secure-aggregation/add-shares": [
         ("shares", "no shares", lambda fields: {}),
@@ -1378,6 +1416,8 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("weight", "a weight of zero", lambda fields: 0),
         ("weight", "a weight below zero", lambda fields: -7),
         ("tensors", "flags for numbers", lambda fields: {"w": np.array([True])}),
+        ("asked", "a digest of 31 bytes of what was asked", lambda fields: "a5" * 31),
+        ("asked", "no digest of what was asked", lambda fields: ""),
     ],
     "secure-aggregation/ask-moments": [
         ("order", "a third moment", lambda fields: 3),
@@ -1548,9 +1588,11 @@ def tampered_messages() -> Iterator[tuple[str, str, bytes]]:
     tag = "secure-aggregation/keys-accepted"  # the header is every message's
     wrong_headers = {
         "an attempt below zero": {"attempt": -1}, "an attempt of true": {"attempt": True},
+        "a take below zero": {"take": -1}, "a take of true": {"take": True}, "a take of 2^31": {"take": 2**31},
         "a round of 2^31": {"round": 2**31}, "a round with a fraction": {"round": 3.0},
         "a run without a name": {"run": ""}, "a run of 129 characters": {"run": "r" * 129},
-        "a wire format of the future": {"format": 2}, "a wire format of true": {"format": True},
+        "a wire format of the future": {"format": 3}, "a wire format of true": {"format": True},
+        "the wire format that had no take": {"format": 1},
         "a surplus header entry": {"surplus": 1}, "a list of fields": {"fields": []},
     }  # fmt: skip
     for why, header in wrong_headers.items():
@@ -1581,7 +1623,7 @@ def message_vectors() -> dict[str, Any]:
     assert not {case["bytes"] for case in tampered} & {case["bytes"] for case in good}
     assert all(len({(case["type"], case[what]) for case in tampered}) == len(tampered) for what in ("why", "bytes"))
     return {
-        "source": "this generator: wire format 1 (docstring of moretta.codec) written with json and numpy alone",
+        "source": "this generator: wire format 2 (docstring of moretta.codec) written with json and numpy alone",
         "stamp": STAMP,
         "good": good,
         "tampered": tampered,

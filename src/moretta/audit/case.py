@@ -106,7 +106,7 @@ class Case:
             return copy.deepcopy(self._built)
         import torch
 
-        return torch.export.load(io.BytesIO(self.architecture.program)).module().to(_dtype(self.run))
+        return torch.export.load(io.BytesIO(self.architecture.program)).module().to(torch_dtype(self.run))
 
     @cached_property
     def _built(self) -> nn.Module:
@@ -125,7 +125,7 @@ class Case:
         with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed
             for parameter in made.parameters():
                 parameter.zero_()
-        return made.to(_dtype(self.run)).train()
+        return made.to(torch_dtype(self.run)).train()
 
     def pack(self) -> bytes:
         """Return the case as bytes."""
@@ -165,7 +165,8 @@ class Case:
         return cls(run, seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
 
 
-def _dtype(run: Run) -> torch.dtype:
+def torch_dtype(run: Run) -> torch.dtype:
+    """Return the dtype of the model."""
     import torch
 
     return {"float32": torch.float32, "float64": torch.float64}[run.dtype]

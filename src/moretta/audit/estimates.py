@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from moretta.audit.case import Heard
 from moretta.audit.run import Run
 from moretta.audit.uploads import from_heard, rows_of
+from moretta.errors import ParameterError
 from moretta.keystream import derive, encode_parts
 from moretta.protocol import Array
 from moretta.protocols.baffle.directions import Directions
@@ -199,14 +200,14 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     number = seen.ask.stamp.round
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    from moretta.keystream import SecretRoot
-    from moretta.protocols.lots import Lots
+    from moretta.protocols.baffle.client import Client
 
-    root = SecretRoot(truth.states(number)[f"silo-{silo}"]["private/secret_root"])
-    lots = Lots(truth.run.rows[silo], truth.federation.batch_size)
-    return lots.draw(
-        root, seen.ask.stamp.run, number, seen.ask.parameter_hash, seen.seed, seen.ask.k, *seen.ask.stamp.drawn[1:]
-    )
+    client = truth.role(silo, number)
+    if not isinstance(client, Client):
+        raise ParameterError(f"expected a silo of baffle, got {type(client).__name__}")
+    agreed = [one for at in truth.recorded for one in truth.heard("server", at) if isinstance(one.message, Agree)]
+    graphs = [one.message.graph for one in agreed if one.peer == silo and isinstance(one.message, Agree)]
+    return client.lot(seen.ask, seen.seed, graphs[-1].tobytes() if graphs else b"")
 
 
 def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *, tokens: bool) -> float:

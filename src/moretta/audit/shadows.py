@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.audit import work
+from moretta.config_sections import SecureAggregation
 from moretta.protocol import Array, Tensors
 from moretta.protocols import modules
 from moretta.protocols.fedsgd.private import clipped_sum
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from moretta.audit.run import Run
 
 LEAST_STEPS = 10
-LEAST_SUMMED = 2  # silos, whose masked sum is revealed at the least where a run file does not say
 MOST_ROWS = 64  # whose own gradients are held at once
 ROW_ENTRIES = 10  # multiplications that an entry of a row's own gradient is worth: it is clipped and added up
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, PyTorch's
@@ -89,8 +89,8 @@ def _private(run: Run) -> tuple[float, float]:
     clip = float(run.setting("dp-clip"))
     if run.protocol == "baffle":
         clip /= math.sqrt(float(run.setting("k")))
-    told = run.setting("min-survivors", "secure-aggregation")
-    sharers = int(told or LEAST_SUMMED) if run.masked else 1
+    secure = SecureAggregation.model_validate(run.settings.get("secure-aggregation", {}))
+    sharers = secure.sharing_noise(len(run.silos)).least if run.masked else 1
     return clip, float(run.setting("dp-noise")) * clip * math.sqrt(len(run.silos) / sharers)
 
 

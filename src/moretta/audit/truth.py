@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from moretta.engines.checkpoint import Place, last_checkpoint, rounds_kept
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
 from moretta.federation import Federation
-from moretta.protocol import Array, Stamp, State, Tensors
+from moretta.protocol import Array, Client, Stamp, State, Tensors
 from moretta.protocols import modules
 from moretta.protocols.batches import Batches
 from moretta.protocols.enrolment import SiloRows, standardised, targets
 from moretta.protocols.pbpfl.perturbation import Key
 from moretta.protocols.pbpfl.server import Server as PBPFLServer
+from moretta.protocols.silo_rows import Begin
 from moretta.roles import Cast, row_shape, rows_digest
 from moretta.run_folder import ROWS, read_json, read_model
 
@@ -168,8 +169,12 @@ class Truth:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def parameters(self, number: int) -> Tensors:
-        """Return the true model before a round, as the server holds it. Not of protocols without a common model."""
-        return modules.under("model/", self.states(number)["server"])
+        """Return the true model before a round in the run's dtype, as attacks run it and as it is kept at the end.
+
+        PBPFL's server holds more digits of it. Not of protocols without a common model.
+        """
+        held = modules.under("model/", self.states(number)["server"])
+        return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held.items()}
 
     @lru_cache(maxsize=64)  # noqa: B019
     def key(self, number: int) -> Key:
@@ -220,6 +225,22 @@ class Truth:
     def _takes(self) -> Mapping[int, int]:
         lines = (self.folder / "history.jsonl").read_text().splitlines()
         return {line["round"]: line.get("take", 0) for line in map(json.loads, lines)}
+
+    def role(self, silo: str, number: int) -> Client:
+        """Return a silo's role by PyTorch, whatever ran it, as it stood in a round, set up."""
+        client = self._here.clients[silo]
+        client.restore(self.states(number)[f"silo-{silo}"])
+        mean, deviation = self._scales
+        at, schema = Stamp(self.place.run, number, 0), modules.schema(self.federation.model)
+        client.answer(Begin(stamp=at, schema=schema, mean=mean, deviation=deviation))
+        return client
+
+    @cached_property
+    def _here(self) -> Cast:
+        of = self.federation
+        if of.engine.edge:
+            of = replace(of, engine=of.engine.model_copy(update={"edge": ()}))
+        return of.players(self.planned, self.seed)
 
     @cached_property
     def background(self) -> Rows:

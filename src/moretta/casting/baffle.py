@@ -11,7 +11,16 @@ import numpy as np
 from torch import nn
 
 from moretta.casting.edge import check, exporter
-from moretta.casting.parts import cast_of, contributor_of, enrolment_of, held_out_of, highest_rate, without_noise
+from moretta.casting.parts import (
+    bound_to,
+    cast_of,
+    contributor_of,
+    enrolment_of,
+    held_out_of,
+    highest_rate,
+    model_bound_to,
+    without_noise,
+)
 from moretta.config_errors import nearest
 from moretta.edge.client import PACKAGES, check_packages, check_sigma, edge_client
 from moretta.errors import ParameterError
@@ -29,6 +38,7 @@ from moretta.protocols.baffle.recipe import Recipe
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, layout_of
 from moretta.protocols.batches import Batches
+from moretta.protocols.releases import Releases
 from moretta.protocols.silo_rows import Rows
 from moretta.roles import Cast, Setting
 
@@ -37,7 +47,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     """Cast BAFFLE's server and silos."""
     if setting.augment:
         raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
-    setting = replace(setting, model=_partly_trained(setting.model, protocol.trainable))
+    setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
     agreed = enrolment_of(
         setting,
@@ -49,7 +59,8 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
     recipe, layout = Recipe.of(protocol, setting.rounds), layout_of(setting.model)
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
-    schema = modules.schema(setting.model)
+    releases = None if accountant is None else Releases()
+    schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
     _check_rows(setting, TorchForward(setting.model, layout, setting.device))
     _check_fits(protocol, setting, layout)
     edge = setting.engine.edge
@@ -78,6 +89,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
                 rules=setting.rules(scheme),
                 run=setting.run,
                 helped=setting.helped(silo.name) if setting.helped else None,
+                bound=bound_to(protocol, setting),
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
@@ -89,6 +101,7 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),
+            model=computes,
         )
     server = Server(
         protocol,
@@ -101,8 +114,9 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
         setting.rounds,
         graph_of,
         accountant,
+        releases,
     )
-    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
 
 
 def _private(
@@ -111,8 +125,9 @@ def _private(
     """Return what adds the noise of silos that run PyTorch, and what states privacy; nothing where none is wanted."""
     if protocol.privacy is None:
         return {}, None
+    bound, size = bound_to(protocol, setting), setting.batch_size
     privates = {
-        silo.name: PrivateScalars(protocol.privacy, len(silo.x), setting.batch_size, setting.root(silo.name), sharers)
+        silo.name: PrivateScalars(protocol.privacy, len(silo.x), size, setting.root(silo.name), bound, sharers)
         for silo in setting.here
         if silo.name not in setting.engine.edge
     }

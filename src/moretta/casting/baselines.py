@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
-from moretta.casting.parts import cast_of, contributor_of, enrolment_of, highest_rate, rows_of, without_noise
+from moretta.casting.parts import (
+    bound_to,
+    cast_of,
+    contributor_of,
+    enrolment_of,
+    highest_rate,
+    rows_of,
+    without_noise,
+)
 from moretta.protocols.accountant import Accountant
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.fedsgd.client import Client, LoneClient
@@ -12,6 +21,7 @@ from moretta.protocols.fedsgd.messages import MESSAGES
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.fedsgd.server import LoneServer, Server
+from moretta.protocols.releases import Releases
 from moretta.protocols.training import Training
 from moretta.roles import Cast, Setting
 
@@ -22,23 +32,26 @@ def cast_fedsgd(
     """Cast FedSGD, and with their settings federated averaging and centralised training."""
     agreed = enrolment_of(setting, scheme, None, setting.columns, batch_size)
     privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
-    # Where K silos' sum alone is seen, each adds a K-th of the noise's variance; an upload in the clear has all of it.
+    # Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance; an upload in the clear has
+    # all of it.
     sharers = 1 if scheme == "none" else setting.least(scheme)
-    private, accountant = dict[str, PrivateGradient](), None
+    private, accountant, releases = dict[str, PrivateGradient](), None, None
     if privacy is not None:
+        bound = hashlib.sha256(bound_to(protocol, setting) + setting.model_source.encode()).digest()
         for name, own in rows.items():
             root = setting.root(name)
-            private[name] = PrivateGradient(privacy, own, batch_size, protocol.loss_function, root, sharers)
+            private[name] = PrivateGradient(privacy, own, batch_size, protocol.loss_function, root, bound, sharers)
         accountant = Accountant(privacy, highest_rate(setting, batch_size), sharers, without_noise(setting))
+        releases = Releases()
     largest, rounds = setting.secure_aggregation.largest, setting.rounds
-    server = Server(protocol, setting.model, agreed, largest, rounds, accountant)
+    server = Server(protocol, setting.model, agreed, largest, rounds, accountant, releases)
     clients = {
         name: Client(
             protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), rounds, private.get(name)
         )
         for name, own in rows.items()
     }
-    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
 
 
 def cast_local(protocol: Training, setting: Setting) -> Cast:

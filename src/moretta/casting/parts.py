@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,22 +11,29 @@ from numpy.typing import NDArray
 
 from moretta.config_sections import LEAST_ROWS_MISSING
 from moretta.errors import ParameterError
+from moretta.keystream import digest_of, encode_purpose
 from moretta.protocol import Client, Message, Server, Tensors
 from moretta.protocols import enrolment, modules
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.enrolment import Enrolment, SiloRows
 from moretta.protocols.lots import Lots
+from moretta.protocols.releases import Releases
 from moretta.protocols.scoring import HeldOut
 from moretta.protocols.silo_rows import schema_of
 from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting, Silo, grid_of
+from moretta.roles import Cast, Setting, Silo, grid_of, settings_digest
 from moretta.secure_aggregation import Contributor, Credentials, aggregator, contributor
 
 POOL = "everybody"  # the one silo of centralised training
 
 
 def cast_of(
-    server: Server, clients: Mapping[str, Client], agreed: Enrolment, messages: Sequence[type[Message]], least: int
+    server: Server,
+    clients: Mapping[str, Client],
+    agreed: Enrolment,
+    messages: Sequence[type[Message]],
+    least: int,
+    releases: Releases | None = None,
 ) -> Cast:
     """Return the cast of a protocol whose server holds the model, or whose silos each have one."""
 
@@ -33,7 +41,8 @@ def cast_of(
         common = modules.under("model/", server.state())
         return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
 
-    return Cast(server, clients, agreed, agreed.aggregation.scheme, schema_of(messages), least, models)
+    scheme = agreed.aggregation.scheme
+    return Cast(server, clients, agreed, scheme, schema_of(messages), least, models, releases=releases)
 
 
 def enrolment_of(
@@ -145,6 +154,26 @@ def highest_rate(setting: Setting, batch_size: int) -> float:
             raise ParameterError(LEAST_ROWS_MISSING)
         rows.append(setting.least_rows)
     return max(Lots(count, batch_size).rate for count in rows)
+
+
+def bound_to(protocol: Training, setting: Setting) -> bytes:
+    """Return what silos' noise is bound to beside their rows and the model: see `moretta.roles.settings_digest`."""
+    return settings_digest(
+        protocol,
+        setting.secure_aggregation,
+        setting.roster,
+        [silo.name for silo in setting.silos],
+        schema=modules.schema(setting.model),
+        batch_size=setting.batch_size,
+        augment=setting.augment,
+        seed=setting.seed,
+    )
+
+
+def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
+    """Return a digest of what the model computes beside its trained parameters: what built it, and fixed tensors."""
+    fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
+    return hashlib.sha256(encode_purpose("model", setting.model_source, digest_of(fixed))).digest()
 
 
 def without_noise(setting: Setting) -> str:

@@ -26,7 +26,8 @@ def cast_pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
     server = Server(
         protocol,
-        setting.model,
+        setting.model if protocol.scales == "powers-of-two" else setting.start(),
+        setting.dtype,
         plan,
         agreed,
         setting.root("server"),

@@ -123,7 +123,7 @@ class Controller(FlareController):
                 waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),
             )
             threading.Thread(target=_keep_in_touch, args=(sites, ended), daemon=True).start()
-            sites.gather(secure.least, self._wait)
+            sites.gather(federation.summing.least, self._wait)
             self._tell({"state": "playing", "after": place.round})
             made.append(sites)
             return sites

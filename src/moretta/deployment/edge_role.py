@@ -6,7 +6,7 @@ which both know that they mean the same, with its hello.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,17 @@ from moretta.edge.client import RUNS, check_memory, check_packages, check_sigma,
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
-from moretta.errors import ParameterError
-from moretta.protocol import Array, Client, Message
+from moretta.errors import MissingExtra, ParameterError
+from moretta.keystream import SecretRoot
+from moretta.protocol import Array, Client, Message, State
 from moretta.protocols.baffle.messages import MESSAGES
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.private import PrivateScalars
 from moretta.protocols.scoring import HeldOut, figures_of
 from moretta.protocols.silo_rows import schema_of
 from moretta.protocols.targets import encode
-from moretta.roles import check_least, check_scores
-from moretta.run_folder import RunFolder
+from moretta.roles import check_least, check_scores, settings_digest
+from moretta.run_folder import PRIVACY, RunFolder
 from moretta.secure_aggregation.identity import Roster
 
 
@@ -56,6 +58,8 @@ class EdgeRole:
         if protocol.privacy is not None and data.least_rows is None:
             raise ParameterError(LEAST_ROWS_MISSING)
         self.silos, _ = told.silos_at(run_file, file)
+        if protocol.privacy is not None:
+            self._secure = self._secure.sharing_noise(len(self.silos), run_file.run.participation)
         (self._silo,) = (silo for silo in self.silos if not silo.elsewhere)
         check_least(self._silo, data.least_rows)
         if data.score_at_silos:
@@ -100,13 +104,48 @@ class EdgeRole:
             rules=self._secure.rules(self._roster, told.playing(self._run_file)),
             run="" if self._file.silo.insecure_secret_seed is not None else hello.run,
             helped=helped,
+            bound=self._bound(hello),
         )
         return client, schema_of(MESSAGES)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
-        """End the process; nothing is left at the site alone."""
+        """End the process, and write what noise the silo's own rows have had."""
         if isinstance(client, ChildClient):
+            if self._protocol.privacy is not None:
+                folder.write_json(PRIVACY, self._privacy(client.state()))
             client.close()
+
+    def _privacy(self, state: State) -> Mapping[str, float | str]:
+        """Return what `PrivateScalars.facts` would say in the process, which needs no accountant."""
+        privacy, size, rows = self._protocol.privacy, self._run_file.data.batch_size, len(self._silo.x)
+        if privacy is None:
+            return {}
+        own = PrivateScalars(
+            privacy,
+            rows,
+            size,
+            SecretRoot(state["private/secret_root"]),
+            b"",
+            1 if self._secure.scheme == "none" else self._secure.least,
+        )
+        own.releases.restore({"releases": state["private/releases"]})
+        try:
+            return own.facts()
+        except MissingExtra as error:
+            return {"releases": float(own.releases.count), "epsilon_is_not_stated": str(error)}
+
+    def _bound(self, hello: Hello) -> bytes:
+        run, data = self._run_file.run, self._run_file.data
+        return settings_digest(
+            self._protocol,
+            self._secure,
+            self._roster,
+            [silo.name for silo in self.silos],
+            schema=hello.tensors,
+            batch_size=data.batch_size,
+            augment=data.augment == "crop-flip",
+            seed=run.seed,
+        )
 
     def _targets(self, y: NDArray[np.generic], hello: Hello) -> Array:
         return encode(y, hello.outputs, self._protocol.loss, self._silo.name, self._run_file.run.dtype)

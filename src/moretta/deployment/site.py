@@ -5,6 +5,7 @@
                lasting.json          what of its state never goes back; secret
                released.safetensors, inputs.json      what the run released, and what inputs mean
                confined.safetensors                   of cgd: this participant's own model, which nobody else has
+               privacy.json                           where it added noise: its own releases and epsilon
                scores.json                            and what all of them score on rows held back, where sums are blind
                log.txt
 """

@@ -9,11 +9,9 @@ what is told (`server_side`).
 from __future__ import annotations
 
 import hashlib
-import inspect
 import secrets
 import tomllib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +26,6 @@ from moretta.data.own_rows import Wanted, read_rows
 from moretta.data.split import cut, split
 from moretta.deployment.silo_file import SiloFile
 from moretta.errors import ParameterError
-from moretta.imports import resolve
 from moretta.protocols.cgd.params import CGD
 from moretta.roles import Silo
 from moretta.secure_aggregation.cohort import Participation
@@ -211,10 +208,7 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
     """
     from moretta.protocols import modules  # which needs torch
 
-    source, code = run_file.model.source, b""
-    if source not in models.BUILT_IN:
-        with suppress(TypeError, OSError):  # what Python code did not define has no file
-            code = Path(inspect.getfile(inspect.unwrap(resolve(source, run_file.base)))).read_bytes()
+    code = models.code_of(run_file.model.source, run_file.base)
     return hashlib.sha256(modules.schema(federation.model).encode() + code).hexdigest()
 
 
@@ -308,6 +302,7 @@ def _federation(run_file: RunFile, model_seed: int, silos: list[Silo], most: int
         checkpoint_every=run.checkpoint_every,
         least_rows=data.least_rows,
         score_at_silos=data.score_at_silos,
+        model_source=models.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
     )
 
 

@@ -15,8 +15,10 @@ from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocol import Client, Message
+from moretta.protocols.baffle.client import Client as BaffleClient
 from moretta.protocols.cgd.client import Client as Participant
-from moretta.run_folder import RunFolder
+from moretta.protocols.fedsgd.client import Client as FedSGDClient
+from moretta.run_folder import PRIVACY, RunFolder
 from moretta.session import SMALL
 
 
@@ -55,7 +57,12 @@ class TorchRole:
         return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
-        """Write what the run leaves at the site alone: of cgd the participant's own model, and what it has read."""
+        """Write what the run leaves at the site alone: of cgd the participant's own model, and what it has read.
+
+        Where the silo added noise, what privacy its own rows have, by its own count of releases.
+        """
+        if isinstance(client, FedSGDClient | BaffleClient) and (facts := client.privacy()):
+            folder.write_json(PRIVACY, facts)
         if isinstance(client, Participant):
             folder.write_model("confined.safetensors", client.model())
             if client.scores:

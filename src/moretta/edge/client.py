@@ -84,6 +84,7 @@ def edge_client(
     rounds: int,
     session: int,
     insecure: int | None,
+    bound: bytes,
     rules: Rules,
     run: str = "",
     helped: HelpedFile | None = None,
@@ -93,7 +94,8 @@ def edge_client(
     rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them.
     secure, roster: with the places of both, and the roster as read. engine: what it may take, and its precision.
     schema: the digest of the model's tensors. insecure: the seed from which all secrets follow, for tests. rules: of
-    the secure sum. run: of batches. helped: where the silo keeps what it has helped to open.
+    the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound: the digest of
+    settings that noise is bound to (`moretta.roles.settings_digest`).
     Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
@@ -113,7 +115,7 @@ def edge_client(
             secure.scheme, name, secure.ring_bits, rules, credentials=credentials, insecure=keys, session=session
         ),
         root(),
-        None if privacy is None else PrivateScalars(privacy, len(x), batch_size, root(), sharers),
+        None if privacy is None else PrivateScalars(privacy, len(x), batch_size, root(), bound, sharers),
     )
     settings = Settings(
         name=name,
@@ -130,6 +132,7 @@ def edge_client(
         micro_batch=engine.micro_batch,
         privacy=privacy,
         sharers=sharers,
+        bound=bound.hex(),
         roster="" if secure.roster is None else str(secure.roster.absolute()),
         identity=str(Path((secure.identity or "").replace("{silo}", name)).absolute()) if credentials else "",
         held_out=0 if held_out is None else len(held_out.x),

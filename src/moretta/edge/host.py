@@ -118,7 +118,8 @@ class Silo:
         if settings.privacy is None:
             return None
         root = SecretRoot(begin.state["private/secret_root"])
-        return PrivateScalars(settings.privacy, len(self._rows.x), settings.batch_size, root, settings.sharers)
+        rows, bound = len(self._rows.x), bytes.fromhex(settings.bound)
+        return PrivateScalars(settings.privacy, rows, settings.batch_size, root, bound, settings.sharers)
 
     def _load(self, graph: bytes) -> OnnxForward:
         """Return what runs a graph; the one that ran before, as two would not fit and its peak has been found."""

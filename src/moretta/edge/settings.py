@@ -22,8 +22,9 @@ class Settings:
 
     scheme, ring_bits, rules, session: of its half of the secure sum; rules without their roster, which stands here as a
     path beside the identity's, both absolute ("": none). schema: of the model. batch_size, seed: of its batches.
-    privacy, sharers: of the noise on its scalars, if any. precision: of the graph it runs. memory_limit_mib: the most
-    memory it may take. micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
+    privacy, sharers, bound: of the noise on its scalars, if any; bound in hex. precision: of the graph it runs.
+    memory_limit_mib: the most memory it may take. micro_batch: rows that run at a time; None: as many as fit, or
+    without a limit 4.
     held_out: how many of its last rows it holds back, to score models on: see `moretta.protocols.scoring.HeldOut`,
     whose `after` are the rounds. run: of batches. helped: where the silo keeps what it has helped to open, if anywhere.
     """
@@ -42,6 +43,7 @@ class Settings:
     micro_batch: int | None = None
     privacy: Privacy | None = None
     sharers: int = 1
+    bound: str = ""
     roster: str = ""
     identity: str = ""
     held_out: int = 0

@@ -5,9 +5,12 @@ each small, traceable by torch.fx, and ending in an `nn.Linear` whose result is 
 other. Importing this package needs no torch; building a model does.
 """
 
+import hashlib
 import importlib
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,21 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
 
-__all__ = ["BUILT_IN", "build"]
+__all__ = ["BUILT_IN", "build", "code_of", "source_digest"]
+
+
+def code_of(source: str, base: Path = Path(".")) -> bytes:
+    """Return the file that a model's function is in; nothing of a built-in one, or of what Python did not define."""
+    if source not in BUILT_IN:
+        with suppress(TypeError, OSError):  # what Python code did not define has no file
+            return Path(inspect.getfile(inspect.unwrap(resolve(source, base)))).read_bytes()
+    return b""
+
+
+def source_digest(source: str, arguments: Mapping[str, Any], base: Path = Path(".")) -> str:
+    """Return SHA-256, in hex, of what a [model] section builds but for its weights: name, arguments and code."""
+    named = json.dumps([source, dict(arguments)], sort_keys=True, default=str)
+    return hashlib.sha256(named.encode() + b"\0" + code_of(source, base)).hexdigest()
 
 
 def build(

@@ -2,10 +2,16 @@
 
 The mechanism, once a round: each example enters the lot with chance q, independently of the others (Poisson sampling);
 the lot's gradients, each of norm at most C, are summed; noise N(0, sigma^2 C^2) is added. Its Renyi divergences are
-those of the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), they add up over rounds, and the conversion to
-(epsilon, delta) is that of Canonne, Kamath, Steinke (NeurIPS 2020), as Google's dp-accounting has them.
+those of the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), they add up over releases, and the conversion to
+(epsilon, delta) is that of Canonne, Kamath, Steinke (NeurIPS 2020), as Google's dp-accounting has them. A release is a
+noised sum that may have been opened, so a round has one, or several where it was played again with other rows and
+other noise (`moretta.protocols.releases`).
 
-Neighbouring data sets differ in one example that is added or removed, at one silo. q, the number of rounds, sigma, C
+Where S silos share the noise, each adds N(0, sigma^2 C^2 / S), and S of them or more are in every sum that is opened.
+Who does not know the noise of k of these faces N(0, sigma^2 C^2 k / S): k is S for the server by itself, S - 1 for a
+silo, which knows its own, and less for any who work together. Epsilon is stated for some k (`Accountant.facts`).
+
+Neighbouring data sets differ in one example that is added or removed, at one silo. q, the number of releases, sigma, C
 and delta are public; so is, by its q, the number of rows of the silo that has fewest.
 """
 
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 # Of the divergences that are bounded. Whole numbers, which have a closed form; between them the library adds up series
 # that need not converge. Those would lower an epsilon of 8 by some 3 %, and one of 1 not at all.
 ORDERS = (*range(2, 256), 512, 1024)
+WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
 
 
 def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
@@ -67,8 +74,8 @@ class Privacy:
 class Accountant:
     """States what privacy a run gave, from public figures alone.
 
-    rate: the largest q of any silo. sharers: among how many silos a sum's noise is shared at least; 1 where each silo
-    adds all of it. left_out: what the silos' data went into beside the updates that epsilon is about.
+    rate: the largest q of any silo. sharers: S, the silos whose noise together is that of the mechanism; 1 where each
+    silo adds all of it. left_out: what the silos' data went into beside the updates that epsilon is about.
     Raises `moretta.errors.MissingExtra` without the extra [dp], before a run and not at its end.
     """
 
@@ -80,23 +87,32 @@ class Accountant:
     def __post_init__(self) -> None:
         _dp_accounting()
 
-    def facts(self, rounds: int) -> dict[str, float | str]:
-        """Return epsilon after so many rounds and what it is about, for ``result.json``.
+    def facts(self, releases: int) -> dict[str, float | str]:
+        """Return epsilon after so many releases, and what it is about, for ``result.json``.
 
-        epsilon: towards the server and whoever gets the model. epsilon_to_silos: towards one other silo, which knows
-        its own share of the noise in a sum. "unbounded" is infinity.
+        releases: noised sums that may have been opened (`moretta.protocols.releases`).
+
+        epsilon: towards the server and whoever gets the model, to whom the noise of `noise_silos` silos in each sum is
+        unknown. epsilon_to_silos: towards one other silo, which knows its own share. epsilon_with_noise_of_<k>: towards
+        whoever can take off all but k silos' noise, as the server together with the other silos. "unbounded" is
+        infinity.
         """
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
-        facts |= {"sampling_rate": self.rate, "epsilon": self._epsilon(self.privacy.noise, rounds)}
+        facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(self.sharers)}
+        facts["epsilon"] = self._epsilon(self.sharers, releases)
         if self.sharers > 1:
-            others = self.privacy.noise * math.sqrt(1.0 - 1.0 / self.sharers)
-            facts["epsilon_to_silos"] = self._epsilon(others, rounds)
+            facts["epsilon_to_silos"] = self._epsilon(self.sharers - 1, releases)
+        for left in sorted({self.sharers // 2, 1} - {0}, reverse=True):
+            if left < self.sharers - 1:
+                facts[f"{WITH_NOISE_OF}{left}"] = self._epsilon(left, releases)
         return facts | ({"epsilon_leaves_out": self.left_out} if self.left_out else {})
 
-    def _epsilon(self, sigma: float, rounds: int) -> float | str:
-        if not rounds:
+    def _epsilon(self, silos: int, releases: int) -> float | str:
+        """Return epsilon where the noise of so many silos is unknown: each has a variance of sigma^2 C^2 / S."""
+        if not releases:
             return 0.0
-        found = epsilon(sigma, self.privacy.delta, self.rate, rounds)
+        sigma = self.privacy.noise * math.sqrt(silos / self.sharers)
+        found = epsilon(sigma, self.privacy.delta, self.rate, releases)
         return found if math.isfinite(found) else "unbounded"
 
 

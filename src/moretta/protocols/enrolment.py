@@ -18,6 +18,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError, PeerError
+from moretta.keystream import digest_of
 from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Outcome, Reason, Stamp, State, Tensors
 from moretta.protocols import modules, scoring
 from moretta.protocols.augmentation import crop_and_flip
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.scoring import HeldOut, Score
-from moretta.protocols.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, standardise
+from moretta.protocols.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, digest_of_rows, standardise
 from moretta.protocols.targets import encode
 from moretta.secure_aggregation import Aggregator, Contributor, Moments, moments
-from moretta.secure_aggregation.asked import digest_of
+from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.statistics import FLAT
 
 log = logging.getLogger("moretta")
@@ -102,6 +104,15 @@ class SiloRows:
         self.x = self._standardised(self._raw)
         return self._scales
 
+    @cached_property
+    def _own(self) -> bytes:
+        return digest_of({"x": self._raw, "y": self.y.cpu().numpy()})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over rows, targets and their standardisation (`moretta.protocols.silo_rows.digest_of_rows`)."""
+        return digest_of_rows(self._own, *self._scales)
+
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
         return self.rows(self.batches.of_round(number, take))
@@ -129,12 +140,23 @@ class SiloRows:
             self.x = self._standardised(self._raw)
         return reply
 
-    def score(self, ask: Score, contributor: Contributor, model: nn.Module, blind: bytes | None = None) -> Message:
-        """Upload what a model scores on the rows held back. blind: as the contributor's."""
+    def score(
+        self,
+        ask: Score,
+        contributor: Contributor,
+        model: nn.Module,
+        blind: bytes | None = None,
+        agreed: Sequence[bytes] | None = None,
+    ) -> Message:
+        """Upload what a model scores on the rows held back.
+
+        blind: as the contributor's. agreed: digests of what those who are in the sum agreed on; None of the set-up's.
+        """
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._standardised(self._held_out.x))
-        return self._held_out.upload(ask, contributor, outputs.cpu().numpy(), self.agreed, blind)
+        outputs = modules.outputs_of(model, self._standardised(self._held_out.x)).cpu().numpy()
+        agreed = self.agreed if agreed is None else agreed
+        return self._held_out.upload(ask, contributor, outputs, agreed, blind)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
@@ -199,7 +221,7 @@ class Enrolment:
         replies = yield Ask.all(cohort, begin, Ready)
         if replies.missing:
             return Aborted(replies.missing)
-        self.cohort, self.agreed = tuple(cohort), (digest_of(begin),)
+        self.cohort, self.agreed = tuple(cohort), (message_digest(begin),)
         return None
 
     def most_weight(self) -> int:

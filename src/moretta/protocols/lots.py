@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.keystream import SecretRoot
+from moretta.keystream import SecretRoot, encode_purpose
+from moretta.protocol import Stamp
+
+Purpose = tuple[str, int, int, bytes]
+"""What a lot and its noise are drawn for: run, round, take, and a digest of all that the upload follows from."""
+
+
+def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
+    """Return the purpose of one upload. of: digests of the settings, the rows, the model and what else was asked.
+
+    All attempts at a take have one. Whatever would give another sum of the lot's rows is to be in `of`: under the same
+    noise, or the same noise at another scale, two sums would show their difference.
+    """
+    return now.run, now.round, now.take, hashlib.sha256(encode_purpose("noised upload", *of)).digest()
 
 
 class Lots:

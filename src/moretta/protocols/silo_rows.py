@@ -7,18 +7,20 @@ Begin(model digest, standardisation)   -->
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.errors import ParameterError, PeerError
+from moretta.keystream import digest_of
 from moretta.protocol import Array, Message, Spent, message, unexpected
 from moretta.protocols import scoring
 from moretta.protocols.batches import Batches, UnionBatches
 from moretta.protocols.scoring import HeldOut
 from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation import Contributor, answer_moments
-from moretta.secure_aggregation.asked import digest_of
+from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.statistics import AskMoments
 
 SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
@@ -68,6 +70,14 @@ def standardise(
     return ((x.astype(np.float64) - mean) / deviation).astype(dtype)
 
 
+def digest_of_rows(own: bytes, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> bytes:
+    """Return SHA-256 over what a silo trains on. own: `moretta.keystream.digest_of` its inputs ``x`` and targets ``y``.
+
+    Never sent: rows that are known but for one could be told by it.
+    """
+    return digest_of({"rows": np.frombuffer(own, np.uint8), "mean": mean, "deviation": deviation})
+
+
 class Rows:
     """A silo's rows, its batches and its half of the enrolment.
 
@@ -87,6 +97,15 @@ class Rows:
         self.mean, self.deviation = np.zeros(1), np.ones(1)
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
+    @cached_property
+    def _own(self) -> bytes:
+        return digest_of({"x": self.x, "y": self.y})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over rows, targets and their standardisation: see `digest_of_rows`."""
+        return digest_of_rows(self._own, self.mean, self.deviation)
+
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
         """Return standardised inputs and targets of some rows."""
         return standardise(self.x[index], self.mean, self.deviation, dtype), self.y[index]
@@ -104,7 +123,7 @@ class Rows:
                         f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
                     )
                 self.mean, self.deviation = message.mean, message.deviation
-                self.agreed = (digest_of(message),)
+                self.agreed = (message_digest(message),)
                 return Ready(stamp=message.stamp)
         reply = contributor.answer(message)
         if reply is None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from moretta.protocols.accountant import WITH_NOISE_OF
 from moretta.report.folder import Attacked, RunRecord
 from moretta.report.table import MISSING
 
@@ -25,6 +26,7 @@ _OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head")
 _OF_A_MASK = ("gradient-inversion", "float-masks", "shared-mask")
 _OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
 _OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher", "lemma-7-hit-rate")
+_OF_LOW_BITS = ("scales-from-low-bits",)
 _OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -142,15 +144,33 @@ def _noise(record: RunRecord) -> Sequence[_Sentence]:
     epsilon, delta = record.facts.get("epsilon"), record.facts.get("delta")
     if epsilon is None or not isinstance(delta, float):
         return []
-    bound = f"{epsilon:.3g}" if isinstance(epsilon, float) else str(epsilon)
+    bound = _figure(epsilon)
     said = (
         f"All models of this run together are (ε, δ)-differentially private with ε = {bound} and δ = {delta:.0e} for "
         "one example added or removed at one silo, towards the server and whoever gets the model"
     )
-    if isinstance(others := record.facts.get("epsilon_to_silos"), float):
-        said += f"; towards another silo, which can take its own noise off, with ε = {others:.3g}"
+    if (others := record.facts.get("epsilon_to_silos")) is not None:
+        said += f"; towards another silo, which can take its own noise off, with ε = {_figure(others)}"
     left_out = record.facts.get("epsilon_leaves_out")
-    return [f"{said}." + (f" Not counted: {left_out}." if left_out else "")]
+    return [f"{said}.{_what_epsilon_assumes(record)}" + (f" Not counted: {left_out}." if left_out else "")]
+
+
+def _what_epsilon_assumes(record: RunRecord) -> str:
+    """Say how many noised sums epsilon is about, how many silos' noise it takes to be in each, and what fewer give."""
+    releases, silos = record.facts.get("releases"), record.facts.get("noise_silos")
+    if not isinstance(releases, float) or not isinstance(silos, float):
+        return ""
+    said = f" Counted are {releases:.0f} noised sums that may have been opened"
+    if silos <= 1:
+        return f"{said}; each silo adds all of the noise."
+    said += f", and assumed is that the noise of {silos:.0f} silos in each is unknown to who looks"
+    found = {key.removeprefix(WITH_NOISE_OF): value for key, value in record.facts.items() if WITH_NOISE_OF in key}
+    fewer = [f"of {silos} with ε = {_figure(value)}" for silos, value in found.items()]
+    return f"{said}{'; where it is that ' if fewer else ''}{', '.join(fewer)}."
+
+
+def _figure(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _cgd_aggregator(record: RunRecord) -> Sequence[_Sentence]:
@@ -322,7 +342,18 @@ def _received_model(record: RunRecord) -> Sequence[_Sentence]:
         seen = "powers of two"
     else:
         how = "where a scale is free, and the run does not say where" if free is None else f"by {free} secret scales"
-        said = [_tested(f"Receives a noisy model: its parameter values are obfuscated {how}.", *_OF_A_NOISY_MODEL)]
+        said = [
+            _tested(f"Receives a noisy model: its parameter values are obfuscated {how}.", *_OF_A_NOISY_MODEL),
+            _tested(
+                "The low bits of those values are not to tell the scales: the server holds weights in float64, sends "
+                "fewer bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. A start "
+                "of less than 24 bits, such as ones or weights of eight bits, is not hidden by that.",
+                *_OF_LOW_BITS,
+            ),
+            "Rows of two rounds are matched by their direction, which gives the ratio of their scales. At best one "
+            "factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
+            "the start, and nothing of them from whoever knows the start.",
+        ]
         seen = "the network’s own scaling and permutation symmetry"
     if forced:
         which = "1 weight or bias tensor has" if forced == 1 else f"{forced} weight and bias tensors have"

@@ -62,7 +62,7 @@ from moretta.secure_aggregation.agreement import (
     SetUp,
     agree_on_keys,
 )
-from moretta.secure_aggregation.asked import Asked
+from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
 from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
@@ -89,6 +89,7 @@ class SealedShares(Message):
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless shares can be what they are said to be, and the weight one."""
         _check_sealed(self.shares)
+        check_digest(self.TAG, self.asked)
         if self.weight < 0:
             raise PeerError(f"{self.TAG}: expected a weight, or 0 where it is hidden, got {self.weight}")
 

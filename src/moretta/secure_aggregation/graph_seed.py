@@ -101,12 +101,12 @@ def draw_part(setup: Stamp, me: str, insecure: SecretRoot | None, session: int) 
     """Return s_k from the operating system; for tests, where there is an insecure root, from that."""
     if insecure is None:
         return os.urandom(PART_BYTES)
-    return insecure.derive("graph part", setup.run, setup.round, setup.attempt, me, session)
+    return insecure.derive("graph part", setup.run, setup.round, setup.attempt, setup.take, me, session)
 
 
 def commitment(setup: Stamp, silo: str, part: bytes) -> bytes:
     """Return H(s_k), SHA-256 of the set-up, the silo's name and its part, whose 32 random bytes hide it."""
-    purpose = "graph commitment", setup.run, setup.round, setup.attempt, silo, part
+    purpose = "graph commitment", setup.run, setup.round, setup.attempt, setup.take, silo, part
     return hashlib.sha256(encode_purpose(*purpose)).digest()
 
 

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from moretta.errors import PeerError, SumSpent
@@ -242,12 +242,14 @@ class HelpedSums:
     def _write(self, key: Key, found: Helped) -> None:
         run, what, number = key
         if found.survivors not in self._sets:
-            self._keep(json.dumps(["set", *found.survivors]), False)
+            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # which no reserved round stands for
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
-        ahead = what in ("", BEFORE) and number > self._last.get(key[:2], -1)  # else it is a repetition, which is rare
+        # Else it is a repetition, or of a round that counts as spent already: both are rare, and are forced at once.
+        ordinary = what in ("", BEFORE)
+        ahead = ordinary and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
-        given_only = self._helped.get(key, _FREE).state is State.BOUND and found.state is State.GIVEN
+        given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
         if ahead and reserves:
             self._reserved[key[:2]] = number + AHEAD - 1
@@ -285,7 +287,7 @@ class HelpedSums:
 
 
 def _kept(asked: Asked) -> bytes:
-    return asked.digest[:DIGEST] + asked.own[:DIGEST]
+    return (asked.question or asked.digest)[:DIGEST] + asked.own[:DIGEST]
 
 
 def _spent(helped: Helped, stamp: Stamp, asked: Asked) -> SumSpent:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import MisuseError, PeerError
 from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, Tensors, message
-from moretta.secure_aggregation.asked import Asked
+from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.ring import largest_magnitude
 from moretta.secure_aggregation.sums import (
     Relayed,
@@ -40,7 +40,8 @@ class PlainUpload(Message):
     asked: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there are real numbers and a positive weight."""
+        """Raise `moretta.errors.PeerError` unless there are real numbers, a positive weight and a digest."""
+        check_digest(self.TAG, self.asked)
         if self.weight < 1:
             raise PeerError(f"{self.TAG}: expected a weight of at least 1, got {self.weight}")
         if not all(array.dtype.kind in "fiu" for array in self.tensors.values()):

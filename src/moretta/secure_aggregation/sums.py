@@ -184,7 +184,13 @@ def gather(
     for message in asks.values():
         if getattr(message, "encoding", None) != wanted.fraction_bits:
             raise MisuseError(f"`{message.TAG}` does not carry the encoding of the sum it asks for")
-    replies = yield Ask(asks, upload, check)
+
+    def check_all(silo: str, reply: Any) -> None:
+        check(silo, reply)
+        if expected is not None and reply.asked != expected:
+            raise PeerError(_OTHERWISE.detail)
+
+    replies = yield Ask(asks, upload, check_all)
     if spent := spent_of(replies):
         return Aborted(spent)
     earlier = Missing(Reason.DISCONNECTED, "it was missing before and was not asked again")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from moretta import SecureAggregation, Silo
 from moretta.keystream import SecretRoot
+from moretta.protocol import Stamp
 from moretta.protocols.accountant import Privacy, epsilon
 from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.baffle.private import PrivateScalars
@@ -23,7 +24,7 @@ PURPOSE = ("run", 1, b"hash", b"seed")
 
 
 def private(rows: int = 40, size: int = 10, noise: float = 0.0, root: int = 0, sharers: int = 1) -> PrivateScalars:
-    return PrivateScalars(Privacy(noise, CLIP, 1e-5), rows, size, SecretRoot.insecure(root, "silo"), sharers)
+    return PrivateScalars(Privacy(noise, CLIP, 1e-5), rows, size, SecretRoot.insecure(root, "silo"), b"", sharers)
 
 
 def scalars(k: int, rows: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float64]:
@@ -159,9 +160,38 @@ def test_an_upload_is_the_scalars_and_nothing_else(form: str) -> None:
 
 
 def test_the_noise_of_a_runs_uploads_is_as_told() -> None:
-    quiet, loud = (np.concatenate(uploads(k=200, dp_noise=noise)[:1]) for noise in (0.0, 5.0))
-    deviation = 5.0 * 2.0 / 16  # z C / L; the first round's lot and directions are those without noise
+    quiet, loud = (uploads(k=200, dp_noise=noise, batch_size=0, silos=silos((24,) * 3))[0] for noise in (0.0, 5.0))
+    deviation = 5.0 * 2.0 / 24  # z C / L; the first round's directions are those without noise, and all rows are in it
     assert abs(np.square((loud - quiet) / deviation).sum() - 200) < 5 * np.sqrt(2 * 200)
+
+
+def test_two_runs_of_one_id_with_other_noise_do_not_cancel_it() -> None:
+    """Nine times the upload under dp-noise = 8, less eight times that under 9, was the sum of the clipped scalars."""
+    parts = silos((24,) * 3)
+    bare, eight, nine = (uploads(k=200, dp_noise=z, batch_size=0, silos=parts)[0] for z in (0.0, 8.0, 9.0))
+    deviation = 72 * np.sqrt(2) * 2.0 / 24
+    off = (9 * eight - 8 * nine - bare) / deviation
+    assert abs(np.square(off).sum() - 200) < 5 * np.sqrt(2 * 200)  # as of independent noises; it was 0
+
+
+def test_noise_is_bound_to_the_graph_that_a_server_sends() -> None:
+    """Whose operations are the server's word: under two graphs the scalars differ, and the noise is to."""
+    with casting() as players:
+        train(1, "none", silos=silos((24, 24, 24)))
+    client = client_of(players[0])
+    assert client._private is not None
+    ask = Estimate(
+        stamp=Stamp("run", 1, 0),
+        parameters=np.zeros(1, np.float32),
+        parameter_hash=b"h" * 32,
+        k=8,
+        encoding={},
+    )
+    drawn = {
+        client._private.purpose(ask.stamp, *client._follows_from(ask, b"seed"))
+        for client._computes in (b"one graph", b"another")
+    }
+    assert len(drawn) == 2
 
 
 def test_one_row_more_changes_a_runs_upload_by_its_share_at_most() -> None:

@@ -67,11 +67,7 @@ def test_wherever_it_was_stopped_it_ends_with_the_same_bytes(case: str, tmp_path
     interrupted(made(case, tmp_path, checkpoint_every=3), 4, resume=True)  # goes on from round 3
     resumed = made(case, tmp_path).train(ROUNDS, SEED, resume=True)
     assert same_bytes(weights(resumed), weights(whole))
-    facts, others = resumed.record["facts"], whole.record["facts"]
-    if case == "private":  # a round that a kill cut short may have been asked in
-        assert facts.pop("epsilon") > others.pop("epsilon")
-        assert facts.pop("epsilon_to_silos", 0.0) >= others.pop("epsilon_to_silos", 0.0)
-    assert facts == others
+    assert resumed.record["facts"] == whole.record["facts"]
     assert [line["round"] for line in resumed.history] == list(range(1, ROUNDS + 1))
 
 

@@ -38,6 +38,7 @@ from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.baffle.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.batches import Batches
+from moretta.protocols.first_weights import first_weights
 from moretta.result import Result
 from moretta.secure_aggregation.plain import PlainUpload
 
@@ -152,7 +153,7 @@ def test_a_round_is_a_step_along_the_estimate_of_the_union_of_the_batches(
     seen = list[Any]()
     with casting(answering("silo-0", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
         result = make(protocol, aggregation=secure, dtype="float64").train(1, SEED)
-    model, parts = network().double(), silos()
+    model, parts = first_weights(network()), silos()
     layout = layout_of(model)
     at = layout.flat({name: value.detach().numpy() for name, value in model.named_parameters()})
     index = {silo.name: Batches(len(silo.x), 16, SEED, silo.name).of_round(1) for silo in parts}
@@ -182,7 +183,7 @@ def test_an_epoch_is_a_silos_own_steps_one_batch_after_the_other(settings: dict[
     one, seen = silos()[0], list[Any]()
     with casting(answering("silo-0", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
         result = make(protocol, silos=[one], aggregation=CLEAR, dtype="float64").train(2, SEED)
-    model = network().double()
+    model = first_weights(network())
     layout = layout_of(model)
     at = layout.flat({name: value.detach().numpy() for name, value in model.named_parameters()})
     batches, seed = Batches(len(one.x), 16, SEED, one.name), server_of(players[0])._seed.seed
@@ -224,7 +225,7 @@ def test_clip_norm_is_kept_or_refused_on_the_epoch_level() -> None:
     except ParameterError:
         return
     result = make(protocol, aggregation=CLEAR, dtype="float64").train(1, SEED)
-    start = {name: value.numpy() for name, value in network().double().state_dict().items()}
+    start = {name: value.numpy() for name, value in first_weights(network()).state_dict().items()}
     assert farthest(weights(result), start) <= 0.2 * 1e-6 * 5
 
 
@@ -276,7 +277,7 @@ def test_without_an_average_the_parameters_themselves_are_released(dtype: str) -
 def test_what_is_not_to_be_trained_stays_bit_for_bit_and_does_not_travel(
     trainable: tuple[str, ...], moved: set[str]
 ) -> None:
-    start = {name: value.numpy().copy() for name, value in network().state_dict().items()}
+    start = {name: value.numpy().copy() for name, value in first_weights(network()).float().state_dict().items()}
     result = make(learning(trainable=trainable, k=8), aggregation=CLEAR).train(3, SEED)
     found = weights(result)
     assert {name for name in found if found[name].tobytes() != start[name].tobytes()} == moved
@@ -399,7 +400,7 @@ def of_32_parameters() -> nn.Sequential:
 def test_along_a_whole_basis_it_is_fedsgd_also_where_a_silo_vanishes(settings: dict[str, Any], scheme: Any) -> None:
     """Central differences along as many orthogonal directions as parameters are the gradient, up to sigma^2."""
     shared: dict[str, Any] = {"loss": "cross-entropy", "optimizer": "sgd", "learning_rate": 0.2} | settings
-    ends = []
+    ends, two = [], {"threshold": 2} if scheme == "pairwise" else {}
     for protocol in (
         BAFFLE(**shared, k=32, form="central", orthogonal=True, sigma=1e-4, ema=0.0),
         FedSGD(**shared),
@@ -410,7 +411,7 @@ def test_along_a_whole_basis_it_is_fedsgd_also_where_a_silo_vanishes(settings: d
             model=of_32_parameters(),
             dtype="float64",
             engine=dropping((2, "silo-1", "upload")),
-            aggregation=SecureAggregation(scheme=scheme, min_survivors=2),
+            aggregation=SecureAggregation(scheme=scheme, min_survivors=2, **two),
         )
         result = made.train(4, SEED)
         assert [gone["silo"] for gone in result.record["dropped"]] == ["silo-1"]

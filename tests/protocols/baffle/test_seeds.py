@@ -295,7 +295,7 @@ def test_the_servers_part_is_fixed_before_any_silo_reveals() -> None:
 def test_a_round_that_is_set_up_again_for_fewer_silos_has_other_parts_of_everybody() -> None:
     faults = {"drop": [{"round": 1, "silo": "bea", "phase": "upload"}]}
     engine = Engine.model_validate({"strict": True, "faults": faults})
-    seen = run(engine=engine, aggregation=SecureAggregation(min_survivors=2))
+    seen = run(engine=engine, aggregation=SecureAggregation(threshold=2, min_survivors=2))
     parts = [(name, reply.contribution) for name, _, reply in seen if isinstance(reply, Revealed)]
     # All three; the round is repeated by two; bea is back in the second.
     assert [name for name, _ in parts] == [*NAMES, "anna", "carla", *NAMES]
@@ -330,7 +330,7 @@ def dishonest(silo: str, kind: type[Message], change: Callable[[Any], Message]) 
 def test_a_silo_that_does_not_stand_by_its_part_is_left_out(
     kind: type[Message], change: Callable[[Any], Message]
 ) -> None:
-    seen = run(wrap=dishonest("bea", kind, change), aggregation=SecureAggregation(min_survivors=2))
+    seen = run(wrap=dishonest("bea", kind, change), aggregation=SecureAggregation(threshold=2, min_survivors=2))
     asked = [(name, message.stamp) for name, message, _ in seen if isinstance(message, Estimate)]
     assert sorted(name for name, stamp in asked if stamp.round == 1 and stamp.attempt == 1) == ["anna", "carla"]
     assert not [name for name, stamp in asked if stamp.round == 1 and stamp.attempt == 0]

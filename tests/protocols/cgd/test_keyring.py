@@ -531,3 +531,13 @@ def test_digest_vectors() -> None:
         == elsewhere["next round"]
     )
     assert keyrings["dora"].digest(replace(stamp, run=f"{row} b"), elsewhere["ids"]).hex() == elsewhere["other run"]
+
+
+def test_no_key_seals_the_contents_of_two_takes() -> None:
+    """One attempt at two takes, as only a server that looks for one nonce with two contents would ask for."""
+    keyrings = agreed("a", "b")
+    hand_out(keyrings, GROUP, ["a", "b"])
+    one, other = bytes(range(32)), bytes(32)
+    first = keyrings["a"].seal(GROUP, "delta", "a", one)
+    second = keyrings["a"].seal(replace(GROUP, take=1), "delta", "a", other)
+    assert (first[:32] ^ second[:32]).tobytes() != one

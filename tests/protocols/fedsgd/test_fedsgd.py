@@ -16,6 +16,7 @@ from moretta.protocols import modules
 from moretta.protocols.batches import Batches
 from moretta.protocols.enrolment import targets
 from moretta.protocols.fedsgd import ideal
+from moretta.protocols.first_weights import first_weights
 from moretta.protocols.losses import Loss
 from moretta.protocols.training import Training
 from moretta.result import Result
@@ -73,7 +74,7 @@ def test_fedsgd_of_one_silo_is_plain_sgd_bit_for_bit(dtype: str, loss: str, mome
     settings: dict[str, Any] = {"loss": loss, "learning_rate": 0.05, "momentum": momentum}
     one = SILOS[1]
     result = train(FedSGD(**settings), [one], dtype)
-    model = network().to(DTYPES[dtype])
+    model = first_weights(network()).to(DTYPES[dtype])
     ideal.train(model, batches(one, dtype, loss), loss, 0.05, momentum)
     assert_same_bytes(weights(result.model), weights(model))
     assert_same_bytes(weights(result.released), weights(model))
@@ -84,7 +85,7 @@ def test_fedsgd_of_one_silo_is_plain_sgd_bit_for_bit(dtype: str, loss: str, mome
 def test_adam_of_one_silo_is_torchs_bit_for_bit(dtype: str, protocol: type[Training]) -> None:
     one, settings = SILOS[1], {"lr": 0.02, "weight_decay": 0.01}
     result = train(protocol(optimizer="adam", learning_rate=0.02, weight_decay=0.01), [one], dtype)
-    model = network().to(DTYPES[dtype])
+    model = first_weights(network()).to(DTYPES[dtype])
     optimizer = torch.optim.Adam(model.parameters(), **settings)
     for inputs, wanted in batches(one, dtype, "mse"):
         optimizer.zero_grad()
@@ -95,7 +96,7 @@ def test_adam_of_one_silo_is_torchs_bit_for_bit(dtype: str, protocol: type[Train
 
 def plain_epochs(one: Silo, dtype: str, params: FedAvg) -> nn.Module:
     """Local SGD with a new optimizer each round."""
-    model = network().to(DTYPES[dtype])
+    model = first_weights(network()).to(DTYPES[dtype])
     inputs, wanted = torch.tensor(one.x, dtype=DTYPES[dtype]), targets(one.y, 3, "mse", "", DTYPES[dtype])
     plan = Batches(len(one.x), BATCH, SEED, one.name)
     for number in range(ROUNDS):
@@ -124,9 +125,9 @@ def test_fedavg_of_one_silo_is_plain_local_sgd(dtype: str, epochs: int) -> None:
 def test_fedavg_of_several_silos_is_the_mean_by_rows() -> None:
     params = FedAvg(learning_rate=0.05, local_epochs=2)
     result = Federation(network(), SILOS, params, dtype="float64", batch_size=BATCH, aggregation=CLEAR).train(1, SEED)
-    start, ends, rows = weights(network().double()), [], [len(one.x) for one in SILOS]
+    start, ends, rows = weights(first_weights(network())), [], [len(one.x) for one in SILOS]
     for one in SILOS:
-        model = network().double()
+        model = first_weights(network())
         inputs, wanted = torch.tensor(one.x, dtype=torch.float64), targets(one.y, 3, "mse", "", torch.float64)
         plan, optimizer = Batches(len(one.x), BATCH, SEED, one.name), torch.optim.SGD(model.parameters(), lr=0.05)
         for epoch in (0, 1):
@@ -186,7 +187,7 @@ def test_the_mean_is_weighted_by_the_rows_of_each_batch() -> None:
     result = Federation(
         network(), SILOS, FedSGD(learning_rate=0.1), dtype="float64", batch_size=30, aggregation=CLEAR
     ).train(1, SEED)
-    model = network().double()  # 21, 30 and 9 rows: as one batch
+    model = first_weights(network())  # 21, 30 and 9 rows: as one batch
     rows = [torch.from_numpy(Batches(len(one.x), 30, SEED, one.name).of_round(1)) for one in SILOS]
     inputs = torch.cat(
         [torch.tensor(one.x, dtype=torch.float64)[index] for one, index in zip(SILOS, rows, strict=True)]
@@ -208,7 +209,7 @@ def test_class_weights_are_torchs_on_the_union_of_the_batches(scheme: Any, smoot
     secure = SecureAggregation(scheme=scheme)
     ours = weights(train(FedSGD(**settings), aggregation=secure).model)
     theirs = weights(train(Centralised(**settings)).model)
-    model = network().double()
+    model = first_weights(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for parts in zip(*(batches(one, "float64", "cross-entropy") for one in SILOS), strict=True):
         inputs, wanted = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -227,7 +228,7 @@ def test_running_statistics_are_the_silos_mean_by_rows() -> None:
     )
     found, means, variances = weights(result.model), [], []
     for one in SILOS:
-        model = network(norm=True).double()
+        model = first_weights(network(norm=True))
         model(torch.tensor(one.x, dtype=torch.float64))
         means.append(weights(model)["1.running_mean"])
         variances.append(weights(model)["1.running_var"])
@@ -257,7 +258,8 @@ def test_a_frozen_parameter_stays_and_the_model_given_is_not_touched() -> None:
     model[0].weight.requires_grad_(False)
     before = {name: value.copy() for name, value in weights(model).items()}
     ours = weights(train(FedSGD(), model=model, dtype="float32").model)
-    assert ours["0.weight"].tobytes() == before["0.weight"].tobytes()
-    assert ours["2.weight"].tobytes() != before["2.weight"].tobytes()
+    begun = weights(first_weights(model).float())
+    assert ours["0.weight"].tobytes() == begun["0.weight"].tobytes()
+    assert ours["2.weight"].tobytes() != begun["2.weight"].tobytes()
     assert_same_bytes(weights(model), before)
     assert next(model.parameters()).dtype == torch.float32

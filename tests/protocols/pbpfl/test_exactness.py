@@ -174,3 +174,28 @@ def test_what_is_sent_is_a_copy_and_what_is_received_is_not_written_to(offset_si
         for parameter in model.parameters():
             parameter.zero_()
     assert all(np.array_equal(noisy[name], value) for name, value in sent.items())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 24), (torch.float64, 41)])
+def test_what_is_sent_is_rounded_once_and_to_nearest(dtype, bits) -> None:
+    model = mlp([4, 16, 5], True, torch.float64)
+    plan = ScalePlan.of(model, (torch.zeros(2, 4, dtype=torch.float64),))
+    perturbation = Perturbation(plan, 2, "squared-error")
+    key = perturbation.draw_key(ROOT.stream("sent"), offset_size=3.0)
+    noisy = perturbation.perturb(model.state_dict(), key)
+    for name, value in perturbation.sent(model.state_dict(), key, dtype).items():
+        assert value.dtype == {torch.float32: np.float32, torch.float64: np.float64}[dtype]
+        mantissa, exponent = np.frexp(noisy[name])
+        np.testing.assert_array_equal(value, np.ldexp(np.rint(mantissa * 2.0**bits), exponent - bits))
+
+
+def test_whole_numbers_are_sent_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    model[1].num_batches_tracked += 2**40 + 1
+    plan = ScalePlan.of(model, (torch.zeros(2, 3, dtype=torch.float64),))
+    perturbation = Perturbation(plan, 1, "squared-error")
+    key = perturbation.draw_key(ROOT.stream("whole numbers"), offset_size=1.0)
+    for dtype in (torch.float32, torch.float64):
+        sent = perturbation.sent(model.state_dict(), key, dtype)["1.num_batches_tracked"]
+        assert sent.dtype == np.int64
+        assert sent == 2**40 + 1

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from moretta import PBPFL, Federation, SecureAggregation, Silo
+from moretta.audit.low_bits import bits_of
 from moretta.casting import cast
+from moretta.engines.checkpoint import last_checkpoint
 from moretta.keystream import SecretRoot
 from moretta.protocol import Stamp
 from moretta.protocols.pbpfl import softmax
@@ -126,3 +130,24 @@ def test_delta_stays_within_one_and_p_is_what_is_left() -> None:
     assert np.abs(ratio).max() > 0.9
     # p = y* - xi y~, with y~ = y* k
     np.testing.assert_allclose(told.y - (key.xi * told.k)[:, key.parts] * told.y, true.p, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_server_holds_more_bits_than_it_ever_sends(tmp_path: Path, dtype: str) -> None:
+    """Neither a checkpoint, nor a step, nor the release brings W to the floats that are sent."""
+    federation = replace(federation_of(tmp_path / "run"), dtype=dtype, protocol=PBPFL(momentum=0.9))
+    result = federation.train(2)
+    place, states = last_checkpoint(tmp_path / "run" / "checkpoint")
+    assert place.round == 2
+    kept = {name: value for name, value in states["server"].items() if isinstance(value, np.ndarray) and value.ndim}
+    of_model = {name.removeprefix("model/"): value for name, value in kept.items() if name.startswith("model/")}
+    assert {name.rpartition("/")[2] for name in kept} >= {"momentum_buffer"}
+    for name, value in kept.items():
+        if name.startswith(("model/", "optimizer/")):
+            assert value.dtype == np.float64, name
+    for name, parameter in result.model.named_parameters():
+        assert parameter.dtype == getattr(torch, dtype)
+        np.testing.assert_array_equal(parameter.detach().numpy(), of_model[name].astype(dtype))
+        assert bits_of(of_model[name]) > 48  # of four values or more, the low four bits of all are 0 once in 2^16
+    bits = {"float32": 24, "float64": 41}[dtype]
+    assert max(bits_of(one.detach().double().numpy()) for one in result.released.parameters()) == bits

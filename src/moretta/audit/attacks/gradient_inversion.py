@@ -186,14 +186,14 @@ def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
     """Return the numbers of the rows that were in a silo's upload: its batch, or under dp-noise the lot it drew."""
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    from moretta.keystream import SecretRoot, digest_of
+    from moretta.protocols.fedsgd.client import Client
     from moretta.protocols.fedsgd.messages import TrainOn
-    from moretta.protocols.lots import Lots
 
-    root = SecretRoot(truth.states(number)[f"silo-{silo}"]["secret_root"])
     asks = [one.message for one in truth.heard("server", number) if isinstance(one.message, TrainOn)]
-    lots = Lots(truth.run.rows[silo], truth.federation.batch_size)
-    return lots.draw(root, asks[-1].stamp.run, number, digest_of(asks[-1].parameters))
+    client = truth.role(silo, number)
+    if not isinstance(client, Client):
+        raise ParameterError(f"expected a silo of fedsgd, which alone draws lots here, got {type(client).__name__}")
+    return client.lot(asks[-1])
 
 
 def compared(claim: Claim, truth: Truth, of: str) -> Finding:

@@ -1,7 +1,8 @@
 """A silo that has the run file builds the true model of round 1: initial weights follow from its seed alone.
 
-`moretta.models.build` draws W(1) from the seed of the run file, which silos usually hold as well: it is needed to draw
-batches. W^(1) / W(1) is then R itself. Later rounds do not follow, as they need the other silos' gradients; a model
+`moretta.models.build` draws weights from the seed of the run file, which silos usually hold as well: it is needed to
+draw batches. By how much W(1) is moved from them follows from them (`moretta.protocols.first_weights`), so that
+W^(1) / W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients; a model
 that starts warm from a file that only the server has does not either.
 """
 
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moretta.audit.attack import Attack, Claim, Finding, Given
-from moretta.audit.case import Architecture, Case
+from moretta.audit.case import Architecture, Case, torch_dtype
 from moretta.audit.intervals import recovered, relative_error, to_error
 from moretta.audit.run import Run
 from moretta.errors import ParameterError
@@ -50,21 +51,20 @@ def attack(case: Case) -> Claim:
 
 def _weights(made: Architecture, run: Run, seed: int) -> Tensors:
     from moretta.protocols import modules
+    from moretta.protocols.first_weights import first_weights
 
-    return modules.arrays(_built(made, run, seed))
+    return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
 
 
 def _built(made: Architecture, run: Run, seed: int) -> nn.Module:
     from pathlib import Path
-
-    import torch
 
     from moretta import models
 
     built = models.build(
         made.source, inputs=run.shape, outputs=run.outputs, base=Path(made.base), seed=seed, **made.arguments
     )
-    return built.to({"float32": torch.float32, "float64": torch.float64}[run.dtype])
+    return built.to(torch_dtype(run))
 
 
 def score(claim: Claim, truth: Truth) -> Finding:

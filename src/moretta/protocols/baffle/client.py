@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,8 @@ class Client:
     """Answers `Estimate` with what the losses of its batch differ by, or on the epoch level with its steps' sum.
 
     forward: what runs the model; where None, `load` makes it of the ONNX graph that the server sends at set-up.
-    runs: `RUNS_TORCH`, or the precision of the graph. private: adds noise to the scalars.
+    runs: `RUNS_TORCH`, or the precision of the graph. private: adds noise to the scalars. model: a digest of what
+    `forward` computes beside its parameters, which noise is bound to; of a graph that the server sends, the graph's.
     """
 
     def __init__(
@@ -49,14 +51,25 @@ class Client:
         *,
         load: Callable[[bytes], Forward] | None = None,
         runs: str = RUNS_TORCH,
+        model: bytes = b"",
     ) -> None:
         self.phase: Phase = no_phase
         self._recipe, self._name, self._forward, self._rows = recipe, name, forward, rows
         self._contributor, self._private, self._load, self._runs = contributor, private, load, runs
-        self._seed = Seed(name, root)
+        self._seed, self._computes = Seed(name, root), model
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
+        answer = self._answer(message)
+        if self._private is not None:
+            self._private.releases.answered(message, answer)
+        return answer
+
+    def privacy(self) -> Mapping[str, float | str]:
+        """Return what noise the silo's own rows have had, by its own count; nothing without noise."""
+        return {} if self._private is None else self._private.facts()
+
+    def _answer(self, message: Message) -> Message:
         match message:
             case Estimate():
                 return self._estimate(message)
@@ -83,7 +96,8 @@ class Client:
         if self._load is not None:
             if not message.graph.size:
                 raise PeerError("this silo runs ONNX and was sent no graph; expected one at set-up")
-            self._forward = self._load(message.graph.tobytes())
+            graph = message.graph.tobytes()
+            self._forward, self._computes = self._load(graph), hashlib.sha256(graph).digest()
         if self._forward is None or self._forward.layout.digest != message.layout:
             what = "the ONNX graph" if self._load is not None else "the silo's model"
             raise ParameterError(
@@ -154,7 +168,8 @@ class Client:
         """Upload the noised scalars alone: no loss, no number of rows."""
         # The seed is another for another cohort, and with it the directions: what is drawn once is for one upload.
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
-        drawn = (*purpose, self._seed.seed, ask.k, *ask.stamp.drawn[1:])
+        drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
+        private.releases.uploaded(ask.stamp, drawn[-1])
         index = private.rows_of_lot(*drawn)
         if len(index):
             derivatives, _, _ = self._rowwise(forward, ask.parameters, index, ask.k, purpose)
@@ -163,6 +178,16 @@ class Client:
         scalars = private.noised_mean(derivatives, *drawn)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
+
+    def _follows_from(self, ask: Estimate, seed: bytes) -> tuple[int | bytes, ...]:
+        return self._computes, self._rows.digest, ask.parameter_hash, seed, ask.k
+
+    def lot(self, ask: Estimate, seed: bytes, graph: bytes = b"") -> NDArray[np.int64]:
+        """Return the numbers of the rows that an ask draws, for an audit's scorer. graph: of a silo that runs one."""
+        if self._private is None:
+            return self._rows.batches.of_round(ask.stamp.round)
+        self._computes = hashlib.sha256(graph).digest() if graph else self._computes
+        return self._private.rows_of_lot(*self._private.purpose(ask.stamp, *self._follows_from(ask, seed)))
 
     def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
         """Take steps along one's own estimates, each with directions of its own, and upload the difference."""
@@ -209,7 +234,7 @@ class Client:
         return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
 
     def state(self) -> State:
-        """Return what contributions, lots and noise follow from, and for whom contributions were revealed."""
+        """Return what contributions, lots and noise follow from, for whom contributions were revealed, and releases."""
         private = {} if self._private is None else self._private.state()
         return {f"seed/{key}": value for key, value in self._seed.state().items()} | {
             f"private/{key}": value for key, value in private.items()

@@ -24,6 +24,7 @@ from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.clipping import SummedStep
 from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.losses import usable_density
+from moretta.protocols.releases import Releases, counted
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Sum, asked
 
@@ -32,7 +33,7 @@ class Server:
     """BAFFLE's server. recipe: what the silos are set to. limit: the largest |x_k|, from which the ring's step follows.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states what privacy they have got; then they upload nothing but scalars.
+    states what privacy they have got; then they upload nothing but scalars. releases: counts their noised sums.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Server:
         rounds: int,
         graph_of: Callable[[str], bytes],
         accountant: Accountant | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._recipe, self._layout, self._enrolment = params, recipe, layout, enrolment
@@ -57,8 +59,7 @@ class Server:
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
         self._seed = Seed(SERVER, root)
         self._average = self._parameters().astype(np.float64)
-        self._asked = self._forwards = 0
-        self._goes_on = False  # from a checkpoint, with no round since
+        self._releases, self._forwards = releases or Releases(), 0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort, also on the seed of the directions."""
@@ -86,12 +87,10 @@ class Server:
             k=k,
             encoding=wanted.fraction_bits,
         )
-        # Also a round that is repeated has been answered with noise of its own, and a run that was killed had perhaps
-        # asked in the round that it did not finish.
-        self._asked += 2 if self._goes_on else 1
-        self._goes_on = False
-        expected = asked(ask, *self._enrolment.agreed, self._seed.seed).digest
-        total = yield from aggregation.sum(ask, wanted, expected)
+        exchange = aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed, self._seed.seed).digest)
+        if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
+            exchange = counted(exchange, self._releases, now, ask.parameter_hash, self._seed.seed, k)
+        total = yield from exchange
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
@@ -154,7 +153,7 @@ class Server:
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
         if self._accountant is not None:
-            facts |= self._accountant.facts(self._asked)
+            facts |= self._accountant.facts(self._releases.count)
         parameters = self._averaged()
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         trained = {name: parameters[name] for name in self._layout.shapes}  # silos have what is fixed
@@ -164,9 +163,11 @@ class Server:
         """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""
         model = {f"model/{name}": value for name, value in self._averaged().items()}
         seed = {f"seed/{key}": value for key, value in self._seed.state().items()}
-        counted = {"asked": self._asked, "forwards": self._forwards}
-        state: State = {"parameters": self._parameters(), "average": self._average.copy(), **counted}
-        return {**model, **state, **seed, **self._stepper.state(), **self._enrolment.state()}
+        released = self._releases.state() if self._accountant else {}
+        state: State = {
+            "parameters": self._parameters(), "average": self._average.copy(), "forwards": self._forwards
+        }  # fmt: skip
+        return {**model, **state, **seed, **self._stepper.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -175,9 +176,9 @@ class Server:
             for name, value in self._layout.split(np.asarray(state["parameters"])).items():
                 trained[name].copy_(torch.tensor(value))
         self._average = np.array(state["average"], dtype=np.float64)
+        if self._accountant is not None:
+            self._releases.restore(state)
         # A run that goes back to its best round has asked in the later ones all the same.
-        self._asked = max(self._asked, int(state["asked"]))
-        self._goes_on = True
         self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
         self._stepper.restore(state)

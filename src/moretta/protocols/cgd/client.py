@@ -58,7 +58,7 @@ from moretta.protocols.scoring import Score
 from moretta.protocols.silo_rows import Begin, Ready
 from moretta.secure_aggregation import Asked, Contributor, Relayed, Sum, asked
 from moretta.secure_aggregation.agreement import PeerKeys
-from moretta.secure_aggregation.asked import digest_of as digest_of_message
+from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 
@@ -163,7 +163,7 @@ class Client:
             case CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
-                self._agreed[group] = digest_of_message(message)
+                self._agreed[group] = message_digest(message)
                 if self._reads_inputs(group):
                     return self._rows.answer(message, self._contributor(group), self._template)
                 if message.schema != modules.schema(self._template):
@@ -388,7 +388,7 @@ class Client:
             raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
         modules.load(self._module, self.model())
         key = self._keyring.key(group) if self._blind else None
-        return self._rows.score(ask, self._contributor(group), self._module, key)
+        return self._rows.score(ask, self._contributor(group), self._module, key, (self._agreed[group],))
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
         self._check_members(ask.silos, group)

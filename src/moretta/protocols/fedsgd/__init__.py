@@ -24,13 +24,21 @@ differentially private for data that differ in one example, added or removed, at
 - Towards whom: ``epsilon`` towards the server, as far as it sees sums only (under ``scheme = "none"`` it sees each
   upload, and each silo adds all of the noise), and whoever is given the models; ``epsilon_to_silos`` towards another
   silo, which can take its own share of the noise off. Silos that collude, with the server or each other, take off
-  theirs. Shares are sized by the fewest silos whose sum may be revealed: raise ``min-survivors`` to the number of silos
-  that will be there, and no more noise is added than is accounted for.
-- What is public: batch size, noise, clip norm, delta, rounds, and the largest sampling rate of any silo, from which the
-  number of rows of the smallest follows. A silo with more rows has a smaller epsilon of its own
-  (`accountant.epsilon`). All rounds count for every silo, also where only a part of the silos takes part.
+  theirs: ``epsilon_with_noise_of_<k>`` is what is left where the noise of k silos is unknown, for a few k.
+- What it assumes: that the noise of ``noise_silos`` silos is in every sum that is opened. Shares are sized by that: by
+  the threshold of the secure sum, or `min-survivors` if that is more, which under noise no cohort may fall below
+  (`moretta.config_sections.SecureAggregation.sharing_noise`). With more silos in a sum there is more noise than is
+  accounted for, sqrt(10 / 8) times the deviation with ten where eight are the fewest. A silo that adds no noise, or
+  less, is not caught.
+- What is public: batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, from which
+  the number of rows of the smallest follows. A silo with more rows, or that was away, has a smaller epsilon of its own,
+  which its site states (`client.Client.privacy`). All releases count for every silo in the run's own statement.
 - What is not covered: the common means and deviations of the set-up, where inputs are standardised (the run's facts say
   so); how long a silo takes; and whatever else is measured on training rows.
-- A resumed run plays rounds again. As long as the same silos are in their sums, the uploads are the same and say
-  nothing new. Where others are lost than before, those rounds were revealed twice and are accounted for once.
+- What counts (``releases``): a take of a round from when what opens its sum is asked for, whatever came of it; not the
+  same again, as when a resumed run plays rounds over among the same silos (`moretta.protocols.releases`). The server's
+  count is on disk before it asks. That two sums of one take over different silos have the same noise, and so differ by
+  what few silos' noise hides, is no matter of counting: silos are to help to open one of them only.
+- Two runs of one id, of which a server that names the id can make as many as it likes, have noises that are
+  independent of each other, as these follow from all settings too (`private`). Their epsilons add up.
 """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.protocol import Array, Message, Phase, State, no_phase
@@ -45,8 +47,22 @@ class Client:
     def answer(self, message: Message) -> Message:
         """Answer one message."""
         if isinstance(message, TrainOn):
-            return self._train(message)
-        return self._rows.answer(message, self._contributor, self._model)
+            answer = self._train(message)
+        else:
+            answer = self._rows.answer(message, self._contributor, self._model)
+        if self._private is not None:
+            self._private.releases.answered(message, answer)
+        return answer
+
+    def privacy(self) -> Mapping[str, float | str]:
+        """Return what noise the silo's own rows have had, by its own count; nothing without noise."""
+        return {} if self._private is None else self._private.facts()
+
+    def lot(self, ask: TrainOn) -> NDArray[np.int64]:
+        """Return the numbers of the rows that an ask draws, for an audit's scorer."""
+        if self._private is None:
+            return self._rows.batches.of_round(ask.stamp.round)
+        return self._private.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
 
     def _train(self, ask: TrainOn) -> Message:
         modules.load(self._model, ask.parameters)
@@ -118,7 +134,10 @@ class Client:
         return upload | {"loss": np.asarray(total / (rows * epochs))}, rows
 
     def state(self) -> State:
-        """Return the secret root of lots and noise, if any: batches follow from the round, the model from the ask."""
+        """Return what lots and noise follow from, if any, and releases.
+
+        Batches follow from the round, the model from the ask.
+        """
         return {} if self._private is None else self._private.state()
 
     def restore(self, state: State) -> None:

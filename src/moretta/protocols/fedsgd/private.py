@@ -7,8 +7,15 @@ One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or m
     upload     x_k = (sum_i g_i + N(0, sigma^2 C^2 / S)) / L_k, with the weight L_k
 
 so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). S is the fewest
-silos whose sum may be revealed (`min-survivors`), so the noise in it has at least the deviation sigma C; under ``scheme
-= "none"`` each upload is seen, S is 1 and each has all of the noise.
+silos whose sum is ever opened (`moretta.config_sections.SecureAggregation.sharing_noise`), so the noise in it has at
+least the deviation sigma C, and with all of K silos there sqrt(K / S) times that; under ``scheme = "none"`` each upload
+is seen, S is 1 and each has all of the noise. A silo whose own noise is known to who looks (its own, or a colluding
+silo's) is one of S less: `moretta.protocols.accountant` states epsilon for some of those too.
+
+What is drawn follows from the silo's secret root, the take, and a digest of everything that the gradient depends on:
+the run's settings, the model's code and parameters, the silo's rows and how they are standardised. Were it the root and
+the round alone, a run that has the same id and another dp-noise would have the same noise at another scale, and two of
+its uploads would give the gradient.
 
 What is uploaded says nothing of the lot but by that sum: not its size (the weight is the expected one), not its loss.
 Each example goes through the model alone, so none reaches another's gradient.
@@ -36,10 +43,11 @@ from moretta.errors import ParameterError
 from moretta.keystream import SecretRoot, digest_of
 from moretta.protocol import Array, Stamp, State, Tensors
 from moretta.protocols import modules
-from moretta.protocols.accountant import Privacy
+from moretta.protocols.accountant import Accountant, Privacy
 from moretta.protocols.enrolment import SiloRows
 from moretta.protocols.losses import Loss
-from moretta.protocols.lots import Lots
+from moretta.protocols.lots import Lots, Purpose, purpose_of
+from moretta.protocols.releases import OwnReleases
 
 MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
 MOST_ROWS = 256  # that pass through the model at once
@@ -49,27 +57,36 @@ class PrivateGradient:
     """Draws a silo's lots, clips, sums and adds its share of the noise.
 
     batch_size: the expected lot, 0 for all rows. root: what lots and noise derive from, kept in the silo's checkpoint.
+    settings: a digest of all that the run's settings say of uploads, which lots and noise are bound to.
     sharers: S, the silos that together add the noise; 1 adds all of it.
-    lot: the expected lot, L_k. rate: the chance of a row to be in it, q_k.
+    lot: the expected lot, L_k. rate: the chance of a row to be in it, q_k. releases: that the silo helped to.
     """
 
     def __init__(
-        self, privacy: Privacy, rows: SiloRows, batch_size: int, loss: Loss, root: SecretRoot, sharers: int = 1
+        self,
+        privacy: Privacy,
+        rows: SiloRows,
+        batch_size: int,
+        loss: Loss,
+        root: SecretRoot,
+        settings: bytes,
+        sharers: int = 1,
     ) -> None:
-        self._clip, self._rows, self._loss, self._root = privacy.clip, rows, loss, root
-        self._deviation = privacy.noise * privacy.clip / math.sqrt(sharers)
+        self._privacy, self._rows, self._loss, self._root = privacy, rows, loss, root
+        self._settings, self._sharers = settings, sharers
+        self._clip, self._deviation = privacy.clip, privacy.noise * privacy.clip / math.sqrt(sharers)
         self._lots = Lots(rows.batches.rows, batch_size)
-        self.lot, self.rate = self._lots.expected, self._lots.rate
+        self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
     def upload(self, model: nn.Module, parameters: Tensors, now: Stamp) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, in the parameters' dtype.
 
-        model: that holds `parameters`, as the server sent them. What is drawn follows from the secret root, the round
-        and those parameters: a round that is asked for again, in another attempt or after a resume, has the same
-        upload, which says nothing new. Parameters that differ make it a round of its own: the same noise on two
-        gradients would show their difference.
+        model: that holds `parameters`, as the server sent them. A take that is asked for again, in another attempt or
+        after a resume, has the same upload, which says nothing new. Parameters that differ, or anything else that the
+        gradient depends on, make it an upload of its own: the same noise on two gradients would show their difference.
         """
-        purpose: tuple[int | str | bytes, ...] = (now.run, *now.drawn, digest_of(parameters))
+        purpose = self.purpose(parameters, now)
+        self.releases.uploaded(now, purpose[-1])
         with _seeded(model, self._root, *purpose):
             total = self.clipped_sum(model, self.rows_of_lot(*purpose))
         noise, upload = self._root.stream("dp noise", *purpose), dict[str, Array]()
@@ -77,6 +94,10 @@ class PrivateGradient:
             noised = value + self._deviation * noise.normal(value.size).reshape(value.shape)
             upload[f"gradient/{name}"] = (noised / self.lot).astype(parameters[name].dtype)
         return upload
+
+    def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
+        """Return what one upload's lot and noise are drawn for."""
+        return purpose_of(now, self._settings, self._rows.digest, digest_of(parameters))
 
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
         """Return the numbers of the rows in the lot of one purpose, ascending; perhaps none."""
@@ -121,13 +142,18 @@ class PrivateGradient:
                 f"modules in the place of those it names: {type(error).__name__}: {error}".split("\n")[0]
             ) from error
 
+    def facts(self) -> dict[str, float | str]:
+        """Return what privacy the silo's own rows have, by its own count and rate (`Accountant.facts`)."""
+        return Accountant(self._privacy, self.rate, self._sharers).facts(self.releases.count)
+
     def state(self) -> State:
-        """Return the secret root, from which lots and noise follow."""
-        return {"secret_root": self._root.reveal()}
+        """Return the secret root, from which lots and noise follow, and what was released."""
+        return {"secret_root": self._root.reveal(), **self.releases.state()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self._root = SecretRoot(state["secret_root"])
+        self.releases.restore(state)
 
 
 def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:

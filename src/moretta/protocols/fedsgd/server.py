@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from moretta.errors import PeerError
+from moretta.keystream import digest_of
 from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.accountant import Accountant
@@ -17,6 +18,7 @@ from moretta.protocols.enrolment import Enrolment
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.losses import usable_density
+from moretta.protocols.releases import Releases, counted
 from moretta.protocols.training import Training
 from moretta.secure_aggregation import Sum, asked
 
@@ -26,6 +28,7 @@ class Server:
 
     limit: the largest |value| of an uploaded entry, from which the ring's step follows.
     accountant: where silos add noise, states what privacy they have got; then they upload nothing but gradients.
+    releases: counts their noised sums.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Server:
         limit: float,
         rounds: int,
         accountant: Accountant | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(model).train()
@@ -45,7 +49,7 @@ class Server:
         self._enrolment, self._limit = enrolment, limit
         # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
         self._params, self._by_density = params, bool(params.class_weights) and not isinstance(params, FedAvg)
-        self._accountant, self._rounds_done = accountant, 0
+        self._accountant, self._releases = accountant, releases or Releases()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort."""
@@ -62,7 +66,10 @@ class Server:
         shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
         wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
-        total = yield from aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
+        exchange = aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
+        if self._accountant is not None:
+            exchange = counted(exchange, self._releases, now, digest_of(ask.parameters))
+        total = yield from exchange
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
@@ -70,7 +77,6 @@ class Server:
             gradient = {name: total.means[f"gradient/{name}"] / density for name in trained}
             clipped = self._stepper.step(gradient, now.round)
             clipped |= self._stepper.take_buffers({name: total.means[f"buffer/{name}"] for name in buffers}, now.round)
-        self._rounds_done += 1
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
         return Report(loss | figures | clipped)
@@ -83,23 +89,23 @@ class Server:
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
         parameters = modules.arrays(self._model)
-        facts = {} if self._accountant is None else self._accountant.facts(self._rounds_done)
+        facts = {} if self._accountant is None else self._accountant.facts(self._releases.count)
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         return (yield from self._enrolment.scored(now, outcome, parameters))
 
     def state(self) -> State:
-        """Return model, optimizer, what was agreed once, and under an accountant how many rounds were played."""
+        """Return model, optimizer, what was agreed once, and under an accountant what was released."""
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
-        played: State = {"rounds_done": self._rounds_done} if self._accountant else {}
-        return {**model, **self._stepper.state(), **self._enrolment.state(), **played}
+        released = self._releases.state() if self._accountant else {}
+        return {**model, **self._stepper.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         modules.load(self._model, modules.under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)
-        # A run that goes back to its best round has revealed the later ones all the same.
-        self._rounds_done = max(self._rounds_done, int(state.get("rounds_done", 0)))
+        if self._accountant is not None:
+            self._releases.restore(state)
 
 
 class LoneServer:

@@ -40,15 +40,24 @@ Then one sample gives r_i - r_j, and as r_a is public, all of r where m is below
 each knows its own half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim
 of semantic security (Lemma 6) does not hold: rank and signs of W survive. With ``scales = "powers-of-two"`` so do the
 mantissas of W below the head, and with them each step there, relative to the weight it changes. The head's offset then
-needs no labels: two consecutive rounds show how q_j, the scale of each input h_j of the head, changed between them
-(the nearest power of two to the ratio of what feeds it), and q_j W^'_ij - W^_ij = r'_i q_j - r_i + (a step / s_j) is
-two unknowns for as many equations as the head has inputs. The head follows to a fraction of a percent, its step
+needs no labels: two consecutive rounds show how q_j, the scale of each input h_j of the head, changed between them (the
+nearest power of two to the ratio of what feeds it), and q_j W^'_ij - W^_ij = r'_i q_j - r_i + (a step / s_j) is two
+unknowns for as many equations as the head has inputs. The head follows to a fraction of a percent, its step
 approximately, and of two silos each works out the other's gradient, at the head approximately.
 
 Who does not follow the protocol. Under cross-entropy a server that answered one row with 2^20 read its features out of
 everybody's sum; a silo refuses what no softmax leads to (`softmax.check_answer`), so that no row is answered with a sum
 above e. A silo's alpha and outputs, which it tells in the clear, size everybody's next offset and ring step; the median
 over silos counts, and who is out of proportion is named and left out (`sizes`).
+
+The scales of a silo's messages. Rows of two rounds find each other by direction, as a step turns them little, and give
+the ratio of their scales in the two: at best one unknown factor a hidden channel and the permutation stay hidden for
+the whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a
+deviation of 8 %, a normalisation layer's ones exactly), and nothing of it from whoever knows the start. One message
+gave more where W was a float32, or fresh from an initialiser of 24 random bits: W then has few values, of which W^ / R
+is one for the true R alone (`moretta.audit.attacks.scales_from_low_bits`). So the server holds W in float64 and sends
+24 bits of R o W, under float64 41, and the start is moved by noise of a lattice's step
+(`moretta.protocols.first_weights`). Differs from the paper, which does not speak of floats.
 
 Rooms: `params`, `messages`, `server`, `client`, `ideal`; `perturbation` is the key, `terms` the mathematics at the
 head, `softmax` the server's half of the exchange, `sizes` what the key and the ring are sized by, `trunk` the passes

@@ -78,7 +78,7 @@ class Softmax(Message):
         """Raise `moretta.errors.PeerError` where y and k are not of the same rows."""
         if self.y.ndim != 2 or self.k.ndim != 2 or len(self.y) != len(self.k) or not self.y.size:
             raise PeerError("pbpfl/softmax: expected y and k of the same rows")
-        if any(array.dtype.kind != "f" or np.abs(array).max(initial=0) > LARGEST for array in (self.y, self.k)):
+        if any(array.dtype.kind != "f" or float(np.abs(array).max(initial=0)) > LARGEST for array in (self.y, self.k)):
             raise PeerError(f"pbpfl/softmax: expected floats up to {LARGEST:.0e}")
 
 

@@ -24,7 +24,7 @@ class PBPFL(Training):
     weight of the trunk, and by how much of itself each step changes it; the exponent is hidden by at most 2 up or
     down, afresh every round, so that it averages out over rounds. Two consecutive rounds also give the offset of the
     head, without labels, and with it the head's weights to a fraction of a percent and their step approximately. In
-    float64, continuous scales are exact and hide more.
+    float64, continuous scales are exact to 1e-8 and hide more.
     """
 
     name: Literal["pbpfl"] = "pbpfl"

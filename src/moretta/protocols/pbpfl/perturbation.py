@@ -20,6 +20,7 @@ from moretta.protocol import Array, Tensors
 from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
+DROPPED = 12  # bits of float64's 53 that are not sent: each value stands for 2^12 true ones, whatever its scale
 LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in is at most 4
 
 
@@ -62,6 +63,7 @@ class Perturbation:
             raise ParameterError('variant = "paper" needs a head of its own; this one is tied: use "probabilities"')
         self.plan, self.partitions, self.form = plan, partitions, form
         draws = {"continuous": plan.draw, "powers-of-two": plan.draw_powers_of_two}
+        self.powers_of_two = scales == "powers-of-two"
         if scales not in draws:
             raise ParameterError(f'scales = "{scales}": expected {" or ".join(draws)}')
         self._draw_scales = draws[scales]
@@ -98,6 +100,17 @@ class Perturbation:
             offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
             noisy[name] = (noisy[name] + offset).astype(value.dtype)
         return noisy
+
+    def sent(self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype) -> dict[str, Array]:
+        """Return W^ as silos are sent it, in the dtype of the run.
+
+        parameters: W in float64. W^ is rounded to nearest, to fewer bits than W has: to float32's 24, under float64 to
+        41. Were W a float of as few bits as W^, or on the lattice of an initialiser, R could be found from W^ alone
+        (`moretta.audit.attacks.scales_from_low_bits`). With scales of powers of two, whose mantissas are plain anyway,
+        W is in the run's dtype and W^ is R o W to the last bit below the head.
+        """
+        noisy = self.perturb(parameters, key)
+        return noisy if self.powers_of_two else {name: _rounded(value, dtype) for name, value in noisy.items()}
 
     def coefficients(self, key: Key) -> dict[str, float]:
         """Return by what each uploaded gradient is multiplied to give the true one, by its prefix."""
@@ -179,6 +192,14 @@ class Perturbation:
     def trained(uploads: Mapping[str, object]) -> list[str]:
         """Return the names of the trained parameters among the names of uploads."""
         return [name.removeprefix("noisy/") for name in uploads if name.startswith("noisy/")]
+
+
+def _rounded(value: Array, dtype: torch.dtype) -> Array:
+    """Return float64 as float32, or under float64 with 12 bits less, rounded to nearest; whole numbers as they are."""
+    if value.dtype.kind != "f" or dtype == torch.float32:
+        return value.astype(np.float32) if value.dtype.kind == "f" else value
+    high = value * (2.0**DROPPED + 1.0)  # Veltkamp's splitting (Dekker, Numerische Mathematik 18, 1971, section 5)
+    return np.asarray(high - (high - value))
 
 
 def _combine(name: str, means: Tensors, coefficients: Mapping[str, float]) -> Array:

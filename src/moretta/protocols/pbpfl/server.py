@@ -67,14 +67,17 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
 class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
-    sample_shape: the shape of one row of inputs. limit: the largest |value| of an uploaded entry of the noisy loss's
-    gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
+    model: as it starts, in float64 (with scales of powers of two in the run's dtype), and so it is held, stepped and
+    kept in checkpoints: `Perturbation.sent` says why. dtype: of the run, in which silos are sent it, and in which it
+    leaves at the end. sample_shape: the shape of one row of inputs. limit: the largest |value| of an uploaded entry of
+    the noisy loss's gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
     """
 
     def __init__(
         self,
         params: PBPFL,
         model: nn.Module,
+        dtype: torch.dtype,
         plan: ScalePlan,
         enrolment: Enrolment,
         root: SecretRoot,
@@ -83,7 +86,7 @@ class Server:
         rounds: int,
     ) -> None:
         self.phase: Phase = no_phase
-        self._params, self._model = params, copy.deepcopy(model).train()
+        self._params, self._model, self._dtype = params, copy.deepcopy(model).train(), dtype
         self._tensors = self._model.state_dict(keep_vars=True)  # the tensors themselves, which are stepped in place
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._stepper = SummedStep(self._model, params, rounds)
@@ -104,7 +107,7 @@ class Server:
             sizes = self._sizes or self._synthetic_sizes(now)
             rho = self._rho(sizes)
             key = self._draw_key(now, rho, sizes)
-            noisy = self._perturbation.perturb(self._tensors, key)
+            noisy = self._perturbation.sent(self._tensors, key, self._dtype)
         wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight())
         exchanged: Exchanged | None = None
         if self._params.loss == "mse":
@@ -203,9 +206,9 @@ class Server:
         inputs = self._synthetic_inputs(stream)
         # A copy: a forward in train mode moves running statistics. Under a key like a round's: the outputs of a
         # normalisation may sum to 0 until they are scaled.
-        model, head = copy.deepcopy(self._model), self._perturbation.plan.head
+        model, head = copy.deepcopy(self._model).to(self._dtype), self._perturbation.plan.head
         key = self._perturbation.draw_key(stream, offset_size=0.0)
-        modules.load(model, self._perturbation.perturb(model.state_dict(), key))
+        modules.load(model, self._perturbation.sent(self._tensors, key, self._dtype))
         with torch.random.fork_rng(devices=[]):  # for dropout
             torch.default_generator.manual_seed(0)
             h, outputs = Trunk(model, head).forward(inputs)
@@ -224,11 +227,11 @@ class Server:
         if tables and deviation == 0:  # tokens: they have no scale
             return torch.from_numpy((stream.uniform(math.prod(shape)) * min(tables)).astype(np.int64).reshape(shape))
         inputs = torch.from_numpy((mean + deviation * stream.normal(math.prod(shape))).reshape(shape))
-        return inputs.to(next(self._model.parameters()).dtype)
+        return inputs.to(self._dtype)
 
     def _rho(self, sizes: Sizes) -> float:
         """Return this round's |alpha r| / |y|: what was asked for, or less where float32 could not recover from it."""
-        if next(self._model.parameters()).dtype == torch.float64:
+        if self._dtype == torch.float64:
             return self._params.rho
         loss = self._loss if np.isfinite(self._loss) else 0.0
         error = float(np.sqrt(2.0 * max(loss, 0.0) / len(self._perturbation.parts))) or sizes.outputs
@@ -263,9 +266,9 @@ class Server:
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
-        released = self._perturbation.perturb(self._tensors, key)
+        released = self._perturbation.sent(self._tensors, key, self._dtype)
         outcome = Outcome(
-            parameters=modules.arrays(self._model),
+            parameters=modules.arrays(copy.deepcopy(self._model).to(self._dtype)),
             released=released,
             facts=facts,
             unperturbed={forced.tensor: forced.because for forced in plan.forced},
