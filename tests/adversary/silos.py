@@ -100,7 +100,7 @@ def _setting(world: World, folder: Path, run: str, session: int) -> Setting:
     if world.roster:
         secure |= {"roster": "roster.toml", "identity": f"{_identities()}/{{silo}}"}
     return Setting(
-        model=_model(),
+        built=_model(),
         outputs=CLASSES,
         silos=silos,
         secure_aggregation=SecureAggregation(**secure),
