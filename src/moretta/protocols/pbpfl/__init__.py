@@ -48,18 +48,10 @@ approximately, and of two silos each works out the other's gradient, at the head
 Who does not follow the protocol. Under cross-entropy a server that answered one row with 2^20 read its features out of
 everybody's sum; a silo refuses what no softmax leads to (`softmax.check_answer`), so that no row is answered with a sum
 above e. A server that answered one silo alone differently, in a second sum of the same round over the same silos, had
-the difference, that silo's own gradients of outputs; a silo keeps which softmax it was sent, and takes no other in that
-take. It predicts for one model in a take, whether or not a sum of it is opened. A silo's alpha and outputs, which it tells in the clear, size everybody's next offset and ring step; the median
-over silos counts, and who is out of proportion is named and left out (`sizes`).
-
-The scales of a silo's messages. Rows of two rounds find each other by direction, as a step turns them little, and give
-the ratio of their scales in the two: at best one unknown factor a hidden channel and the permutation stay hidden for
-the whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a
-deviation of 8 %, a normalisation layer's ones exactly), and nothing of it from whoever knows the start. One message
-gave more where W was a float32, or fresh from an initialiser of 24 random bits: W then has few values, of which W^ / R
-is one for the true R alone (`moretta.audit.attacks.scales_from_low_bits`). So the server holds W in float64 and sends
-24 bits of R o W, under float64 41, and the start is moved by noise of a lattice's step
-(`moretta.protocols.first_weights`). Differs from the paper, which does not speak of floats.
+the difference: that silo's own gradients of outputs. So a silo helps to open the sum of one softmax in a take, and
+predicts for one model, whether or not a sum comes of it. A silo's alpha and outputs, which it tells in the clear, size
+everybody's next offset and ring step; the median over silos counts, and who is out of proportion is named and left out
+(`sizes`).
 
 Rooms: `params`, `messages`, `server`, `client`, `ideal`; `perturbation` is the key, `terms` the mathematics at the
 head, `softmax` the server's half of the exchange, `sizes` what the key and the ring are sized by, `trunk` the passes
