@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, PeerError
 from moretta.protocols.batches import Batches, UnionBatches
 
 ROWS, SIZES, SEEDS = st.integers(1, 60), st.integers(0, 70), st.integers(0, 2**63 - 1)
@@ -56,6 +56,12 @@ def test_the_batches_of_a_seed_do_not_change_from_version_to_version() -> None:
 def test_a_silo_without_rows_is_named(rows: int) -> None:
     with pytest.raises(ParameterError, match="silo `north` has no rows"):
         Batches(rows, 3, 0, "north")
+
+
+@pytest.mark.parametrize("number", [0, -3])
+def test_no_round_before_the_first_has_rows(number: int) -> None:
+    with pytest.raises(PeerError, match="expected a round from 1 on"):
+        Batches(7, 3, 0, "north").of_round(number)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), SIZES, st.integers(1, 30))

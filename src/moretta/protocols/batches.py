@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, PeerError
 
 
 class Batches:
@@ -44,7 +44,12 @@ class Batches:
         return self.of_epoch(epoch)[position]
 
     def of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the batches of epoch `epoch`, counted from 0: each row once."""
+        """Return the batches of epoch `epoch`, counted from 0: each row once.
+
+        Raises `moretta.errors.PeerError` for one before the first: rounds are counted from 1, and a server named it.
+        """
+        if epoch < 0:
+            raise PeerError("expected a round from 1 on, was asked to train in one before the first")
         if epoch != self._epoch:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, epoch]))
             self._epoch, self._order = epoch, generator.permutation(self.rows)

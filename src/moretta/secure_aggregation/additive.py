@@ -191,7 +191,7 @@ class AdditiveContributor:
                 self._kept = self._added = None
         return self._keys.answer(message)
 
-    def check(self, stamp: Stamp, asked: Asked) -> None:
+    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
         if not asked.once and (strangers := self._all.strangers(stamp.round, self.members)):
             raise PeerError(
@@ -199,6 +199,8 @@ class AdditiveContributor:
                 f"{strangers!r:.200}"
             )
         self._helped.ask(stamp, asked, self.members)
+        if answers:
+            self._helped.answer(stamp, asked)
 
     def upload(
         self,

@@ -33,7 +33,9 @@ class Asked:
 
     digest: 32 bytes. question: the same without how the answer is encoded; no bytes for the digest itself. once: the
     name of what is summed once a run, and nothing for the upload of a round. whole: whether the upload is of the same
-    rows in every take of the round. lasting: whether it is of rows alone, and so the same in every run.
+    rows in every take of the round. lasting: whether it is of rows alone, and so the same in every run. own: a digest
+    of what was sent to this silo alone and its upload depends on; nothing where there is no such thing, or while it is
+    not known. No label may have it, as it differs from silo to silo; the silo keeps it.
     """
 
     digest: bytes
@@ -41,6 +43,7 @@ class Asked:
     once: str = ""
     whole: bool = False
     lasting: bool = False
+    own: bytes = b""
 
 
 def asked(message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False) -> Asked:

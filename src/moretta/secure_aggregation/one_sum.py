@@ -6,9 +6,10 @@ by one that wants to subtract. A silo cannot tell them apart, so it treats them 
 take it helps to open one sum, over one set S of survivors, once in its life.
 
 **What a silo keeps** of each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
-asked (`moretta.secure_aggregation.asked`), S, and whether shares were given. What is summed is "" for the upload of a
-round; statistics and scores have names, belong to no round, and are of all rows. Where the run is a CGD group's, the
-group is in its id.
+asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether shares were given. What is
+summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. What
+a silo answers of a round before it uploads (cross-entropy under PBPFL) is kept likewise, without an S: in a take it
+answers one question. Where the run is a CGD group's, the group is in its id.
 
 **States** of one such sum:
 
@@ -51,7 +52,8 @@ from moretta.protocol import Stamp
 from moretta.secure_aggregation.asked import Asked
 
 AHEAD = 16  # rounds that one force to the disk is good for
-DIGEST = 16  # bytes of a digest that are kept
+BEFORE = "before the upload"  # the name of what a silo answers before it uploads
+DIGEST = 16  # bytes of each digest that are kept
 
 Survivors = tuple[str, ...]
 
@@ -161,6 +163,19 @@ class HelpedSums:
         if same and not set(helped.survivors) <= set(cohort):
             raise _spent(helped, stamp, asked)
 
+    def answer(self, stamp: Stamp, asked: Asked) -> None:
+        """Keep that this silo answers before it uploads, before it does so: in a take for one question alone.
+
+        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another in this take, or one of a
+        later take.
+        """
+        key = stamp.run, BEFORE, stamp.round
+        helped = self._kept_of(key)
+        state = self._next(helped, stamp, asked, Event.BINDS, ())
+        found = Helped(state, max(stamp.take, helped.take), _kept(asked), ())
+        if found != helped:
+            self._write(key, found)
+
     def bind(self, stamp: Stamp, asked: Asked, survivors: Survivors, *, gives: bool) -> None:
         """Keep that this silo says who is in a sum, before it says so. gives: whether it gives shares.
 
@@ -171,13 +186,15 @@ class HelpedSums:
         event = Event.GIVES if gives else Event.BINDS
         state = self._next(helped, stamp, asked, event, survivors)
         self._check_floors(survivors)
-        found = Helped(state, max(stamp.take, helped.take), (asked.question or asked.digest)[:DIGEST], survivors)
+        found = Helped(state, max(stamp.take, helped.take), _kept(asked), survivors)
         if found != helped:
             self._write(key, found)
 
     def _of(self, stamp: Stamp, asked: Asked) -> Helped:
-        key = self._key(stamp, asked)
-        if key not in self._helped and stamp.round <= self._lost.get(key[:2], -1):
+        return self._kept_of(self._key(stamp, asked))
+
+    def _kept_of(self, key: Key) -> Helped:
+        if key not in self._helped and key[2] <= self._lost.get(key[:2], -1):
             return Helped(State.GIVEN, 0, b"", ())
         return self._helped.get(key, _FREE)
 
@@ -200,7 +217,8 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        same = asked.once or (stamp.take == helped.take and (asked.question or asked.digest)[:DIGEST] == helped.digest)
+        # What was sent to this silo alone is not known yet when it is first asked.
+        same = asked.once or (stamp.take == helped.take and helped.digest.startswith(_kept(asked)))
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
     def _check_floors(self, survivors: Survivors) -> None:
@@ -211,7 +229,7 @@ class HelpedSums:
         if self._apart == 1 or survivors in self._sets:
             return
         now = set(survivors)
-        for earlier in map(set, self._sets):
+        for earlier in map(set, filter(None, self._sets)):
             if any(0 < len(more) < self._apart for more in (now - earlier, earlier - now)):
                 raise PeerError(
                     f"expected a sum over the same silos as before, or over sets that differ by {self._apart} or more "
@@ -228,7 +246,8 @@ class HelpedSums:
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
         # Else it is a repetition, or of a round that counts as spent already: both are rare, and are forced at once.
-        ahead = not what and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
+        ordinary = what in ("", BEFORE)
+        ahead = ordinary and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
         given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
@@ -265,6 +284,10 @@ class HelpedSums:
 
     def __repr__(self) -> str:
         return f"HelpedSums({len(self._helped)} sums)"
+
+
+def _kept(asked: Asked) -> bytes:
+    return (asked.question or asked.digest)[:DIGEST] + asked.own[:DIGEST]
 
 
 def _spent(helped: Helped, stamp: Stamp, asked: Asked) -> SumSpent:

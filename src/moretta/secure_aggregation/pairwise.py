@@ -120,7 +120,7 @@ class PairwiseContributor:
                 self._open = None
         return self._keys.answer(message)
 
-    def check(self, stamp: Stamp, asked: Asked) -> None:
+    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
         if not asked.once and (strangers := self._rules.strangers(stamp.round, self.members)):
             raise PeerError(
@@ -128,6 +128,8 @@ class PairwiseContributor:
                 f"{strangers!r:.200}"
             )
         self._helped.ask(stamp, asked, self.members)
+        if answers:
+            self._helped.answer(stamp, asked)
 
     def upload(
         self,

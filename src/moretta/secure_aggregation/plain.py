@@ -64,7 +64,7 @@ class PlainContributor:
         """Return None: the scheme has no messages of its own to answer."""
         return None
 
-    def check(self, stamp: Stamp, asked: Asked) -> None:
+    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Do nothing: every upload is seen, so no sum tells more."""
 
     def upload(

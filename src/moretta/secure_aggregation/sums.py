@@ -118,10 +118,11 @@ class Contributor(Protocol):
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
 
-    def check(self, stamp: Stamp, asked: Asked) -> None:
-        """Raise `moretta.errors.SumSpent` where an upload would be refused, for a silo that answers before it uploads.
+    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
+        """Raise `moretta.errors.SumSpent` where an upload would be refused, before it is computed.
 
-        asked: as for `upload`.
+        asked: as for `upload`. answers: the silo answers something before it uploads, in a take one question alone;
+        the same error where it has answered another.
         """
 
     def upload(

@@ -15,6 +15,7 @@ from moretta.audit.low_bits import bits_of
 from moretta.casting import cast
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.keystream import SecretRoot
+from moretta.protocol import Stamp
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.pbpfl.perturbation import Perturbation
@@ -95,16 +96,20 @@ def test_two_rounds_under_powers_of_two_give_the_offset_of_the_head_without_labe
         assert np.linalg.norm(left - before[output]) <= 0.01 * np.linalg.norm(before[output])
 
 
-def test_deltas_differ_from_silo_to_silo_and_from_attempt_to_attempt() -> None:
+def test_deltas_are_of_one_prediction_of_one_silo_in_one_take() -> None:
     federation = federation_of()
     server = cast(federation.protocol, federation._setting(0, 3)).server
-    from moretta.protocol import Stamp
 
-    drawn = [
-        server._deltas(Stamp("run", number, attempt), silo).uniform(4).tolist()
-        for number, attempt, silo in [(1, 0, "a"), (1, 1, "a"), (1, 0, "b"), (2, 0, "a")]
-    ]
-    assert len({tuple(values) for values in drawn}) == len(drawn)
+    def drawn(number: int = 1, attempt: int = 0, take: int = 0, silo: str = "a", z: float = -1.0) -> list[float]:
+        now = Stamp("run", number, attempt, take)
+        found = Predictions(stamp=now, z=np.array([[0.0, z]]), alpha=np.ones(1))
+        values: list[float] = server._deltas(now, silo, found).uniform(4).tolist()
+        return values
+
+    others = [drawn(number=2), drawn(take=1), drawn(silo="b"), drawn(z=-2.0)]
+    assert len({tuple(values) for values in [drawn(), *others]}) == 5
+    # Another attempt asks for the same sum: were its softmax another, it would be another sum of the same rows.
+    assert drawn(attempt=1) == drawn()
 
 
 def test_delta_stays_within_one_and_p_is_what_is_left() -> None:

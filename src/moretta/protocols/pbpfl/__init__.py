@@ -47,8 +47,11 @@ approximately, and of two silos each works out the other's gradient, at the head
 
 Who does not follow the protocol. Under cross-entropy a server that answered one row with 2^20 read its features out of
 everybody's sum; a silo refuses what no softmax leads to (`softmax.check_answer`), so that no row is answered with a sum
-above e. A silo's alpha and outputs, which it tells in the clear, size everybody's next offset and ring step; the median
-over silos counts, and who is out of proportion is named and left out (`sizes`).
+above e. A server that answered one silo alone differently, in a second sum of the same round over the same silos, had
+the difference: that silo's own gradients of outputs. So a silo helps to open the sum of one softmax in a take, and
+predicts for one model, whether or not a sum comes of it. A silo's alpha and outputs, which it tells in the clear, size
+everybody's next offset and ring step; the median over silos counts, and who is out of proportion is named and left out
+(`sizes`).
 
 The scales of a silo's messages. Rows of two rounds find each other by direction, as a step turns them little, and give
 the ratio of their scales in the two: at best one unknown factor a hidden channel and the permutation stay hidden for

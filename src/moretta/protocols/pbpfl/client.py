@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from moretta.errors import MisuseError, PeerError
+from moretta.keystream import digest_of
 from moretta.protocol import Array, Message, Phase, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.enrolment import SiloRows
@@ -75,7 +76,8 @@ class Client:
 
     def _forward(self, ask: TrainOn) -> _Forwarded:
         about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole)
-        self._contributor.check(ask.stamp, about)
+        # Without an exchange the ask is bound with the sum; predictions are seen at once, whatever comes of it.
+        self._contributor.check(ask.stamp, about, answers=self._loss.name != "mse")
         modules.load(self._model, ask.parameters)
         weight = self._model.get_parameter(self._head.weight).detach()
         if len(ask.parts) != len(weight):
@@ -100,7 +102,9 @@ class Client:
             u = self._loss.weighted_targets(batch.targets, outputs)
             y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)
             found = terms.cross_entropy(batch.at, u, y, k, batch.parts)
-        return self._upload(ask.stamp, found, ask.encoding, batch)
+        # Two sums over one set, answered differently to one silo, would differ by its own gradients.
+        own = digest_of({"y": ask.y, "k": ask.k})
+        return self._upload(ask.stamp, found, ask.encoding, replace(batch, asked=replace(batch.asked, own=own)))
 
     def _upload(self, stamp: Stamp, found: Terms, encoding: Mapping[str, int], batch: _Forwarded) -> Message:
         with self.phase("local_backward"):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from moretta.errors import PeerError
-from moretta.keystream import Keystream, SecretRoot
+from moretta.keystream import Keystream, SecretRoot, digest_of
 from moretta.protocol import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, Stamp, State, no_phase
 from moretta.protocols import modules
 from moretta.protocols.clipping import SummedStep
@@ -157,9 +157,13 @@ class Server:
         stream = self._root.stream("perturbation", now.run, *now.drawn)
         return self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
-    def _deltas(self, now: Stamp, silo: str) -> Keystream:
-        """Return what a silo's deltas are drawn from: two answers about one row never share them."""
-        return self._root.stream("delta", now.run, *now.drawn, now.attempt, silo)
+    def _deltas(self, now: Stamp, silo: str, found: Predictions) -> Keystream:
+        """Return what a silo's deltas are drawn from: answers to two predictions never share them.
+
+        To the same of one take the answer is the same in every attempt, as a silo is answered once in a take.
+        """
+        predicted = digest_of({"z": found.z, "alpha": found.alpha})
+        return self._root.stream("delta", now.run, *now.drawn, silo, predicted)
 
     def _exchange(
         self, ask: TrainOn, key: Key, encoding: Mapping[str, int], last: Sizes
@@ -181,8 +185,9 @@ class Server:
             told = {silo: sizes_of(batch) for silo, batch in true.items()}
             left_out = outliers(told, agreed(told, last))
             true = {silo: batch for silo, batch in true.items() if silo not in left_out}
+            deltas = {silo: self._deltas(ask.stamp, silo, replies.answers[silo]) for silo in true}
             answers = {
-                silo: softmax.answer(batch, key, variant, self._deltas(ask.stamp, silo), ask.stamp, encoding)
+                silo: softmax.answer(batch, key, variant, deltas[silo], ask.stamp, encoding)
                 for silo, batch in true.items()
             }
         if not answers:
