@@ -94,11 +94,12 @@ class Codec:
             raise CodecError(f"expected a message of this schema: {error}") from None
 
     def _build(self, metadata: dict[str, Any], arrays: dict[str, Array]) -> Message:
+        version = metadata.get("format")  # first: another format has other entries
+        if type(version) is not int or version != FORMAT:
+            raise CodecError(f"expected wire format {FORMAT}; got {version!r:.40}; update the older side")
         expected = {"format", "type", "run", "round", "attempt", "take", "fields"}
         if set(metadata) != expected:
             raise CodecError(f"expected the header entries {sorted(expected)}; got {sorted(metadata)!r:.200}")
-        if type(metadata["format"]) is not int or metadata["format"] != FORMAT:
-            raise CodecError(f"expected wire format {FORMAT}; got {metadata['format']!r:.40}; update the older side")
         kind = self._schema.get(metadata["type"])
         if kind is None:
             raise CodecError(f"expected one of {sorted(self._schema)}; got {metadata['type']!r:.80}")

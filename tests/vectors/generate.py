@@ -51,11 +51,9 @@ def parts_of(*parts: int | str | bytes) -> bytes:
 
 def asked_for(encoding: dict[str, int]) -> bytes:
     """Return the digest of what an upload answers, where the tests' message asks that carries nothing but this."""
-    message = hashlib.sha256(purpose("message", "test/train")).digest()
-    question = hashlib.sha256(purpose("question", message)).digest()
-    how = parts_of("mapping", len(encoding))
-    how += b"".join(parts_of(name) + parts_of("plain", encoding[name]) for name in sorted(encoding))
-    return hashlib.sha256(purpose("asked", question, hashlib.sha256(how).digest())).digest()
+    said = purpose("message", "test/train") + parts_of("encoding") + parts_of("mapping", len(encoding))
+    said += b"".join(parts_of(name) + parts_of("plain", encoding[name]) for name in sorted(encoding))
+    return hashlib.sha256(purpose("asked", hashlib.sha256(said).digest())).digest()
 
 
 def _written(parts: list[int | str | bytes]) -> list[Any]:

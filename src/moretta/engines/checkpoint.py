@@ -21,7 +21,7 @@ from moretta.engines.files import make_folder, rename, write_atomically
 from moretta.errors import ParameterError
 from moretta.protocol import State
 
-FORMAT = 1
+FORMAT = 2  # 1 had neither norms of earlier rounds nor counted rows, and pbpfl's weights in the run's dtype
 KEPT = 2
 
 

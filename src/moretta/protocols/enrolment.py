@@ -226,7 +226,7 @@ class Enrolment:
 
     def most_weight(self) -> int:
         """Return an upper bound of the rows that a round of the cohort uses."""
-        return len(self.cohort) * self._batch_size or self._rows
+        return self.aggregation.parties * self._batch_size or self._rows
 
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
         """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.

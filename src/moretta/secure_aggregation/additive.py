@@ -307,9 +307,14 @@ class AdditiveAggregator:
     scheme: ClassVar[str] = "additive-shares"
 
     def __init__(self, ring: Ring, rules: Rules) -> None:
-        self._ring, self._rules = ring, complete(rules)
+        self._ring, self._rules, self._all = ring, complete(rules), rules
         self._agreed: Cohort | None = None
         self.cohort: Sequence[str] = ()
+
+    @property
+    def parties(self) -> int:
+        """How many silos' entries a sum has at most."""
+        return self._all.parties(len(self.cohort))
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Relay public keys among the cohort. Raises `moretta.errors.ParameterError` for fewer than 2 silos."""
@@ -326,7 +331,7 @@ class AdditiveAggregator:
         Also raises `moretta.errors.ParameterError` for shares of 2 GiB or more.
         """
         _check_size(self._length(shapes) * self._ring.dtype.itemsize)
-        return plan(self._ring, len(self.cohort), shapes, limits, most_weight)
+        return plan(self._ring, self.parties, shapes, limits, most_weight)
 
     def sum(
         self,

@@ -6,8 +6,8 @@ before it. It is part of every mask's label, so that uploads to different questi
 the upload, so that a difference is named before anything is opened; and it stands, in the label, under the survivors'
 signatures. One question that is crafted for all silos alike is not found by it.
 
-How the answer is encoded goes in last: what a silo remembers (`moretta.secure_aggregation.one_sum`) is the question
-without it, as the same question to fewer silos has another encoding.
+How the answer is encoded is part of it: of sums of the same numbers, rounded to steps of a server's choice, single ones
+could be told. So an encoding follows from how many silos play a round, and not from how many are there.
 """
 
 from __future__ import annotations
@@ -24,22 +24,19 @@ from moretta.keystream import encode_parts, encode_purpose
 from moretta.protocol import Message
 
 BYTES = 32
-ENCODING = "encoding"  # the field of that name in all messages that ask for a sum
 
 
 @dataclass(frozen=True)
 class Asked:
     """What an upload answers.
 
-    digest: 32 bytes. question: the same without how the answer is encoded; no bytes for the digest itself. once: the
-    name of what is summed once a run, and nothing for the upload of a round. whole: whether the upload is of the same
-    rows in every take of the round. lasting: whether it is of rows alone, and so the same in every run. own: a digest
-    of what was sent to this silo alone and its upload depends on; nothing where there is no such thing, or while it is
-    not known. No label may have it, as it differs from silo to silo; the silo keeps it.
+    digest: 32 bytes. once: the name of what is summed once a run, and nothing for the upload of a round. whole: whether
+    the upload is of the same rows in every take of the round. lasting: whether it is of rows alone, and so the same in
+    every run. own: a digest of what was sent to this silo alone and its upload depends on; nothing where there is none,
+    or while it is not known. No label may have it, as it differs from silo to silo; the silo keeps it.
     """
 
     digest: bytes
-    question: bytes = b""
     once: str = ""
     whole: bool = False
     lasting: bool = False
@@ -48,22 +45,19 @@ class Asked:
 
 def asked(message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False) -> Asked:
     """Return what an upload that answers this message answers. agreed: digests of what was agreed on before."""
-    question = hashlib.sha256(encode_purpose("question", message_digest(message), *agreed)).digest()
-    encoding = hashlib.sha256()
-    _add(encoding, getattr(message, ENCODING, {}))
-    digest = hashlib.sha256(encode_purpose("asked", question, encoding.digest())).digest()
-    return Asked(digest, question, once, whole, lasting)
+    digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
+    return Asked(digest, once, whole, lasting)
 
 
 def message_digest(message: Message) -> bytes:
-    """Return SHA-256 of a message's tag and fields, without its stamp, its encoding and what is its addressee's own.
+    """Return SHA-256 of a message's tag and fields, without its stamp and what is its addressee's own.
 
     It is computed once for a message that goes to all silos of a process.
     """
     found: bytes | None = getattr(message, "_digest", None)
     if found is None:
         digest = hashlib.sha256(encode_purpose("message", message.TAG))
-        for name in sorted(set(message.KINDS) - message.OWN - {ENCODING}):
+        for name in sorted(set(message.KINDS) - message.OWN):
             digest.update(encode_parts(name))
             _add(digest, getattr(message, name))
         found = digest.digest()

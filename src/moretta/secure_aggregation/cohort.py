@@ -76,7 +76,7 @@ class Rules:
     def plan(self, silos: int) -> Plan:
         """Return the graph's degree and threshold of a cohort. Raises `moretta.errors.ParameterError` for none."""
         least = silos
-        silos = max(silos, self.participation.count if self.participation else 0)
+        silos = self.parties(silos)
         degree = self.degree if self.degree is not None and self.degree < silos - 1 else None
         if self.degree is not None and degree is None:  # everybody, also where the rates would do with fewer
             chosen = Plan(None, silos * 2 // 3 + 1)
@@ -94,6 +94,10 @@ class Rules:
         if self.participation is None or scheme != "pairwise":
             return self.min_survivors
         return max(self.min_survivors, self.plan(self.participation.count).threshold)
+
+    def parties(self, there: int) -> int:
+        """Return how many silos' entries a sum has at most, where so many are there."""
+        return max(there, self.participation.count if self.participation else 0)
 
     def strangers(self, number: int, cohort: Iterable[str]) -> list[str]:
         """Return the silos of a cohort that are not to play a round."""

@@ -287,7 +287,7 @@ class HelpedSums:
 
 
 def _kept(asked: Asked) -> bytes:
-    return (asked.question or asked.digest)[:DIGEST] + asked.own[:DIGEST]
+    return asked.digest[:DIGEST] + asked.own[:DIGEST]
 
 
 def _spent(helped: Helped, stamp: Stamp, asked: Asked) -> SumSpent:

@@ -240,6 +240,11 @@ class PairwiseAggregator:
         self._agreed: Cohort | None = None
         self.cohort: Sequence[str] = ()
 
+    @property
+    def parties(self) -> int:
+        """How many silos' entries a sum has at most."""
+        return self._rules.parties(len(self.cohort))
+
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Relay public keys among the cohort. Raises `moretta.errors.ParameterError` for fewer than 2 silos."""
         self._agreed, self.cohort = None, ()
@@ -251,7 +256,7 @@ class PairwiseAggregator:
 
     def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
         """Choose the fraction bits of each tensor from its limit (`moretta.secure_aggregation.ring`)."""
-        return plan(self._ring, len(self.cohort), shapes, limits, most_weight)
+        return plan(self._ring, self.parties, shapes, limits, most_weight)
 
     def sum(
         self,

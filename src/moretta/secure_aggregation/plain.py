@@ -108,6 +108,11 @@ class PlainAggregator:
         self.cohort: Sequence[str] = ()
         self._least = min_survivors
 
+    @property
+    def parties(self) -> int:
+        """How many silos there are."""
+        return len(self.cohort)
+
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Take note of the cohort; nothing is asked."""
         check_cohort(cohort)

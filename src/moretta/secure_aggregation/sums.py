@@ -71,6 +71,10 @@ class Aggregator(Protocol):
     scheme: ClassVar[str]
     cohort: Sequence[str]
 
+    @property
+    def parties(self) -> int:
+        """How many silos' entries a sum has at most: those who play a round, also where some are missing."""
+
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with a cohort. Raises `moretta.errors.ParameterError` for a cohort that the scheme cannot protect."""
 
