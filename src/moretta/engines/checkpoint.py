@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from moretta.engines.files import write_atomically
+from moretta.engines.files import sync_folder, write_atomically
 from moretta.errors import ParameterError
 from moretta.protocol import State
 
@@ -52,7 +51,7 @@ def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State], kep
     if final.exists():  # a resumed run that comes by again; one rename, so that no half of it is ever found
         final.rename(folder / f".{final.name}.old.partial")
     partial.rename(final)
-    _sync(folder)
+    sync_folder(folder)
     for old in _found(folder)[:-kept] if kept else ():
         shutil.rmtree(old)
     for old in folder.glob(".round-*.partial"):
@@ -128,11 +127,3 @@ def _unpack(path: Path) -> State:
         plain = json.loads(file.metadata()["moretta"])
     restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}
     return load(path.read_bytes()) | restored
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

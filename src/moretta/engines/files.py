@@ -34,3 +34,12 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have a folder's entries outlast a loss of power, such as a file that was just renamed into it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,14 +1,14 @@
 """A site's half of the engine: takes work from the server, has the silo's role do it, and hands out what came of it.
 
 The role works in one thread of its own. A request never waits for it longer than it says, so that a silo that trains
-for hours still answers at once that it does, and one that was killed is told from it.
+for hours still answers at once that it does, and one that was killed is told from it. What the server's session has not
+signed (`moretta.engines.flare.signing`) changes nothing here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -19,19 +19,25 @@ from moretta.codec import Codec
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.flare.envelope import (
+    Awake,
     Busy,
+    Denied,
     Done,
+    Envelope,
     Failed,
     Hello,
     Here,
+    Knock,
     Poll,
     Refused,
     Reply,
+    Signed,
     Stranger,
     Submit,
     pack,
     request_of,
 )
+from moretta.engines.flare.signing import Gate, Trust
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
 from moretta.protocol import Client, Message
 
@@ -44,6 +50,7 @@ UNFIT = (
     "--silo and --run"
 )
 LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
+QUIET = 1.0  # seconds between two lines of the log about what was not taken: a stranger may send as much as it likes
 
 
 class Silo(Protocol):
@@ -76,15 +83,18 @@ class Desk:
     """Answers a server's requests, each at once; `close` when there are no more.
 
     name: by which the engine knows the site. make: loads what the site is, which may take its time, and raises what
-    keeps it from taking part.
-    boot: of this process. last_heard: the moment of the last request, by `time.monotonic`. ended: set when the run is.
+    keeps it from taking part. trust: loads, at once, by what it knows the server.
+    process_id: of this process. last_heard: the moment of the server's last request, by `time.monotonic`. ended: set
+    when the run is.
     """
 
-    def __init__(self, name: str, make: Callable[[], Silo]) -> None:
-        self.boot = secrets.token_hex(8)
+    def __init__(self, name: str, make: Callable[[], Silo], trust: Callable[[], Trust]) -> None:
+        self._gate = Gate(name, trust)
+        self.process_id = self._gate.process_id
         self.last_heard = time.monotonic()
         self.ended = threading.Event()
         self._name, self._make = name, make
+        self._logged = float("-inf")
         self._silo: Silo | None = None
         self._clock = Clock()
         self._role: tuple[Client, Codec] | None = None
@@ -100,16 +110,40 @@ class Desk:
 
     def answer(self, data: object) -> bytes:
         """Return the reply to a request. Raises nothing, whatever the bytes are."""
-        self.last_heard = time.monotonic()
         try:
-            request, body = request_of(data)
+            request, envelope = request_of(data)
         except CodecError as error:
-            return pack(Refused(sentence=_sentence(error)))
+            return self._deny(error)
+        if isinstance(request, Knock):
+            return pack(Awake(process_id=self.process_id))
+        if request.processes.get(self._name, self.process_id) != self.process_id:
+            return pack(Stranger())
+        return self._take_in(request, envelope)
+
+    def _take_in(self, request: Signed, envelope: Envelope) -> bytes:
+        try:
+            session = self._gate.take(request, envelope)
+        except PeerError as error:
+            return self._deny(error)
+        except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept
+            log.error("cannot tell the server from others: %s", error)
+            return pack(Refused(sentence=UNFIT))
+        self.last_heard = time.monotonic()
+        return session.pack(request.serial, *self._reply(request, envelope.body))
+
+    def _deny(self, error: PeerError) -> bytes:
+        sentence = _sentence(error)
+        if time.monotonic() - self._logged > QUIET:
+            self._logged = time.monotonic()
+            log.warning("an envelope was not taken: %s", sentence)
+        return pack(Denied(sentence=sentence))
+
+    def _reply(self, request: Signed, body: bytes) -> tuple[Reply, bytes]:
         match request:
             case Hello():
-                return pack(self._greet(request))
-            case Submit() | Poll() if self._role is None or request.boots.get(self._name) != self.boot:
-                return pack(Stranger())
+                return self._greet(request), b""
+            case _ if self._role is None:
+                return Stranger(), b""
             case Submit():
                 self._take(_Work(request.number, request, body))
                 return self._result(request.number, AT_ONCE)
@@ -139,9 +173,7 @@ class Desk:
             if self._role is None:
                 return Busy()
             silo = self._silo
-        return Here(
-            boot=self.boot, name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint
-        )
+        return Here(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
 
     def _take(self, work: _Work) -> None:
         with self._changed:
@@ -149,16 +181,17 @@ class Desk:
                 self._newest, self._next, self._done = work.number, work, None
                 self._changed.notify_all()
 
-    def _result(self, number: int, wait: float) -> bytes:
+    def _result(self, number: int, wait: float) -> tuple[Reply, bytes]:
         with self._changed:
             self._changed.wait_for(lambda: self._done is not None and self._done[0] == number, wait)
             done = self._done
         if done is None or done[0] != number:
             if number == self._newest:
-                return pack(Busy())
-            return pack(Failed(reason="failed", sentence="was asked after what nobody asked for"))
+                return Busy(), b""
+            late = f"expected work {self._newest} or newer, got {number}: it came late, or out of order"
+            return Failed(reason="failed", sentence=late), b""
         _, reply, body = done
-        return pack(reply, body)
+        return reply, body
 
     def _work(self) -> None:
         with contextlib.suppress(Exception, SystemExit):  # the first hello tries again, and tells why not
