@@ -44,8 +44,8 @@ class Controller(FlareController):
     """Plays a run as the server.
 
     run: the run file as TOML, all of it, and base: the folder beside which its paths resolve. digest: of what sites
-    were told, so that a job that was edited by hand is noticed. The key by which it signs is no argument: the server's
-    kit says where it is. out: the run folder; empty: one in the job's own
+    were told, so that a job that was edited by hand is noticed. The key by which it signs is no argument: it is
+    beside the server's kit, or where that says. out: the run folder; empty: one in the job's own
     workspace. resume: go on from its last checkpoint. wait: seconds in which sites are to come. status: the file that
     says how it ended; empty: none.
     """

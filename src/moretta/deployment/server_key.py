@@ -4,8 +4,8 @@
     roster.toml     [server] key            else this, of the site's own copy, if it names one
     <kit>/local/moretta-server.pub          else this, which is in the kits that `moretta serve` makes
 
-The server's own key (`moretta.secure_aggregation.identity.Identity`) is a file on its machine, beside the kits and in
-none of them; the server's kit says where.
+The server's own key (`moretta.secure_aggregation.identity.Identity`) is a file on its machine: beside the kits and in
+none of them, or where the server's kit says.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_kits_are_plain_folders_of_their_names(made: kits.Kits) -> None:
     out = made.server.parent
-    assert sorted(path.name for path in out.iterdir()) == sorted(["server", "admin", "kits.json", *SITES])
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["server", "admin", "kits.json", "identity.key", "identity.pub", *SITES]
+    )
     assert [kits.name_of(kit) for kit in all_of(made)] == ["server", *SITES, "admin@moretta.org"]
     assert {kits.address_of(kit) for kit in all_of(made)} == {("fl.example.org", 8102)}
     assert kits.is_server(made.server)

@@ -126,7 +126,7 @@ def patch(kit: Path, silo: Path | None = None, server_key: Sequence[str] = ()) -
     """Make a server's or a site's kit able to run us; a second time changes nothing.
 
     silo: the site's silo.toml, written down for the job processes of a site. server_key: at a site, the server's public
-    key as a line or a file, or two; at the server, the file or folder of its own, else what is beside the kit.
+    key as a line or a file, or two; at the server, the file or folder of its own, where that is not beside the kit.
     Returns a sentence for each change. Raises ParameterError where `kit` is no such kit, or a key is none.
     """
     files, done = _changes(kit, silo, server_key)
@@ -163,9 +163,9 @@ def _changes(
         if found.get("silo") != wanted["silo"]:
             files[local / SILO] = found | wanted
             done.append(f"Where the site's silo.toml is has been written down ({SILO}).")
-    if server:
+    if server and server_key:
         found = _load(local / SILO) if (local / SILO).exists() else {}
-        own = _own_key(kit, server_key, found.get("identity"))
+        own = _own_key(kit, server_key)
         if own != found.get("identity"):
             files[local / SILO] = found | {"identity": own}
             done.append(f"Where the server's key is has been written down ({SILO}).")
@@ -194,9 +194,13 @@ def server_keys(local: Path) -> tuple[bytes, ...]:
 
 
 def identity_of(local: Path) -> Identity:
-    """Return the server's own key, by the local folder of its kit. Raises ParameterError where that names none."""
-    path = _load(local / SILO).get("identity") if (local / SILO).exists() else None
-    if not isinstance(path, str):
+    """Return the server's own key: what the local folder of its kit names, else what is beside the kit.
+
+    Raises ParameterError where there is neither.
+    """
+    beside = local.resolve().parent.parent / KEY_FILE
+    path = (_load(local / SILO) if (local / SILO).exists() else {}).get("identity", str(beside))
+    if not isinstance(path, str) or (path == str(beside) and not beside.exists()):
         raise ParameterError(
             f"{local / SILO} does not say where the server's key is; run: moretta keys new --out DIR, and then: "
             "moretta kit patch KIT --server-key DIR"
@@ -214,15 +218,11 @@ def _make_key(out: Path, sites: Sequence[str]) -> None:
     identity.save(out)
 
 
-def _own_key(kit: Path, given: Sequence[str], known: object) -> object:
-    """Return where a server's key is: as given, else as it was, else beside the kit if it is there."""
+def _own_key(kit: Path, given: Sequence[str]) -> str:
     if len(given) > 1:
         raise ParameterError(f"{kit} is the server's kit, and a server signs by one key; give one --server-key")
-    if given:
-        Identity.load(given[0])
-        return os.path.abspath(given[0])
-    beside = kit.resolve().parent / KEY_FILE
-    return known if (isinstance(known, str) and Path(known).exists()) or not beside.exists() else str(beside)
+    Identity.load(given[0])
+    return os.path.abspath(given[0])
 
 
 def _public_keys(given: Sequence[str]) -> tuple[bytes, ...]:
