@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from moretta.federation import Federation
 from moretta.protocol import Missing, Reason
 from moretta.protocols import modules
 from moretta.result import Result
-from moretta.secure_aggregation.identity import Identity, public_line
+from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 SEED, ROUNDS, COLUMNS, CLASSES = 7, 3, 4, 3
 NAMES = ("silo-1", "silo-2", "silo-3")
@@ -103,6 +104,7 @@ class Machines:
             )
         described = f'source = "sites"\ninputs = [{COLUMNS}]\nclasses = {CLASSES}\ntest = "test.npz"\n{sites}'
         engine = f'[engine]\nname = "flare"\nsites = {self.names}'
+        rest = re.sub(r"^identity = .*$", "", rest, flags=re.MULTILINE)  # each site's own is in its silo.toml
         text = f'[run]\nname = "run"\n{run}\n[data]\nstandardise = true\n{data}\n{described}\n{rest}\n{engine}'
         (folder / "many.toml").write_text(text)
         self.run_file = config.load(folder / "many.toml")
@@ -138,15 +140,19 @@ class Machines:
         run_file: RunFile | None = None,
         least: int = 2,
         wait: float = 20.0,
+        identity: Identity = SERVER,
     ) -> Result:
         run_file = run_file or self.run_file
+        path = run_file.secure_aggregation.roster
+        keys = None if path is None else Roster.load(run_file.resolve(path)).keys
         with BUILDING:
             federation = told.server_side(run_file, out)
 
         def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
             hello = hello_of(federation, self.run_file, self.text, place, run_file.engine.torch_versions)
             deadline = run_file.engine.deadline
-            made = Sites(self.names, self.send, codec, hello, SERVER, recorder=recorder, deadline=deadline)
+            given = {"keys": keys, "recorder": recorder, "deadline": deadline}
+            made = Sites(self.names, self.send, codec, hello, identity, **given)
             made.gather(least, wait)
             self.made.append(made)
             return made

@@ -58,7 +58,7 @@ class Silo(Section):
     @field_validator("server_key", mode="before")
     @classmethod
     def _one_or_two(cls, given: object) -> object:
-        return (given,) if isinstance(given, str) else given
+        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
