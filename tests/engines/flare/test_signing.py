@@ -230,6 +230,21 @@ def test_what_is_done_is_sealed_for_the_session_that_asked(gate: Gate) -> None:
             session.open(damaged, gate.process_id, serial, None)
 
 
+def test_what_is_too_long_for_the_cipher_is_sealed_in_pieces(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signing, "PIECE", 10)
+    session = begun(gate)
+    for length in (0, 1, 9, 10, 11, 20, 35):
+        joined, serial = asked(session, gate)
+        body = bytes(range(length))
+        header, envelope = reply_of(joined.pack(serial, Done(), body))
+        assert len(envelope.body) == length + 16 * max(1, -(-length // 10))
+        assert session.open(pack(header, envelope.body), gate.process_id, serial, None)[1] == body
+        for cut in (envelope.body[:26], envelope.body[26:], envelope.body[26:52] + envelope.body[:26]):
+            if length > 10:
+                with pytest.raises(CodecError, match="does not open"):
+                    session.open(pack(header, cut), gate.process_id, serial, None)
+
+
 def test_a_reply_is_signed_over_process_serial_and_digest(tmp_path: Path) -> None:
     gate = listed(tmp_path)
     session = begun(gate)

@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -58,6 +59,7 @@ from moretta.keystream import derive
 from moretta.secure_aggregation.identity import Identity, fingerprint, verify
 
 WINDOW = 64  # serials
+PIECE, TAG = 1 << 30, 16  # bytes: the cipher seals 2 GiB at most at a time
 RECORD = "session.json"  # in the run's folder: its highest session, and that session's key
 
 
@@ -127,7 +129,7 @@ class Session:
         if not isinstance(reply, Done):
             return reply, b""
         try:
-            return reply, self._seal_of(process_id).decrypt(_nonce(serial), envelope.body, None)
+            return reply, _opened(self._seal_of(process_id), serial, envelope.body)
         except (InvalidTag, PeerError):
             raise CodecError("expected an answer sealed for this session, got one that does not open") from None
 
@@ -199,7 +201,7 @@ class Joined:
     def pack(self, serial: int, reply: Reply, body: bytes = b"") -> bytes:
         """Return the reply to a serial: sealed if work is done, signed where the silo has an identity."""
         if isinstance(reply, Done):
-            body = self._seal.encrypt(_nonce(serial), body, None)
+            body = _sealed(self._seal, serial, body)
         if self._identity is None:
             return pack(reply, body)
         identity, hello = self._identity, self.hello
@@ -282,7 +284,7 @@ def _record(folder: Path, hello: Hello) -> None:
     """Keep the session of a run on disk. Raises `moretta.errors.PeerError` for one that is over."""
     path = folder / hello.run / RECORD
     try:
-        kept = json.loads(path.read_text()) if path.exists() else {"session": -1, "key": ""}
+        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"session": -1, "key": ""}
         highest, key = int(kept["session"]), str(kept["key"])
     except (OSError, ValueError, KeyError, TypeError):
         raise PeerError("it cannot be told from a replayed one: the record of the run's sessions is damaged") from None
@@ -302,5 +304,21 @@ def _record(folder: Path, hello: Hello) -> None:
         sync_folder(path.parent.parent)
 
 
-def _nonce(serial: int) -> bytes:
-    return serial.to_bytes(12, "big")
+def _sealed(seal: AESGCM, serial: int, body: bytes) -> bytes:
+    pieces = _pieces(body, PIECE)
+    return b"".join(seal.encrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
+
+
+def _opened(seal: AESGCM, serial: int, body: bytes) -> bytes:
+    """Undo `_sealed`. Raises `cryptography.exceptions.InvalidTag` for what was not sealed so."""
+    pieces = _pieces(body, PIECE + TAG)
+    return b"".join(seal.decrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
+
+
+def _pieces(body: bytes, size: int) -> list[bytes]:
+    return [body[begin : begin + size] for begin in range(0, max(len(body), 1), size)]
+
+
+def _nonce(serial: int, pieces: Sequence[bytes], number: int) -> bytes:
+    """Return the nonce of a piece, the only use of it: serial, number, whether it is the last, so that none is cut."""
+    return serial.to_bytes(7, "big") + number.to_bytes(4, "big") + bytes([number == len(pieces) - 1])
