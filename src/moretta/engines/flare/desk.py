@@ -183,7 +183,7 @@ class Desk:
 
     def _result(self, number: int, wait: float) -> tuple[Reply, bytes]:
         with self._changed:
-            self._changed.wait_for(lambda: self._done is not None and self._done[0] == number, wait)
+            self._changed.wait_for(lambda: number != self._newest or self._done is not None, wait)
             done = self._done
         if done is None or done[0] != number:
             if number == self._newest:
