@@ -121,7 +121,6 @@ class Machines:
         for name in names or self.names:
             path = self.folder / name / "silo.toml"
             self.desks[name] = Desk(
-                name,
                 lambda name=name, path=path: self._site(name, path),
                 lambda path=path: trust_of(silo_file.load(path), path.parent),
             )

@@ -178,7 +178,7 @@ from moretta.secure_aggregation.identity import Identity
 
 server = Identity.fresh()
 make = lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}")
-desk = Desk("{name}", make, lambda: Trust((server.public_key,), None, Path("{name}/kept")))
+desk = Desk(make, lambda: Trust("{name}", (server.public_key,), None, Path("{name}/kept")))
 session = Session(server, Hello.model_validate_json(Path("hello.json").read_text()))
 
 def say(request, body=b""):

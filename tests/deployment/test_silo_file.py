@@ -95,7 +95,7 @@ def test_which_of_three_places_says_whom_a_site_takes_for_the_server(tmp_path: P
     with pytest.raises(PeerError, match="no key of the server's is pinned here"):
         trust_of(file, tmp_path / "local")
     (tmp_path / "local" / kits.SERVER_KEY).write_text(public_line(kit.public_key))
-    assert trust_of(file, tmp_path / "local") == Trust((kit.public_key,), None, file.out)
+    assert trust_of(file, tmp_path / "local") == Trust("north", (kit.public_key,), None, file.out)
     silo = f'[[silo]]\nname = "north"\nkey = "{public_line(own.public_key)}"\n'
     own.save(tmp_path / "key")
     (tmp_path / "roster.toml").write_text(silo)

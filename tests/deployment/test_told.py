@@ -366,7 +366,7 @@ def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, capl
     run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
     file, text = site(tmp_path), told.told(run_file)
     server = Identity.fresh()
-    desk = Desk("silo-1", lambda: Site(file, text, "silo-1"), lambda: Trust((server.public_key,), None, tmp_path))
+    desk = Desk(lambda: Site(file, text, "silo-1"), lambda: Trust("silo-1", (server.public_key,), None, tmp_path))
     session = Session(server, Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=()))
 
     def greet() -> Reply:

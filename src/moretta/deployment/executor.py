@@ -48,7 +48,7 @@ class Executor(FlareExecutor):
         if event_type == EventType.START_RUN:
             name = fl_ctx.get_identity_name()
             folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-            self._desk = Desk(name, lambda: self._site(folder, name), lambda: trust_of(file_of(folder), folder))
+            self._desk = Desk(lambda: self._site(folder, name), lambda: trust_of(file_of(folder), folder))
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
             threading.Thread(target=self._look_after, args=(self._desk,), daemon=True).start()
         elif event_type == EventType.END_RUN and self._desk is not None:

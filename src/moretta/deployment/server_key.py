@@ -45,7 +45,7 @@ def trust_of(file: SiloFile, local: Path) -> Trust:
     if not keys:
         raise PeerError(NONE_PINNED)
     own = file.silo.identity
-    return Trust(keys, None if own is None else Identity.load(file.base / own), file.out)
+    return Trust(file.silo.name, keys, None if own is None else Identity.load(file.base / own), file.out)
 
 
 def check_listed(identity: Identity, roster: Roster | None) -> None:

@@ -139,12 +139,12 @@ def silo() -> ToySilo:
 
 @pytest.fixture
 def trust(tmp_path: Path) -> Callable[[], Trust]:
-    return lambda: Trust((SERVER.public_key,), None, tmp_path)
+    return lambda: Trust("north", (SERVER.public_key,), None, tmp_path)
 
 
 @pytest.fixture
 def call(silo: ToySilo, trust: Callable[[], Trust]) -> Iterator[Caller]:
-    desk = Desk("north", lambda: silo, trust)
+    desk = Desk(lambda: silo, trust)
     caller = Caller(desk)
     assert caller.hello() == Here(name="north", key="0123")
     yield caller
@@ -307,7 +307,7 @@ def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, bod
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=100) | st.none() | st.text(max_size=5))
 def test_any_bytes_are_refused_in_a_sentence(data: object) -> None:
-    desk = Desk("north", lambda: ToySilo(ToyClient(1)), nobody)
+    desk = Desk(lambda: ToySilo(ToyClient(1)), nobody)
     try:
         reply, envelope = reply_of(desk.answer(data))
         assert isinstance(reply, Denied)
@@ -331,7 +331,7 @@ def test_strangers_are_told_so(call: Caller, silo: ToySilo) -> None:
 
 
 def test_before_hello_nothing_is_taken(silo: ToySilo, trust: Callable[[], Trust]) -> None:
-    desk = Desk("north", lambda: silo, trust)
+    desk = Desk(lambda: silo, trust)
     assert "before any session" in denied(Caller(desk).submit(1, say())[0])
     assert silo.noted == []
     desk.close()
@@ -343,7 +343,7 @@ def denied(reply: Reply) -> str:
 
 
 def test_two_desks_are_two_processes() -> None:
-    desks = [Desk("north", lambda: ToySilo(ToyClient(1)), nobody) for _ in range(2)]
+    desks = [Desk(lambda: ToySilo(ToyClient(1)), nobody) for _ in range(2)]
     assert desks[0].process_id != desks[1].process_id
     for desk in desks:
         desk.close()
@@ -357,7 +357,7 @@ def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo, trus
         assert go.wait(LONG)
         return silo
 
-    desk = Desk("north", make, trust)
+    desk = Desk(make, trust)
     call = Caller(desk)
     for _ in range(3):
         assert call.greet() == Busy()
@@ -417,7 +417,7 @@ def test_a_refusal_is_a_sentence_and_is_looked_at_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     silo.refusals = [refusal]
-    desk = Desk("north", lambda: silo, trust)
+    desk = Desk(lambda: silo, trust)
     call = Caller(desk)
     with caplog.at_level(logging.CRITICAL, "moretta"):
         assert call.hello() == Refused(sentence=sentence)
@@ -431,14 +431,14 @@ def test_what_cannot_be_loaded_is_a_refusal(trust: Callable[[], Trust], caplog: 
         raise ParameterError("rows.csv does not exist")
 
     caplog.set_level(logging.ERROR, "moretta")
-    desk = Desk("north", make, trust)
+    desk = Desk(make, trust)
     assert Caller(desk).hello() == Refused(sentence=UNFIT)
     assert "rows.csv does not exist" in caplog.text
     desk.close()
 
 
 def test_a_site_that_cannot_tell_its_server_takes_nothing(silo: ToySilo, caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk("north", lambda: silo, nobody)
+    desk = Desk(lambda: silo, nobody)
     assert Caller(desk).hello() == Refused(sentence=UNFIT)
     assert "cannot tell the server from others: silo.toml does not exist" in caplog.text
     assert silo.noted == []

@@ -39,7 +39,7 @@ POLL = Poll(number=1, wait=0.0)
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
-    return Gate("north", lambda: Trust((SERVER.public_key,), None, tmp_path))
+    return Gate(lambda: Trust("north", (SERVER.public_key,), None, tmp_path))
 
 
 def send(session: Session, gate: Gate, request: Signed, body: bytes = b"") -> Joined:
@@ -79,8 +79,10 @@ def test_serials_far_apart_cost_nothing() -> None:
 
 
 def test_what_several_are_sent_is_signed_once_and_taken_by_each(tmp_path: Path) -> None:
-    trust = Trust((OTHER.public_key, SERVER.public_key), None, tmp_path)
-    gates = {name: Gate(name, lambda name=name: replace(trust, folder=tmp_path / name)) for name in ("north", "south")}
+    trust = Trust("north", (OTHER.public_key, SERVER.public_key), None, tmp_path)
+    gates = {
+        name: Gate(lambda name=name: replace(trust, name=name, folder=tmp_path / name)) for name in ("north", "south")
+    }
     session = Session(SERVER, HELLO)
     ids = {name: gate.process_id for name, gate in gates.items()}
     for request, body in ((session.hello, b""), (Submit(number=1, work="answer"), b"body"), (POLL, b"")):
@@ -147,7 +149,7 @@ def test_the_highest_session_is_on_disk_before_anything_is_taken(gate: Gate, tmp
     path = tmp_path / "run" / RECORD
     assert json.loads(path.read_text()) == {"session": 3, "key": session.hello.key}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    again = Gate("north", lambda: Trust((SERVER.public_key,), None, tmp_path))  # another process
+    again = Gate(lambda: Trust("north", (SERVER.public_key,), None, tmp_path))  # another process
     with pytest.raises(PeerError, match="is of session 2 of the run, and session 3 has begun"):
         begun(again, 2)
     with pytest.raises(PeerError, match="is of a second beginning of session 3"):
@@ -196,14 +198,14 @@ def test_a_site_whose_keys_cannot_be_told_takes_nothing() -> None:
         raise ParameterError("silo.toml: damaged")
 
     with pytest.raises(ParameterError, match="damaged"):
-        begun(Gate("north", load))
+        begun(Gate(load))
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 
 def listed(folder: Path, identity: Identity | None = OWN) -> Gate:
-    return Gate("north", lambda: Trust((SERVER.public_key,), identity, folder))
+    return Gate(lambda: Trust("north", (SERVER.public_key,), identity, folder))
 
 
 def asked(session: Session, gate: Gate) -> tuple[Joined, int]:

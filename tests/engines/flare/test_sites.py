@@ -117,17 +117,17 @@ class Network:
         self.instead: dict[str, Behaviour] = {}
         self.sent: list[tuple[str, Request, bytes]] = []
         self.data: list[Mapping[str, bytes]] = []
-        self.gates = {name: Gate(name, lambda name=name: self.trust(name)) for name in clients}
+        self.gates = {name: Gate(lambda name=name: self.trust(name)) for name in clients}
         for name in clients:
             self.start(name)
 
     def start(self, name: str) -> None:
         """Start a site; where there is one, restart it."""
         self.stop(name)
-        self.desks[name] = Desk(name, lambda: self.silos[name], lambda: self.trust(name))
+        self.desks[name] = Desk(lambda: self.silos[name], lambda: self.trust(name))
 
     def trust(self, name: str) -> Trust:
-        return Trust((SERVER.public_key,), self.own.get(name), self.folder / name)
+        return Trust(name, (SERVER.public_key,), self.own.get(name), self.folder / name)
 
     def stop(self, name: str) -> None:
         if name in self.desks:

@@ -37,7 +37,7 @@ from moretta.engines.flare.envelope import (
     pack,
     request_of,
 )
-from moretta.engines.flare.signing import Gate, Trust
+from moretta.engines.flare.signing import Gate, OtherProcess, Trust
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
 from moretta.protocol import Client, Message
 
@@ -82,18 +82,18 @@ class _Work:
 class Desk:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    name: by which the engine knows the site. make: loads what the site is, which may take its time, and raises what
+    make: loads what the site is, which may take its time, and raises what
     keeps it from taking part. trust: loads, at once, by what it knows the server.
     process_id: of this process. last_heard: the moment of the server's last request, by `time.monotonic`. ended: set
     when the run is.
     """
 
-    def __init__(self, name: str, make: Callable[[], Silo], trust: Callable[[], Trust]) -> None:
-        self._gate = Gate(name, trust)
+    def __init__(self, make: Callable[[], Silo], trust: Callable[[], Trust]) -> None:
+        self._gate = Gate(trust)
         self.process_id = self._gate.process_id
         self.last_heard = time.monotonic()
         self.ended = threading.Event()
-        self._name, self._make = name, make
+        self._make = make
         self._logged = float("-inf")
         self._silo: Silo | None = None
         self._clock = Clock()
@@ -116,13 +116,13 @@ class Desk:
             return self._deny(error)
         if isinstance(request, Knock):
             return pack(Awake(process_id=self.process_id))
-        if request.processes.get(self._name, self.process_id) != self.process_id:
-            return pack(Stranger())
         return self._take_in(request, envelope)
 
     def _take_in(self, request: Signed, envelope: Envelope) -> bytes:
         try:
             session = self._gate.take(request, envelope)
+        except OtherProcess:
+            return pack(Stranger())
         except PeerError as error:
             return self._deny(error)
         except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept

@@ -157,14 +157,20 @@ def _unsigned(reply: Reply, listed: str) -> str:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a site goes by. keys: of the server, one or two. identity: the silo's own, where it has one.
+    """What a site goes by.
 
-    folder: of its runs, each of which has a folder there.
+    name: of the silo in the run, as the server has it; the engine may know the site by another. keys: of the server,
+    one or two. identity: the silo's own, where it has one. folder: of its runs, each of which has a folder there.
     """
 
+    name: str
     keys: tuple[bytes, ...]
     identity: Identity | None
     folder: Path
+
+
+class OtherProcess(PeerError):
+    """An envelope is for another process of this site, which may have been the one before."""
 
 
 class Window:
@@ -212,12 +218,12 @@ class Joined:
 class Gate:
     """Takes what a session of the server's has sent to this process of a site, once, and nothing else.
 
-    name: of the site. load: what it goes by; raises `moretta.errors.MorettaError` where that cannot be told.
-    process_id: of this process.
+    load: what the site goes by; raises `moretta.errors.MorettaError` where that cannot be told. process_id: of this
+    process.
     """
 
-    def __init__(self, name: str, load: Callable[[], Trust]) -> None:
-        self._name, self._load = name, load
+    def __init__(self, load: Callable[[], Trust]) -> None:
+        self._load = load
         self._exchange = X25519PrivateKey.generate()
         self.process_id = _public(self._exchange)
         self._lock = threading.Lock()
@@ -231,13 +237,14 @@ class Gate:
         Raises `moretta.errors.PeerError`, naming why, for one that is not taken, which then has changed nothing; and
         what `load` does.
         """
-        if self._name not in request.processes:
+        name = self._loaded().name
+        if name not in request.processes:
             raise PeerError(
-                f"it was addressed to {', '.join(request.processes)[:200] or 'nobody'}, not to {self._name}: passed on "
+                f"it was addressed to {', '.join(request.processes)[:200] or 'nobody'}, not to {name}: passed on "
                 "by another than the server"
             )
-        if request.processes[self._name] != self.process_id:
-            raise PeerError("it was addressed to another process of this site: it was replayed")
+        if request.processes[name] != self.process_id:
+            raise OtherProcess("it was addressed to another process of this site: it was replayed")
         with self._lock:
             joined = self._session_of(request) if isinstance(request, Hello) else self._joined
             if joined is None:
