@@ -16,6 +16,7 @@ from moretta.config import Faults, SecureAggregation
 from moretta.deployment import silo_file, told
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
+from moretta.secure_aggregation.identity import Identity, public_line
 
 
 @pytest.fixture
@@ -53,10 +54,15 @@ def examples(text: str) -> list[dict[str, object]]:
 
 def test_the_examples_of_secure_aggregation_load(secure: str) -> None:
     found = {name: table for block in examples(secure) for name, table in block.items()}
+<<<<<<< HEAD
     assert set(found) == {"secure-aggregation", "silo", "engine", "privacy"}
     floors = silo_file.Privacy.model_validate(found["privacy"])
     assert {name.replace("_", "-") for name in silo_file.Privacy.model_fields} == set(found["privacy"])  # type: ignore[call-overload]
     assert floors.apart == 2
+=======
+    assert set(found) == {"secure-aggregation", "silo", "server", "engine"}
+    assert set(found["server"]) == {"key"}  # type: ignore[call-overload]
+>>>>>>> int
     settings = SecureAggregation.model_validate(found["secure-aggregation"])
     assert set(found["secure-aggregation"]) == {  # type: ignore[call-overload]
         key.replace("_", "-") for key in SecureAggregation.model_fields if key != "limit"
@@ -92,8 +98,11 @@ def test_the_examples_of_deploying_load(docs: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
     run_file = config.load(tmp_path / "run.toml")
     assert run_file.engine.sites == ("north", "south", "west")
-    assert [silo["silo"]["name"] for silo in silos] == ["north", "north"]  # type: ignore[index]
-    (tmp_path / "silo.toml").write_text(tomli_w.dumps({"data": {"source": "rows.npz"}, **silos[0], **silos[1]}))
+    assert [silo["silo"]["name"] for silo in silos] == ["north"] * 3  # type: ignore[index]
+    line = public_line(Identity.fresh().public_key)
+    assert silos[1]["silo"]["server-key"] == "moretta-public-1 ..."  # type: ignore[index]
+    whole = {"data": {"source": "rows.npz"}, "silo": {**silos[2]["silo"], "server-key": line}}  # type: ignore[dict-item]
+    (tmp_path / "silo.toml").write_text(tomli_w.dumps(whole))
     assert silo_file.load(tmp_path / "silo.toml").silo.roster == Path("roster.toml")
 
 

@@ -84,6 +84,9 @@ class Session:
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[dict[str, Any]] = [] if folder is None else folder.history(up_to=place.round)
         codec = Codec(players.messages, federation.engine.message_mib << 20)
+        if folder is not None and place.session > 0:
+            # Before anybody hears of it: a site takes a session's number from one beginning of it alone.
+            begin_session(folder.path / "checkpoint", place)
         self._engine: Delivery = (
             through(codec, place, recorder)
             if through is not None
@@ -121,7 +124,6 @@ class Session:
             if self._place.session == 0:
                 self._save(self._place.round)
             else:
-                begin_session(self._folder.path / "checkpoint", self._place)
                 self._find_best(self._folder)
             self._keep_releases(self._folder)
             self._keep_truth(self._place.round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from moretta.assembly import federation_of
 from moretta.codec import Codec
 from moretta.config import RunFile
 from moretta.deployment import silo_file, told
+from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site, pack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.flare.desk import Desk
@@ -25,7 +27,7 @@ from moretta.federation import Federation
 from moretta.protocol import Missing, Reason
 from moretta.protocols import modules
 from moretta.result import Result
-from moretta.secure_aggregation.identity import Identity, public_line
+from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 SEED, ROUNDS, COLUMNS, CLASSES = 7, 3, 4, 3
 NAMES = ("silo-1", "silo-2", "silo-3")
@@ -33,6 +35,7 @@ DEAD = Missing(Reason.DISCONNECTED, "cannot be reached")
 
 MODEL = 'source = "mlp"\nhidden = [5]'
 FEDSGD = 'name = "fedsgd"\nlearning-rate = 0.1\nmomentum = 0.5'
+SERVER = Identity(b"the server's key, for tests only".ljust(32)[:32])
 BUILDING = threading.Lock()  # weights are drawn from the one generator of a process, which sites have each of their own
 Wrap = Callable[[str, bytes], "bytes | Missing"]
 
@@ -116,10 +119,12 @@ class Machines:
             np.savez(folder / silo.name / "rows.npz", **arrays)
             (folder / silo.name / "silo.toml").write_text(
                 f'[silo]\nname = "{silo.name}"\nout = "kept"\nrecord-views = true\ninsecure-secret-seed = 3\n'
+                f'server-key = "{public_line(SERVER.public_key)}"\n'
                 f'{identified}[data]\nsource = "rows.npz"\n'
             )
         described = f'source = "sites"\ninputs = [{COLUMNS}]\nclasses = {CLASSES}\ntest = "test.npz"\n{sites}'
         engine = f'[engine]\nname = "flare"\nsites = {self.names}'
+        rest = re.sub(r"^identity = .*$", "", rest, flags=re.MULTILINE)  # each site's own is in its silo.toml
         text = f'[run]\nname = "run"\n{run}\n[data]\nstandardise = true\n{data}\n{described}\n{rest}\n{engine}'
         (folder / "many.toml").write_text(f"{text}\n{secure[1]}")
         self.engine_names = {name: (engine_names or {}).get(name, name) for name in self.names}
@@ -136,7 +141,10 @@ class Machines:
     def start(self, *names: str) -> None:
         for name in names or self.names:
             path = self.folder / name / "silo.toml"
-            self.desks[name] = Desk(lambda name=name, path=path: self._site(name, path))
+            self.desks[name] = Desk(
+                lambda name=name, path=path: self._site(name, path),
+                lambda path=path: trust_of(silo_file.load(path), path.parent),
+            )
 
     def stop(self, *names: str) -> None:
         """End processes without a word, as a power cut does."""
@@ -152,14 +160,19 @@ class Machines:
         run_file: RunFile | None = None,
         least: int = 2,
         wait: float = 20.0,
+        identity: Identity = SERVER,
     ) -> Result:
         run_file = run_file or self.run_file
+        path = run_file.secure_aggregation.roster
+        keys = None if path is None else Roster.load(run_file.resolve(path)).keys
         with BUILDING:
             federation = told.server_side(run_file, out)
 
         def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
             hello = hello_of(federation, self.run_file, self.text, place, run_file.engine.torch_versions)
-            made = Sites(self.names, self.send, codec, hello, recorder=recorder, deadline=run_file.engine.deadline)
+            deadline = run_file.engine.deadline
+            given = {"keys": keys, "recorder": recorder, "deadline": deadline}
+            made = Sites(self.names, self.send, codec, hello, identity, **given)
             made.gather(least, wait)
             self.made.append(made)
             return made

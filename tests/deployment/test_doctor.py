@@ -29,6 +29,7 @@ from test_runs_with_a_roster import enrol
 from moretta.deployment import doctor
 from moretta.engines.flare import kits, processes
 from moretta.errors import ParameterError, RunFailed
+from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 
 RUN = """
 [run]
@@ -158,6 +159,26 @@ def test_a_server_that_can_serve_passes(here: Path) -> None:
     assert "data" not in found
     shutil.move(here / "kits", here / "runs/run-kits")  # where moretta serve makes them
     assert "certificate" in looked("--run", "run.toml")
+
+
+def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
+    mine = fingerprint(Identity.load(here / "kits").public_key)
+    at_server = looked("--run", "run.toml", "--kit", "kits/server")["server's key"]
+    assert at_server["passes"]
+    assert at_server["sentence"].startswith(mine)
+    given = ("--kit", "kits/north", "--silo", "silo.toml")
+    assert looked(*given)["server's key"]["sentence"] == f"{mine}, of {kits.SERVER_KEY}"
+    other = Identity.fresh().public_key
+    edit(here / "silo.toml", "[data]", f'server-key = "{public_line(other)}"\n[data]')
+    warned = looked(*given)["server's key"]
+    assert warned["warns"]
+    expected = f"{fingerprint(other)}, of silo.toml; the kit has {mine}: ask which the server has"
+    assert warned["sentence"] == expected
+    edit(here / "silo.toml", f'server-key = "{public_line(other)}"\n', "")
+    (here / "kits/north/local" / kits.SERVER_KEY).unlink()
+    (here / "kits/identity.key").unlink()
+    assert "no key of the server's is pinned here" in failed(*given)["server's key"]
+    assert "moretta keys new --out DIR" in failed("--run", "run.toml", "--kit", "kits/server")["server's key"]
 
 
 def test_nothing_to_look_at_is_bad_usage() -> None:

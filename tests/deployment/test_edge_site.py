@@ -173,28 +173,37 @@ from moretta.codec import Codec
 from moretta.deployment import silo_file
 from moretta.deployment.site import Site
 from moretta.engines.flare.desk import Desk
-from moretta.engines.flare.envelope import Busy, Hello, Poll, Submit, pack, reply_of
+from moretta.engines.flare.envelope import Busy, Hello, Poll, Submit
+from moretta.engines.flare.signing import Session, Trust
 from moretta.protocol import Stamp
 from moretta.protocols.baffle.messages import MESSAGES, Commit
 from moretta.protocols.silo_rows import schema_of
+from moretta.secure_aggregation.identity import Identity
 
-desk = Desk(lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}"))
+server = Identity.fresh()
+make = lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}")
+desk = Desk(make, lambda: Trust("{name}", (server.public_key,), None, Path("{name}/kept")))
+session = Session(server, Hello.model_validate_json(Path("hello.json").read_text()))
+
+def say(request, body=b""):
+    data, serial = session.pack(request, {{"{name}": desk.process_id}}, body)
+    return session.open(desk.answer(data), desk.process_id, serial, None)
 
 def ask(request, body=b"", again=None):
-    reply, answer = reply_of(desk.answer(pack(request, body)))
+    reply, answer = say(request, body)
     while isinstance(reply, Busy):
         time.sleep(0.02)
-        reply, answer = reply_of(desk.answer(pack(again or request)))
+        reply, answer = say(again or request)
     return reply, answer
 
-here, _ = ask(Hello.model_validate_json(Path("hello.json").read_text()))
+here, _ = ask(session.hello)
 assert (here.kind, here.name) == ("here", "{name}"), here
-codec, boots = Codec(schema_of(MESSAGES)), {{"{name}": here.boot}}
+codec = Codec(schema_of(MESSAGES))
 commit = codec.encode(Commit(stamp=Stamp("run", 1, 0), cohort=("silo-1", "silo-2")))
-done, body = ask(Submit(boots=boots, number=1, work="answer"), commit, Poll(boots=boots, number=1, wait=1.0))
+done, body = ask(Submit(number=1, work="answer"), commit, Poll(number=1, wait=1.0))
 assert done.kind == "done" and done.peak_mib > 0, done
 assert codec.decode(body).runs == "float32"
-done, _ = ask(Submit(boots=boots, number=2, work="end"), b"", Poll(boots=boots, number=2, wait=1.0))
+done, _ = ask(Submit(number=2, work="end"), b"", Poll(number=2, wait=1.0))
 assert done.kind == "done", done
 desk.close()
 

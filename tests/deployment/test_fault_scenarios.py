@@ -154,7 +154,7 @@ def tampered(self, data):
         how = Path(os.environ["MORETTA_TAMPER"]).read_text()
     except (OSError, KeyError):
         return reply
-    end = 4 + int.from_bytes(reply[:4], "little")
+    end = 4 + 64 + int.from_bytes(reply[:4], "little")  # behind the header's length, the signature and the header
     if how == "message":
         return reply[:end] + bytes(byte ^ 0x55 for byte in reply[end:])
     return bytes(byte ^ 0x55 for byte in reply)

@@ -183,6 +183,18 @@ def test_a_clock_that_is_a_day_off_and_an_expired_certificate(here: Path, monkey
     assert f"was valid until {ends:%Y-%m-%d}, and not now" in refused(join())
 
 
+def test_a_site_that_knows_no_key_of_its_server(here: Path) -> None:
+    pinned = here / "kits/north/local" / kits.SERVER_KEY
+    line = pinned.read_text().strip()
+    pinned.unlink()
+    assert refused(join()).startswith("no key of the server's is pinned here, so that anybody could play it: have its")
+    called = call("kit", "patch", "kits/north", "--server-key", "kits")
+    assert (called.code, pinned.read_text().strip()) == (0, line)
+    assert "Whom the site takes for the server has been written down" in called.out
+    edit(here / "silo.toml", "[data]", 'server-key = "moretta-public-1 x"\n[data]')
+    assert "[silo] server-key: expected `moretta-public-1` and 32 bytes" in refused(join())
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from moretta.deployment import silo_file
-from moretta.errors import ParameterError
+from moretta.deployment.server_key import check_listed, pinned, trust_of
+from moretta.engines.flare import kits
+from moretta.engines.flare.signing import Trust
+from moretta.errors import ParameterError, PeerError
+from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 WHOLE = """
 [silo]
@@ -80,9 +84,57 @@ def test_a_secret_seed_is_not_shown(tmp_path: Path) -> None:
     assert "424242" not in repr(file)
 
 
+def test_a_server_key_is_a_line_or_two(tmp_path: Path) -> None:
+    lines = [public_line(Identity.fresh().public_key) for _ in range(2)]
+    assert load(tmp_path, LEAST).silo.server_key == ()
+    assert load(tmp_path, LEAST.replace("[data]", f'server-key = "{lines[0]}"\n[data]')).silo.server_key == (lines[0],)
+    both = load(tmp_path, LEAST.replace("[data]", f"server-key = {lines}\n[data]"))
+    assert both.silo.server_key == tuple(lines)
+
+
+def test_which_of_three_places_says_whom_a_site_takes_for_the_server(tmp_path: Path) -> None:
+    kit, roster, own = (Identity.fresh() for _ in range(3))
+    (tmp_path / "local").mkdir()
+    file = load(tmp_path, LEAST)
+    assert pinned(file, tmp_path / "local") == ((), kits.SERVER_KEY)
+    with pytest.raises(PeerError, match="no key of the server's is pinned here"):
+        trust_of(file, tmp_path / "local")
+    (tmp_path / "local" / kits.SERVER_KEY).write_text(public_line(kit.public_key))
+    assert trust_of(file, tmp_path / "local") == Trust("north", (kit.public_key,), None, file.out)
+    silo = f'[[silo]]\nname = "north"\nkey = "{public_line(own.public_key)}"\n'
+    own.save(tmp_path / "key")
+    (tmp_path / "roster.toml").write_text(silo)
+    listed = LEAST.replace("[data]", 'roster = "roster.toml"\nidentity = "key"\n[data]')
+    assert pinned(load(tmp_path, listed), tmp_path / "local") == ((kit.public_key,), kits.SERVER_KEY)
+    (tmp_path / "roster.toml").write_text(f'{silo}[server]\nkey = "{public_line(roster.public_key)}"\n')
+    trust = trust_of(load(tmp_path, listed), tmp_path / "local")
+    assert trust.keys == (roster.public_key,)
+    assert trust.identity is not None
+    assert trust.identity.public_key == own.public_key
+    said = listed.replace("[data]", f'server-key = "{public_line(kit.public_key)}"\n[data]')
+    assert pinned(load(tmp_path, said), tmp_path / "local") == ((kit.public_key,), "silo.toml")
+
+
+def test_a_roster_that_names_another_server_is_refused_at_the_server() -> None:
+    own, other, silo = (Identity.fresh() for _ in range(3))
+    check_listed(own, None)
+    check_listed(own, Roster({"a": silo.public_key}))
+    check_listed(own, Roster({"a": silo.public_key}, server=(other.public_key, own.public_key)))
+    with pytest.raises(ParameterError, match="as the server's key, and this server's is"):
+        check_listed(own, Roster({"a": silo.public_key}, server=(other.public_key,)))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
+        (
+            'name = "north"',
+            'name = "north"\nserver-key = "moretta-public-1 x"',
+            r"\[silo\] server-key: expected `moretta",
+        ),
+        ('name = "north"', 'name = "north"\nserver-key = ["a", "b", "c"]', r"\[silo\] server-key: .* got 3; give what"),
+        ('name = "north"', 'name = "north"\nserver-key = 7', r"\[silo\] server-key"),
+        ('name = "north"', 'name = "north"\nserver-key = ""', r"\[silo\] server-key"),
         ("[data]", "[dat]", r"the section \[dat\] is not known; did you mean \[data\]\?"),
         ("[data]", "[engine]", r"the section \[engine\] is not known; the sections are \[silo\], \[data\], \[limits\]"),
         ("[data]", "[Limits]\nx = 1\n[data]", r"the section \[Limits\] is not known"),

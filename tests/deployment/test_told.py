@@ -21,7 +21,8 @@ from moretta.deployment import silo_file, told
 from moretta.deployment.site import Site, pack_released, unpack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.flare.desk import UNFIT, Desk
-from moretta.engines.flare.envelope import Busy, Hello, Refused, digest_of, pack, reply_of
+from moretta.engines.flare.envelope import Busy, Hello, Refused, Reply, digest_of
+from moretta.engines.flare.signing import Session, Trust
 from moretta.errors import CodecError, ParameterError
 from moretta.protocol import Stamp
 from moretta.protocols import modules
@@ -368,10 +369,16 @@ def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
     file, text = site(tmp_path), told.told(run_file)
-    desk = Desk(lambda: Site(file, text, "silo-1"))
-    asked = Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=())
+    server = Identity.fresh()
+    desk = Desk(lambda: Site(file, text, "silo-1"), lambda: Trust("silo-1", (server.public_key,), None, tmp_path))
+    session = Session(server, Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=()))
+
+    def greet() -> Reply:
+        data, serial = session.pack(session.hello, {"silo-1": desk.process_id})
+        return session.open(desk.answer(data), desk.process_id, serial, None)[0]
+
     with caplog.at_level("ERROR", "moretta"):
-        while isinstance(reply := reply_of(desk.answer(pack(asked)))[0], Busy):
+        while isinstance(reply := greet(), Busy):
             pass
     desk.close()
     assert reply == Refused(sentence=UNFIT)

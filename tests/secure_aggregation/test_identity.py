@@ -331,7 +331,37 @@ def test_a_digest_tells_rosters_apart() -> None:
     assert Roster({"b": B, "a": A}, {"a": "a"}).digest == rosters[0].digest
 
 
+def server(*keys: bytes) -> str:
+    lines = [public_line(key) for key in keys]
+    return f"[server]\nkey = {lines if len(lines) != 1 else repr(lines[0])}\n"
+
+
+def test_a_roster_may_name_the_server(tmp_path: Path) -> None:
+    text, C = "\n".join(entry(name, key) for name, key in {"a": A, "b": B}.items()), KEYS["hospital-c"]
+    plain, named = Roster.load(write(tmp_path, text)), Roster.load(write(tmp_path, text + server(C)))
+    assert (plain.server, named.server) == ((), (C,))
+    both = Roster.load(write(tmp_path, text + server(C, Identity(b"n" * 32).public_key)))
+    assert len({one.digest for one in (plain, named, both)}) == 3
+    assert plain.digest == Roster({"a": A, "b": B}).digest  # which rosters had before they could
+    turned = Roster({"a": A, "b": B}, server=both.server[::-1])
+    assert turned.digest == both.digest
+
+
 BAD: Mapping[str, tuple[str, str]] = {
+    "a server without a key": (entry("a", A) + "[server]\n", r"\[server\] key: expected a string .* got nothing"),
+    "a server's name": (entry("a", A) + '[server]\nname = "x"\n', r"\[server\] 'name' is not known; .* are key"),
+    "two tables of the server": (entry("a", A) + "[[server]]\n", r"below a line \[server\], got other than that"),
+    "three keys of the server": (
+        entry("a", A) + server(A, B, KEYS["hospital-c"]),
+        r"\[server\] key: expected one public key of the server, or two different ones .* got 3; give",
+    ),
+    "no key of the server": (entry("a", A) + "[server]\nkey = []\n", r"\[server\] key: expected one .* got 0"),
+    "a number as the server's key": (entry("a", A) + "[server]\nkey = 3\n", r"\[server\] key: expected .* in quotes"),
+    "a private key of the server": (entry("a", A) + f'[server]\nkey = "{GOOD_LINE[:-1]}"\n', "has a private key in it"),
+    "a silo that could play the server": (
+        entry("a", A) + server(A),
+        r"\[server\] has the key of \[\[silo\]\] a, which could then play the server; give each its own",
+    ),
     "empty": ("", r"expected a \[\[silo\]\] for each silo, got none; add one"),
     "a list of none": ("silo = []", r"expected a \[\[silo\]\] for each silo, got none"),
     "no TOML": ("[[silo]\n", r"expected a roster in TOML, got an error: .*line 1.*; mend it there"),

@@ -113,13 +113,21 @@ def job(
 def patch(
     kit: KitPath,
     silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,
+    server_key: Annotated[
+        list[str],
+        typer.Option(
+            "--server-key",
+            metavar="KEY",
+            help="Of a site: the server's public line or file, or two while it changes; of the server: its own key.",
+        ),
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
 ) -> None:
-    """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings."""
+    """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
     with _needs_flare():
         from moretta.engines.flare import kits
 
-        changes = kits.patch(kit, silo)
+        changes = kits.patch(kit, silo, server_key)
     say({"kit": str(kit), "changes": changes}, as_json, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
 
 

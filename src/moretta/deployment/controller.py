@@ -20,10 +20,11 @@ from nvflare.apis.signal import Signal
 from moretta import config, result
 from moretta.codec import Codec
 from moretta.config import RunFile
-from moretta.deployment import told
+from moretta.deployment import server_key, told
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.files import write_atomically
+from moretta.engines.flare import kits
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
 from moretta.engines.flare.sites import Send, Sites
 from moretta.engines.views import Recorder
@@ -32,7 +33,7 @@ from moretta.federation import Federation
 from moretta.protocol import Missing, Reason
 from moretta.protocols import modules
 from moretta.run_folder import read_json
-from moretta.secure_aggregation.identity import Roster, fingerprint
+from moretta.secure_aggregation.identity import Roster
 
 log = logging.getLogger("moretta")
 
@@ -43,7 +44,8 @@ class Controller(FlareController):
     """Plays a run as the server.
 
     run: the run file as TOML, all of it, and base: the folder beside which its paths resolve. digest: of what sites
-    were told, so that a job that was edited by hand is noticed. out: the run folder; empty: one in the job's own
+    were told, so that a job that was edited by hand is noticed. The key by which it signs is no argument: it is
+    beside the server's kit, or where that says. out: the run folder; empty: one in the job's own
     workspace. resume: go on from its last checkpoint. wait: seconds in which sites are to come. status: the file that
     says how it ended; empty: none.
     """
@@ -101,6 +103,8 @@ class Controller(FlareController):
         federation = told.server_side(run_file, out)
         secure, names = run_file.secure_aggregation, list(run_file.engine.sites)
         roster = None if secure.roster is None else Roster.load(run_file.resolve(secure.roster))
+        identity = kits.identity_of(Path(workspace.get_site_config_dir()))
+        server_key.check_listed(identity, roster)
         if roster is not None:
             names = [roster.engine_name(name) for name in names]
         called = dict(zip(run_file.engine.sites, names, strict=True))
@@ -114,7 +118,8 @@ class Controller(FlareController):
                 send,
                 codec,
                 _hello(federation, run_file, self._digest, place),
-                fingerprints={} if roster is None else {name: fingerprint(key) for name, key in roster.keys.items()},
+                identity,
+                keys=None if roster is None else roster.keys,
                 recorder=recorder,
                 deadline=run_file.engine.deadline,
                 largest=run_file.engine.message_mib << 20,

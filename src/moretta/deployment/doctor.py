@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moretta import __version__, config
 from moretta.config import RunFile
-from moretta.deployment import silo_file
+from moretta.deployment import server_key, silo_file
 from moretta.deployment.silo_file import SiloFile
 from moretta.engines.flare import kits, processes
 from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
@@ -117,6 +117,9 @@ def _findings(
             yield from _of_kit(named, silo, server, now)
     if server:
         yield _look("port", lambda: _port(kit, port))
+        if kit is not None:
+            of_server = kit / "local"
+            yield _look("server's key", lambda: _own_key(of_server))
     if file is not None:
         yield from _of_silo(file, silo, kit)
     yield from _of_run(run_file, file, server)
@@ -303,6 +306,19 @@ def identified(file: SiloFile) -> str:
     return f"{mine}, in a roster of {len(roster.keys)} whose digest begins with {roster.digest[:16]}"
 
 
+def pinned(kit: Path, file: SiloFile) -> str:
+    """Check that a site knows its server by a key. Raises `moretta.errors.ParameterError`."""
+    local = kit / "local"
+    keys, where = server_key.pinned(file, local)
+    if not keys:
+        raise ParameterError(server_key.NONE_PINNED)
+    said = f"{' and '.join(map(fingerprint, keys))}, of {where}"
+    others = kits.server_keys(local)
+    if others and not set(others) & set(keys):
+        return Warned(f"{said}; the kit has {' and '.join(map(fingerprint, others))}: ask which the server has")
+    return said
+
+
 def openable(file: SiloFile) -> str:
     """Check that the file of a site's rows can be opened. Raises `moretta.errors.ParameterError`."""
     source = file.data.source
@@ -344,6 +360,8 @@ def _of_silo(file: SiloFile, silo: Path | None, kit: Path | None) -> Iterator[Fi
     if kit is not None and silo is not None:
         yield _look("name", lambda: belongs(kit, silo, file))
     yield _look("identity", lambda: identified(file))
+    if kit is not None:
+        yield _look("server's key", lambda: pinned(kit, file))
     if file.limits.device != "cpu" and not file.silo.edge:
         yield _look("device", lambda: _device(file.limits.device))
     if file.silo.edge:
@@ -425,6 +443,12 @@ def _roster(run_file: RunFile) -> str:
     roster = Roster.load(run_file.resolve(path or ""))
     roster.check(run_file.engine.sites)
     return f"{len(roster.keys)} silos; its digest begins with {roster.digest[:16]}, the same for all"
+
+
+def _own_key(local: Path) -> str:
+    return (
+        f"{fingerprint(kits.identity_of(local).public_key)}; sites have it pinned, and compare it (moretta keys show)"
+    )
 
 
 def _rows(run_file: RunFile, file: SiloFile) -> str:

@@ -17,6 +17,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from moretta.deployment import silo_file
+from moretta.deployment.server_key import trust_of
 from moretta.deployment.silo_file import SiloFile
 from moretta.deployment.site import Site, log_to, take_turn
 from moretta.edge.memory import cap
@@ -48,7 +49,7 @@ class Executor(FlareExecutor):
         if event_type == EventType.START_RUN:
             name = fl_ctx.get_identity_name()
             folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-            self._desk = Desk(lambda: self._site(folder, name))
+            self._desk = Desk(lambda: self._site(folder, name), lambda: trust_of(file_of(folder), folder))
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
             threading.Thread(target=self._look_after, args=(self._desk,), daemon=True).start()
         elif event_type == EventType.END_RUN and self._desk is not None:

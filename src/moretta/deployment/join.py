@@ -42,6 +42,7 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     doctor.belongs(kit, silo, file)
     kits.check(kit)
     doctor.identified(file)
+    doctor.pinned(kit, file)
     doctor.openable(file)
     doctor.writable(file.out)
     settings: dict[str, object] = {"silo": os.path.abspath(silo)}

@@ -1,7 +1,8 @@
 """`moretta serve`: kits for the sites, FLARE's server beneath, the job, and who is late; to the run's end.
 
 <out>          the run folder, as `moretta train` leaves one
-<out>-kits/    startup kits: one a site, to be handed over; the server's; the administrator's
+<out>-kits/    startup kits: one a site, to be handed over; the server's; the administrator's; and in no kit
+               identity.key, by which the server signs what it sends
 <out>-serve/   the job, the server's log, the process id of the server
 """
 
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from moretta.config import RunFile
-from moretta.deployment import job, told
+from moretta.deployment import job, server_key, told
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.files import new_lines
 from moretta.engines.flare import kits, processes
 from moretta.errors import MorettaError, ParameterError, RunFailed
+from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, public_line
 
 LOOK = 0.1  # seconds between two looks at the history
 START = 60.0  # seconds in which FLARE's server is to answer, and a job is to begin
@@ -72,16 +74,30 @@ def serve(
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
     processes.end_left_over(places.work / "server.json")
     names = job.site_names(run_file)
-    made = not places.kits.exists()
+    made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
     kit = kits.provision(places.kits, host, port, names)
     processes.check_port(port)
     kits.patch(kit.server)
+    identity = _key(kit.server / "local", run_file)
     if made:
         say(f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust")
+    elif keyless:
+        line = public_line(identity.public_key)
+        say(
+            f"made {places.kits / KEY_FILE}, by which the server signs from now on; kits that were handed over before "
+            f"lack it, so have each site run: moretta kit patch KIT --server-key '{line}'"
+        )
     with _server(kit, places.work) as server:
         _wait_for_sites(kit.admin, names, run_file, wait, say, server)
         _play(run_file, places, kit, server, say, progress, resume=resume)
         _shut_down(kit.admin, say)
+
+
+def _key(local: Path, run_file: RunFile) -> Identity:
+    """Return the server's key. Raises `moretta.errors.ParameterError` where sites would not take it."""
+    path, identity = run_file.secure_aggregation.roster, kits.identity_of(local)
+    server_key.check_listed(identity, None if path is None else Roster.load(run_file.resolve(path)))
+    return identity
 
 
 def _shut_down(admin: Path, say: Say) -> None:

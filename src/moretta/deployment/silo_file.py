@@ -5,6 +5,7 @@ name = "north"                # in the run; its kit's certificate has it too, or
 out = "moretta"               # the folder for its state, and for what runs release to it
 identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
 roster = "roster.toml"
+server-key = "moretta-public-1 ..."   # instead of the kit's: whose envelopes it takes; or two, while the key changes
 models = ["nets:build"]       # code that runs may have called here, beside the built-in models
 
 [data]
@@ -43,13 +44,15 @@ from moretta.config_sections import Fraction, Precision, Section, Seed, Words
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 from moretta.protocols.training import Positive
+from moretta.secure_aggregation.identity import parse_server_keys
 
 
 class Silo(Section):
     """Who the site is.
 
     name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
-    own key, and its own list of everybody's. models: the "module:function" sources of models that runs may have built
+    own key, and its own list of everybody's. server_key: of the server, one public line or two; else the roster's or
+    the kit's. models: the "module:function" sources of models that runs may have built
     here, from modules beside silo.toml or installed: a run file names code, and only what is listed is called.
     record_views: keep what its role saw. edge: take part in baffle as an edge
     client, a process with ONNX Runtime and without PyTorch. insecure_secret_seed: for tests only.
@@ -59,13 +62,24 @@ class Silo(Section):
     out: Path = Path("moretta")
     identity: Path | None = None
     roster: Path | None = None
+    server_key: tuple[Words, ...] = ()
     models: tuple[Words, ...] = ()
     record_views: bool = False
     edge: bool = False
     insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None
 
+    @field_validator("server_key", mode="before")
+    @classmethod
+    def _one_or_two(cls, given: object) -> object:
+        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.server_key:
+            try:
+                parse_server_keys(self.server_key)
+            except ParameterError as error:
+                raise ParameterError(f"[silo] server-key: {error}") from None
         if (self.roster is None) != (self.identity is None):
             raise ParameterError("[silo] roster and identity belong together; give both or none")
         return self

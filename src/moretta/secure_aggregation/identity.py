@@ -6,6 +6,8 @@
                     name = "hospital-a"
                     key = "moretta-public-1 <base64>"          # what `moretta keys show` prints
                     engine-name = "site-1"                     # the silo's name in the engine, if it has another there
+                    [server]                                   # if there is one: whose envelopes sites take
+                    key = "moretta-public-1 <base64>"          # or a list of two, while one takes the other's place
 
 What is signed is a purpose (`moretta.keystream.encode_purpose`) that begins with "signed", so that different
 statements have different bytes and a signature serves one use. Whoever holds the same roster knows whose statement it
@@ -37,6 +39,7 @@ KEY_BYTES = 32
 KEY_FILE, PUBLIC_FILE = "identity.key", "identity.pub"
 _SECRET, _PUBLIC = "moretta-identity-1", "moretta-public-1"
 _ENTRY = ("name", "key", "engine-name")
+SERVER_KEYS = 2  # the server's own, and while it changes the next one
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P) % _P
 
@@ -133,6 +136,22 @@ def parse_public_line(line: str) -> bytes:
     return key
 
 
+def parse_server_keys(given: object) -> tuple[bytes, ...]:
+    """Return the public keys, 32 bytes each, of such a line, or of a list of one or two.
+
+    Raises `moretta.errors.ParameterError` for anything else.
+    """
+    lines = given if isinstance(given, (list, tuple)) else (given,)
+    if not 1 <= len(lines) <= SERVER_KEYS or len(set(map(str, lines))) < len(lines):
+        raise ParameterError(
+            f"expected one public key of the server, or two different ones while it changes, got {len(lines)}; give "
+            "what `moretta keys show` prints at the server"
+        )
+    if not all(isinstance(line, str) for line in lines):
+        raise ParameterError('expected the server\'s public key in quotes, got something else; write key = "..."')
+    return tuple(parse_public_line(line) for line in lines)
+
+
 def read_public_key(path: str | Path) -> bytes:
     """Return the public key, 32 bytes, of a key file, a public file, or a folder with one of them or a pair.
 
@@ -158,13 +177,15 @@ def read_public_key(path: str | Path) -> bytes:
 class Roster:
     """Who takes part: one silo or more, each with a key and an engine name that no other has.
 
-    keys: 32 bytes by silo. engine_names: of the silos that have another name there than here.
+    keys: 32 bytes by silo. engine_names: of the silos that have another name there than here. server: the one or two
+    keys by which the server of a run over many machines signs; none where the roster does not say.
     A name has 1 to 64 letters, digits, dots, dashes and underscores, does not begin with a dot and is not ``server``.
     Raises `moretta.errors.ParameterError`, naming the silo, for anything else.
     """
 
     keys: Mapping[str, bytes]
     engine_names: Mapping[str, str] = field(default_factory=dict)
+    server: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -183,6 +204,15 @@ class Roster:
             uses = Counter(values.values())
             if twins := sorted(silo for silo, value in values.items() if uses[value] > 1):
                 raise ParameterError(f"[[silo]] {' and '.join(twins)} have the same {what}; give each its own")
+        if self.server:
+            try:
+                parse_server_keys([public_line(key) for key in self.server])
+            except ParameterError as error:
+                raise ParameterError(f"[server] key: {error}") from None
+        if twins := sorted(silo for silo, key in self.keys.items() if key in self.server):
+            raise ParameterError(
+                f"[server] has the key of [[silo]] {twins[0]}, which could then play the server; give each its own"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Roster:
@@ -199,7 +229,7 @@ class Roster:
 
     @classmethod
     def _of(cls, tables: Mapping[str, Any]) -> Roster:
-        _refuse_unknown("", tables, ("silo",))
+        _refuse_unknown("", tables, ("silo", "server"))
         entries = tables.get("silo", [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise ParameterError("expected each silo below a line [[silo]], got other than that; write both brackets")
@@ -220,7 +250,7 @@ class Roster:
             except ParameterError as error:
                 raise ParameterError(f"{where}key: {error}") from None
             engine_names[silo] = entry.get("engine-name", silo)
-        return cls(keys, engine_names)
+        return cls(keys, engine_names, _server_of(tables))
 
     def engine_name(self, silo: str) -> str:
         """Return a silo's name in the engine."""
@@ -228,8 +258,10 @@ class Roster:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hex, of names, keys and engine names in the order of names."""
+        """SHA-256, in hex, of names, keys and engine names in the order of names, and of the server's keys if any."""
         parts = [part for silo in sorted(self.keys) for part in (silo, self.keys[silo], self.engine_name(silo))]
+        if self.server:  # without, the digest is what it was before rosters could name them
+            parts += ["server", *sorted(self.server)]
         return hashlib.sha256(encode_purpose("roster", *parts)).hexdigest()
 
     def check_identity(self, silo: str, key: bytes) -> None:
@@ -248,6 +280,21 @@ class Roster:
             raise ParameterError(
                 f"expected each silo of the run in the roster, but it lacks {names}; add a [[silo]] each"
             )
+
+
+def _server_of(tables: Mapping[str, Any]) -> tuple[bytes, ...]:
+    table = tables.get("server")
+    if table is None:
+        return ()
+    if not isinstance(table, dict):
+        raise ParameterError("expected the server's key below a line [server], got other than that; write the brackets")
+    _refuse_unknown("[server] ", table, ("key",))
+    if "key" not in table:
+        raise ParameterError('[server] key: expected a string in quotes, got nothing; add key = "..."')
+    try:
+        return parse_server_keys(table["key"])
+    except ParameterError as error:
+        raise ParameterError(f"[server] key: {error}") from None
 
 
 @lru_cache(maxsize=4096)

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,24 +21,29 @@ from moretta.engines.flare import desk as desk_module
 from moretta.engines.flare.desk import UNFIT, Desk
 from moretta.engines.flare.envelope import (
     Busy,
+    Denied,
     Done,
     Failed,
     Hello,
     Here,
+    Knock,
     Poll,
     Refused,
     Reply,
-    Request,
+    Signed,
     Stranger,
     Submit,
     Work,
     pack,
     reply_of,
 )
+from moretta.engines.flare.signing import Session, Trust
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError
 from moretta.protocol import Client, Message, Missing, Reason, Stamp
+from moretta.secure_aggregation.identity import Identity
 
 CODEC = Codec(SCHEMA)
+SERVER = Identity(b"the server's key, for tests only".ljust(32)[:32])
 LONG = 20.0  # seconds in which anything must have happened; nothing waits for them
 
 
@@ -69,32 +75,43 @@ class ToySilo:
 
 
 class Caller:
-    """What a server says to one desk."""
+    """What a server says to one desk, each session of a run by one key."""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk, self.boot = desk, ""
+        self.desk = desk
+        self.sessions: dict[tuple[str, int], Session] = {}
+        self.enter("run", 0)
 
-    def __call__(self, request: Request, body: bytes = b"") -> tuple[Reply, bytes]:
-        return reply_of(self.desk.answer(pack(request, body)))
+    def enter(self, run: str, session: int) -> Session:
+        hello = Hello(run=run, round=0, session=session, job="j", model="m", versions={}, torch=())
+        self.session = self.sessions.setdefault((run, session), Session(SERVER, hello))
+        return self.session
+
+    def __call__(
+        self, request: Signed, body: bytes = b"", processes: Mapping[str, str] | None = None
+    ) -> tuple[Reply, bytes]:
+        processes = {"north": self.desk.process_id} if processes is None else processes
+        data, serial = self.session.pack(request, processes, body)
+        return self.session.open(self.desk.answer(data), self.desk.process_id, serial, None)
+
+    def greet(self, run: str = "run", session: int = 0) -> Reply:
+        """Say hello once."""
+        return self(self.enter(run, session).hello)[0]
 
     def hello(self, run: str = "run", session: int = 0) -> Reply:
         """Say hello until the site is no longer busy."""
-        asked = Hello(run=run, round=0, session=session, job="j", model="m", versions={}, torch=())
         until = time.monotonic() + LONG
         while True:
-            reply, _ = self(asked)
+            reply = self.greet(run, session)
             if not isinstance(reply, Busy):
-                break
+                return reply
             assert time.monotonic() < until
-        if isinstance(reply, Here):
-            self.boot = reply.boot
-        return reply
 
     def submit(self, number: int, body: bytes = b"", work: Work = "answer", round: int = 0) -> tuple[Reply, bytes]:
-        return self(Submit(boots={"north": self.boot}, number=number, work=work, round=round), body)
+        return self(Submit(number=number, work=work, round=round), body)
 
     def poll(self, number: int, wait: float = 0.0) -> tuple[Reply, bytes]:
-        return self(Poll(boots={"north": self.boot}, number=number, wait=wait))
+        return self(Poll(number=number, wait=wait))
 
     def done(self, number: int) -> tuple[Reply, bytes]:
         """Poll until there is something else than Busy."""
@@ -122,10 +139,15 @@ def silo() -> ToySilo:
 
 
 @pytest.fixture
-def call(silo: ToySilo) -> Iterator[Caller]:
-    desk = Desk(lambda: silo)
+def trust(tmp_path: Path) -> Callable[[], Trust]:
+    return lambda: Trust("north", (SERVER.public_key,), None, tmp_path)
+
+
+@pytest.fixture
+def call(silo: ToySilo, trust: Callable[[], Trust]) -> Iterator[Caller]:
+    desk = Desk(lambda: silo, trust)
     caller = Caller(desk)
-    assert caller.hello() == Here(boot=desk.boot, name="north", key="0123")
+    assert caller.hello() == Here(name="north", key="0123")
     yield caller
     desk.close()
 
@@ -223,7 +245,8 @@ def test_what_comes_twice_while_it_is_worked_on_is_done_once(call: Caller, silo:
 
 
 def test_what_nobody_asked_for_has_no_answer(call: Caller) -> None:
-    assert call.poll(7)[0] == Failed(reason="failed", sentence="was asked after what nobody asked for")
+    expected = "expected work 0 or newer, got 7: it came late, or out of order"
+    assert call.poll(7)[0] == Failed(reason="failed", sentence=expected)
 
 
 def no_message(message: Message) -> object:
@@ -283,14 +306,14 @@ def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, bod
 
 
 def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(call: Caller) -> None:
-    data = pack(Submit(boots={"north": call.boot}, number=1, work="answer"), bytes(64 << 20))
+    data = pack(Submit(number=1, work="answer", processes={"north": call.desk.process_id}), bytes(64 << 20))
     tracemalloc.start()
     try:
         reply, _ = reply_of(call.desk.answer(data))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert reply == Refused(sentence=f"expected a message of at most {1 << 20} bytes; got {64 << 20}")
+    assert reply == Denied(sentence=f"expected a message of at most {1 << 20} bytes; got {64 << 20}")
     call.submit(1, say())
     assert said(call.done(1)[1]) == (1, 5)  # and the site goes on
 
@@ -298,41 +321,49 @@ def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(c
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=100) | st.none() | st.text(max_size=5))
 def test_any_bytes_are_refused_in_a_sentence(data: object) -> None:
-    desk = Desk(lambda: ToySilo(ToyClient(1)))
+    desk = Desk(lambda: ToySilo(ToyClient(1)), nobody)
     try:
-        reply, body = reply_of(desk.answer(data))
-        assert isinstance(reply, Refused)
-        assert body == b""
+        reply, envelope = reply_of(desk.answer(data))
+        assert isinstance(reply, Denied)
+        assert envelope.body == b""
     finally:
         desk.close()
 
 
+def nobody() -> Trust:
+    raise ParameterError("silo.toml does not exist")
+
+
 def test_strangers_are_told_so(call: Caller, silo: ToySilo) -> None:
-    for boots in ({}, {"north": "another"}, {"south": call.boot}):
-        assert call(Submit(boots=boots, number=1, work="answer"), say())[0] == Stranger()
-        assert call(Poll(boots=boots, number=1, wait=5.0))[0] == Stranger()
+    for request in (Submit(number=1, work="answer"), Poll(number=1, wait=5.0)):
+        assert call(request, say(), {"north": "another"})[0] == Stranger()
+        for processes in ({}, {"south": call.desk.process_id}):
+            assert isinstance(call(request, say(), processes)[0], Denied)
     assert silo.client.asked == []
-    call(Submit(boots={"south": "else", "north": call.boot}, number=1, work="answer"), say())
+    call(Submit(number=1, work="answer"), say(), {"south": "else", "north": call.desk.process_id})
     assert said(call.done(1)[1]) == (1, 5)
 
 
-def test_before_hello_all_are_strangers(silo: ToySilo) -> None:
-    desk = Desk(lambda: silo)
-    call = Caller(desk)
-    call.boot = desk.boot
-    assert call.submit(1, say())[0] == Stranger()
+def test_before_hello_nothing_is_taken(silo: ToySilo, trust: Callable[[], Trust]) -> None:
+    desk = Desk(lambda: silo, trust)
+    assert "before any session" in denied(Caller(desk).submit(1, say())[0])
     assert silo.noted == []
     desk.close()
 
 
+def denied(reply: Reply) -> str:
+    assert isinstance(reply, Denied)
+    return reply.sentence
+
+
 def test_two_desks_are_two_processes() -> None:
-    desks = [Desk(lambda: ToySilo(ToyClient(1))) for _ in range(2)]
-    assert desks[0].boot != desks[1].boot
+    desks = [Desk(lambda: ToySilo(ToyClient(1)), nobody) for _ in range(2)]
+    assert desks[0].process_id != desks[1].process_id
     for desk in desks:
         desk.close()
 
 
-def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo) -> None:
+def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo, trust: Callable[[], Trust]) -> None:
     go, loads = threading.Event(), list[int]()
 
     def make() -> ToySilo:
@@ -340,11 +371,10 @@ def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo) -> N
         assert go.wait(LONG)
         return silo
 
-    desk = Desk(make)
+    desk = Desk(make, trust)
     call = Caller(desk)
-    asked = Hello(run="run", round=0, session=0, job="j", model="m", versions={}, torch=())
     for _ in range(3):
-        assert call(asked)[0] == Busy()
+        assert call.greet() == Busy()
     go.set()
     assert isinstance(call.hello(), Here)
     assert loads == [1]
@@ -375,8 +405,7 @@ def test_another_session_or_run_casts_anew_and_counts_anew(call: Caller, silo: T
 def test_work_of_a_session_before_is_nobodys_answer(call: Caller, silo: ToySilo) -> None:
     go = hanging(silo, 1)
     call.submit(1, say(1))
-    asked = Hello(run="run", round=0, session=1, job="j", model="m", versions={}, torch=())
-    assert call(asked)[0] == Busy()  # until the work is done
+    assert call.greet(session=1) == Busy()  # until the work is done
     assert call.submit(1, say(2))[0] == Stranger()
     go.set()
     assert isinstance(call.hello(session=1), Here)
@@ -395,10 +424,14 @@ def test_work_of_a_session_before_is_nobodys_answer(call: Caller, silo: ToySilo)
     ],
 )
 def test_a_refusal_is_a_sentence_and_is_looked_at_again(
-    silo: ToySilo, refusal: BaseException, sentence: str, caplog: pytest.LogCaptureFixture
+    silo: ToySilo,
+    trust: Callable[[], Trust],
+    refusal: BaseException,
+    sentence: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     silo.refusals = [refusal]
-    desk = Desk(lambda: silo)
+    desk = Desk(lambda: silo, trust)
     call = Caller(desk)
     with caplog.at_level(logging.CRITICAL, "moretta"):
         assert call.hello() == Refused(sentence=sentence)
@@ -407,14 +440,22 @@ def test_a_refusal_is_a_sentence_and_is_looked_at_again(
     desk.close()
 
 
-def test_what_cannot_be_loaded_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_loaded_is_a_refusal(trust: Callable[[], Trust], caplog: pytest.LogCaptureFixture) -> None:
     def make() -> ToySilo:
         raise ParameterError("rows.csv does not exist")
 
     caplog.set_level(logging.ERROR, "moretta")
-    desk = Desk(make)
+    desk = Desk(make, trust)
     assert Caller(desk).hello() == Refused(sentence=UNFIT)
     assert "rows.csv does not exist" in caplog.text
+    desk.close()
+
+
+def test_a_site_that_cannot_tell_its_server_takes_nothing(silo: ToySilo, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(lambda: silo, nobody)
+    assert Caller(desk).hello() == Refused(sentence=UNFIT)
+    assert "cannot tell the server from others: silo.toml does not exist" in caplog.text
+    assert silo.noted == []
     desk.close()
 
 
@@ -448,11 +489,14 @@ def test_seconds_are_told_once_by_phase(call: Caller, silo: ToySilo) -> None:
     assert call.done(2)[0] == Done()
 
 
-def test_each_request_is_a_sign_of_life_of_the_server(call: Caller) -> None:
-    for data in (pack(Poll(boots={}, number=1, wait=0)), b"garbage"):
-        call.desk.last_heard = 0.0
+def test_what_the_server_signed_is_a_sign_of_its_life_and_nothing_else_is(call: Caller) -> None:
+    call.desk.last_heard = 0.0
+    poll = Poll(number=1, wait=0, processes={"north": call.desk.process_id}, serial=9)
+    for data in (pack(poll), b"garbage", pack(Knock())):
         call.desk.answer(data)
-        assert time.monotonic() - call.desk.last_heard < LONG
+        assert call.desk.last_heard == 0.0
+    call.poll(1)
+    assert time.monotonic() - call.desk.last_heard < LONG
 
 
 def test_a_closed_desk_ends_its_thread_once_its_work_is_done(call: Caller, silo: ToySilo) -> None:
@@ -467,7 +511,10 @@ def test_a_closed_desk_ends_its_thread_once_its_work_is_done(call: Caller, silo:
 
 
 def test_many_may_ask_at_once(call: Caller, silo: ToySilo) -> None:
-    """Whoever asks, in whatever order: each number is done at most once, and has one answer or none."""
+    """Whoever asks, in whatever order: each number is done at most once, and has one answer or none.
+
+    What one of the threads has packed comes late where the others have sent 64 meanwhile.
+    """
     numbers = [number for number in range(1, 41) for _ in range(3)]
     barrier = threading.Barrier(8)
 
@@ -477,17 +524,19 @@ def test_many_may_ask_at_once(call: Caller, silo: ToySilo) -> None:
         for number in numbers[worker::8]:
             found.append((number, *call.submit(number, say(number))))
             found.append((number, *call.poll(number, 0.05)))
-            assert isinstance(call.hello(), Here)
+            assert isinstance(call.hello(), Here | Denied)
         return found
 
     with ThreadPoolExecutor(8) as pool:
         replies = [one for found in pool.map(ask, range(8)) for one in found]
-    assert {type(reply) for _, reply, _ in replies} <= {Done, Busy, Failed}
+    assert {type(reply) for _, reply, _ in replies} <= {Done, Busy, Failed, Denied}
+    assert all("older than the last 64" in reply.sentence for _, reply, _ in replies if isinstance(reply, Denied))
     for number, reply, body in replies:
         if isinstance(reply, Done):
             assert said(body) == (number, 5)
     asked = [message.stamp.round for message in silo.client.asked]
     assert asked == sorted(set(asked))
+    call.submit(40, say(40))
     assert said(call.done(40)[1]) == (40, 5)
 
 

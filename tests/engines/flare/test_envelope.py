@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from moretta.engines.flare.envelope import (
     FORMAT,
     HEADER_LIMIT,
+    SIGNATURE,
+    UNSIGNED,
+    Awake,
     Busy,
+    Denied,
     Done,
+    Envelope,
     Failed,
     Hello,
     Here,
+    Knock,
     Poll,
     Refused,
     Reply,
@@ -38,22 +44,24 @@ HELLO = Hello(
     versions={"moretta": "0.1.0", "torch": "2.6.0"},
     torch=("2.12",),
 )
-SUBMIT = Submit(boots={"north": "b1", "süd": "b2"}, number=7, work="keep", round=12)
-REQUESTS: list[Request] = [HELLO, SUBMIT, Poll(boots={"north": "b1"}, number=2**31 - 1, wait=0.5)]
+SUBMIT = Submit(processes={"north": "b1", "süd": "b2"}, serial=2**53 - 1, number=7, work="keep", round=12)
+REQUESTS: list[Request] = [Knock(), HELLO, SUBMIT, Poll(processes={"north": "b1"}, number=2**31 - 1, wait=0.5)]
 REPLIES: list[Reply] = [
-    Here(boot="b1", name="north", key="0123456789abcdef"),
+    Awake(process_id="0a" * 32),
+    Here(name="north", key="0123456789abcdef"),
     Busy(),
     Done(seconds={"local_forward": 1.25}, peak_mib=80.5),
     Done(),
     Failed(reason="bad input", sentence='a "sentence" with ü and \u2028'),
     Stranger(),
     Refused(sentence=""),
+    Denied(sentence="it was replayed"),
 ]
 
 
 def framed(header: Any, body: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(4, "little") + text + body
+    return len(text).to_bytes(4, "little") + UNSIGNED + text + body
 
 
 def plain(header: Request | Reply, **changed: Any) -> dict[str, Any]:
@@ -63,9 +71,23 @@ def plain(header: Request | Reply, **changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("body", [b"", b"\x00" * 9, bytes(range(256))])
 def test_what_was_packed_comes_back(body: bytes) -> None:
     for request in REQUESTS:
-        assert request_of(pack(request, body)) == (request, body)
+        found, envelope = request_of(pack(request, body))
+        assert (found, envelope.body, envelope.signature) == (request, body, UNSIGNED)
     for reply in REPLIES:
-        assert reply_of(pack(reply, body)) == (reply, body)
+        answer, envelope = reply_of(pack(reply, body))
+        assert (answer, envelope.body, envelope.signature) == (reply, body, UNSIGNED)
+
+
+def test_what_is_signed_are_the_bytes_that_come() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    def sign(header: bytes, body: bytes) -> bytes:
+        seen.append((header, body))
+        return b"s" * SIGNATURE
+
+    _, envelope = request_of(pack(SUBMIT, b"body", sign))
+    assert envelope == Envelope(*seen[0][:1], b"s" * SIGNATURE, b"body")
+    assert json.loads(envelope.header) == plain(SUBMIT)
 
 
 def test_a_request_is_no_reply_and_a_reply_no_request() -> None:
@@ -80,13 +102,13 @@ def test_a_request_is_no_reply_and_a_reply_no_request() -> None:
 def only_ours(data: object) -> None:
     for read in (request_of, reply_of):
         try:
-            header, body = read(data)
+            header, envelope = read(data)
         except CodecError as error:
             said = str(error)
             assert len(said) < 500
             said.encode()
         else:
-            assert isinstance(body, bytes)
+            assert isinstance(envelope.body, bytes)
             assert header.model_dump_json()
 
 
@@ -103,7 +125,7 @@ def test_any_bytes_are_a_header_or_one_error(data: bytes) -> None:
 @given(st.binary(max_size=150))
 def test_any_bytes_as_a_header_are_a_header_or_one_error(header: bytes) -> None:
     only_ours(framed(header))
-    only_ours(framed(b'{"format":1,"kind":' + header))
+    only_ours(framed(b'{"format":2,"kind":' + header))
 
 
 @settings(max_examples=200, deadline=None)
@@ -180,6 +202,14 @@ def test_what_is_no_bytes_is_refused_by_its_type(data: object) -> None:
         {"kind": None},
         {"kind": ["hello"]},
         {"job": 7},
+        {"serial": -1},
+        {"serial": 2**53},
+        {"key": "0A" * 32},
+        {"key": "00" * 31},
+        {"exchange": "00" * 33},
+        {"certificate": "00" * 32},
+        {"processes": {"": "b"}},
+        {"processes": {"north": 7}},
     ],
 )
 def test_a_hello_with_a_wrong_value_is_refused(changed: dict[str, Any]) -> None:
@@ -189,7 +219,7 @@ def test_a_hello_with_a_wrong_value_is_refused(changed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "1e9", '"1"', "null", "true", "[]"])
 def test_seconds_are_finite_and_few(number: str) -> None:
-    text = json.dumps(plain(Poll(boots={}, number=1, wait=0.125))).replace("0.125", number)
+    text = json.dumps(plain(Poll(number=1, wait=0.125))).replace("0.125", number)
     with pytest.raises(CodecError, match="expected a request of this engine"):
         request_of(framed(text.encode()))
     text = json.dumps(plain(Done(seconds={"x": 0.125}))).replace("0.125", number)
@@ -197,7 +227,7 @@ def test_seconds_are_finite_and_few(number: str) -> None:
         reply_of(framed(text.encode()))
 
 
-@pytest.mark.parametrize("version", [0, 2, 1.0, "1", None, True, [1], 10**400])
+@pytest.mark.parametrize("version", [0, 1, 3, 2.0, "2", None, True, [1], 10**400])
 def test_another_format_is_refused_by_name(version: object) -> None:
     with pytest.raises(CodecError, match=rf"expected an envelope of format {FORMAT}; got .*; update the older side"):
         request_of(framed(plain(HELLO, format=version)))
@@ -217,7 +247,8 @@ def test_a_header_that_is_no_object_is_refused(header: bytes) -> None:
 def test_a_header_is_no_longer_than_its_limit_and_lies_within_its_envelope() -> None:
     spaces = json.dumps(plain(HELLO)).encode()
     spaces += b" " * (HEADER_LIMIT - len(spaces))
-    assert request_of(framed(spaces, b"body")) == (HELLO, b"body")
+    found, envelope = request_of(framed(spaces, b"body"))
+    assert (found, envelope.body) == (HELLO, b"body")
     with pytest.raises(CodecError, match=f"expected a header of at most {HEADER_LIMIT} bytes within"):
         request_of(framed(spaces + b" ", b"body"))
     with pytest.raises(CodecError, match="expected a header of at most"):
@@ -228,9 +259,9 @@ def test_a_header_is_no_longer_than_its_limit_and_lies_within_its_envelope() -> 
 
 def test_the_longest_sentence_and_as_many_sites_as_may_be_fit_a_header() -> None:
     longest = Refused(sentence="\U0001f600" * 1000)  # twelve bytes of JSON each
-    assert reply_of(pack(longest)) == (longest, b"")
-    crowd = Submit(boots={f"hospital-{number:03d}": "0123456789abcdef" for number in range(500)}, number=1, work="end")
-    assert request_of(pack(crowd)) == (crowd, b"")
+    assert reply_of(pack(longest))[0] == longest
+    crowd = Submit(processes={f"hospital-{number:03d}": "0a" * 32 for number in range(500)}, number=1, work="end")
+    assert request_of(pack(crowd))[0] == crowd
 
 
 def test_headers_are_frozen_and_their_collections_of_plain_types() -> None:

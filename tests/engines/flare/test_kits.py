@@ -21,6 +21,7 @@ from cryptography import x509
 
 from moretta.engines.flare import kits, processes
 from moretta.errors import ParameterError, RunFailed
+from moretta.secure_aggregation.identity import Identity, public_line
 
 SITES = ["hospital-1", "Clinic_B"]
 
@@ -48,7 +49,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_kits_are_plain_folders_of_their_names(made: kits.Kits) -> None:
     out = made.server.parent
-    assert sorted(path.name for path in out.iterdir()) == sorted(["server", "admin", "kits.json", *SITES])
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["server", "admin", "kits.json", "identity.key", "identity.pub", *SITES]
+    )
     assert [kits.name_of(kit) for kit in all_of(made)] == ["server", *SITES, "admin@moretta.org"]
     assert {kits.address_of(kit) for kit in all_of(made)} == {("fl.example.org", 8102)}
     assert kits.is_server(made.server)
@@ -245,6 +248,64 @@ def test_the_silo_is_written_down_for_job_processes(own: kits.Kits, tmp_path: Pa
     assert len(kits.patch(kit, tmp_path / "other")) == 1
     with pytest.raises(ParameterError, match="has no silo"):
         kits.patch(own.server, tmp_path / "silo")
+
+
+def test_the_servers_key_is_beside_the_kits_and_its_public_half_in_those_of_sites(made: kits.Kits) -> None:
+    out = made.server.parent
+    identity = Identity.load(out)
+    assert (out / "identity.key").stat().st_mode & 0o777 == 0o600
+    private = (out / "identity.key").read_bytes().split()[1]
+    assert not any(private in data for kit in all_of(made) for data in files(kit).values())
+    line = f"{public_line(identity.public_key)}\n".encode()
+    for kit in all_of(made):
+        found = [path for path, data in files(kit).items() if line.strip() in data]
+        assert found == ([f"local/{kits.SERVER_KEY}"] if kit in made.sites.values() else [])
+    assert kits.server_keys(made.sites["hospital-1"] / "local") == (identity.public_key,)
+    assert kits.identity_of(made.server / "local").public_key == identity.public_key
+
+
+def test_kits_of_a_version_without_keys_get_one(own: kits.Kits) -> None:
+    out = own.server.parent
+    for path in (out / "identity.key", *out.glob(f"*/local/{kits.SERVER_KEY}")):
+        path.unlink()
+    shutil.rmtree(own.sites["Clinic_B"])  # handed over, and deleted here
+    assert kits.server_keys(own.sites["hospital-1"] / "local") == ()
+    with pytest.raises(ParameterError, match="does not say where the server's key is; run: moretta keys new"):
+        kits.identity_of(own.server / "local")
+    kits.provision(out, "fl.example.org", 8102, SITES)
+    identity = Identity.load(out)
+    assert kits.server_keys(own.sites["hospital-1"] / "local") == (identity.public_key,)
+    assert not own.sites["Clinic_B"].exists()
+    kits.provision(out, "fl.example.org", 8102, SITES)
+    assert Identity.load(out).public_key == identity.public_key
+
+
+def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> None:
+    kit, first, second = own.sites["hospital-1"], Identity.fresh(), Identity.fresh()
+    first.save(tmp_path / "first")
+    second.save(tmp_path / "second")
+    kits.patch(kit)
+    lines = [public_line(first.public_key), str(tmp_path / "second" / "identity.pub")]
+    assert len(kits.patch(kit, None, lines)) == 1
+    assert kits.patch(kit, None, lines) == kits.patch(kit) == []
+    assert kits.server_keys(kit / "local") == (first.public_key, second.public_key)
+    for bad, sentence in (
+        ([*lines, public_line(Identity.fresh().public_key)], "expected one public key of the server, or two"),
+        ([lines[0], lines[0]], "two different ones"),
+        (["moretta-public-1 x"], "expected `moretta-public-1` and 32 bytes of Ed25519"),
+    ):
+        with pytest.raises(ParameterError, match=sentence):
+            kits.patch(kit, None, bad)
+    kits.patch(own.server)
+    assert len(kits.patch(own.server, None, [str(tmp_path / "second")])) == 1
+    assert kits.identity_of(own.server / "local").public_key == second.public_key
+    assert kits.patch(own.server, None, [str(tmp_path / "second")]) == []
+    for bad, sentence in ((["x", "y"], "a server signs by one key"), (["none"], "cannot be read")):
+        with pytest.raises(ParameterError, match=sentence):
+            kits.patch(own.server, None, bad)
+    (kit / "local" / kits.SERVER_KEY).write_text("moretta-public-1 damaged\n")
+    with pytest.raises(ParameterError, match="was expected to hold the server's public key"):
+        kits.server_keys(kit / "local")
 
 
 def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:

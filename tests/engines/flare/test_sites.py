@@ -21,11 +21,14 @@ from moretta.engines.flare import desk as desk_module
 from moretta.engines.flare import sites as sites_module
 from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import (
+    Awake,
     Busy,
     Done,
+    Envelope,
     Failed,
     Hello,
     Here,
+    Knock,
     Poll,
     Refused,
     Reply,
@@ -36,11 +39,13 @@ from moretta.engines.flare.envelope import (
     reply_of,
     request_of,
 )
+from moretta.engines.flare.signing import Gate, Trust
 from moretta.engines.flare.sites import AGAIN, BACK, KEEPING, LATER, LONGEST, MISSES, PATIENCE, WAIT, Sites
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, RunFailed
 from moretta.protocol import Array, Ask, Client, Message, Missing, Reason, Replies, Stamp, message
+from moretta.secure_aggregation.identity import Identity, fingerprint
 
 NOW = Stamp("run", 1, 0)
 NAMES = ("a", "b", "c")
@@ -50,7 +55,9 @@ RESTARTED = Missing(Reason.DISCONNECTED, "was restarted")
 SLOW = Missing(Reason.LATE, "has not answered in time")
 CODEC = Codec(SCHEMA)
 Clients = dict[str, ToyClient]
-Behaviour = Callable[[Request, bytes], "Reply | bytes | Missing"]
+Behaviour = Callable[[Request, bytes], "Reply | tuple[Reply, bytes] | bytes | Missing"]
+SERVER = Identity(b"the server's key, for tests only".ljust(32)[:32])
+OWN = {name: Identity(name.encode() * 32) for name in NAMES}
 
 
 @message("toy/foreign")
@@ -100,23 +107,29 @@ class ToySilo:
 class Network:
     """Desks, and what stands in for them. A reply that is late costs the time that was to be waited for it.
 
-    instead: by silo, what answers in the place of its desk. sent: all that was sent, in order.
+    instead: by silo, what answers in the place of its desk; it is asked for the process id too, and its reply to that
+    is then one if it replies at all. sent: all that was sent, in order. raw: the bytes of the last. own: identities.
     """
 
-    def __init__(self, clients: Mapping[str, Client], codec: Codec, clock: Time) -> None:
-        self.clock = clock
+    def __init__(self, clients: Mapping[str, Client], codec: Codec, clock: Time, folder: Path) -> None:
+        self.clock, self.folder = clock, folder
+        self.raw, self.own = b"", dict[str, Identity]()
         self.silos = {name: ToySilo(name, client, codec) for name, client in clients.items()}
         self.desks: dict[str, Desk] = {}
         self.instead: dict[str, Behaviour] = {}
         self.sent: list[tuple[str, Request, bytes]] = []
         self.data: list[Mapping[str, bytes]] = []
+        self.gates = {name: Gate(lambda name=name: self.trust(name)) for name in clients}
         for name in clients:
             self.start(name)
 
     def start(self, name: str) -> None:
         """Start a site; where there is one, restart it."""
         self.stop(name)
-        self.desks[name] = Desk(lambda: self.silos[name])
+        self.desks[name] = Desk(lambda: self.silos[name], lambda: self.trust(name))
+
+    def trust(self, name: str) -> Trust:
+        return Trust(name, (SERVER.public_key,), self.own.get(name), self.folder / name)
 
     def stop(self, name: str) -> None:
         if name in self.desks:
@@ -127,24 +140,44 @@ class Network:
         replies: dict[str, bytes | Missing] = {}
         waited = 0.0
         for name, data in packed.items():
-            request, body = request_of(data)
-            self.sent.append((name, request, body))
+            request, envelope = request_of(data)
+            self.raw = data
+            self.sent.append((name, request, envelope.body))
+            reply: Reply | tuple[Reply, bytes] | bytes | Missing
             if name in self.instead:
-                reply = self.instead[name](request, body)
+                reply = self.instead[name](request, envelope.body)
             else:
                 reply = self.desks[name].answer(data) if name in self.desks else DEAD
             if isinstance(reply, Missing):
                 replies[name] = reply
                 waited = max(waited, seconds if reply.reason is Reason.LATE else 0.0)
             else:
-                replies[name] = reply if isinstance(reply, bytes) else pack(reply)
+                replies[name] = self.packed(name, request, envelope, reply)
                 if isinstance(reply, Busy) and isinstance(request, Poll):
                     waited = max(waited, request.wait)
         self.clock.now += waited
         return replies
 
+    def packed(
+        self, name: str, request: Request, envelope: Envelope, reply: Reply | tuple[Reply, bytes] | bytes
+    ) -> bytes:
+        """The bytes of what stands in for a desk, by the gate of the desk that it stands in for."""
+        gate = self.desks[name]._gate if name in self.desks else self.gates[name]
+        if isinstance(reply, bytes) and (name not in self.instead or not isinstance(request, Knock)):
+            return reply
+        if isinstance(request, Knock):
+            return pack(reply if isinstance(reply, Awake) else Awake(process_id=gate.process_id))
+        assert not isinstance(reply, bytes)
+        header, body = reply if isinstance(reply, tuple) else (reply, b"")
+        try:
+            return gate.take(request, envelope).pack(request.serial, header, body)
+        except PeerError:
+            return pack(header, body)
+
     def requests(self, name: str) -> list[str]:
-        return [request.kind for silo, request, _ in self.sent if silo == name]
+        """What was sent to a site, a greeting as "hello", which begins with a knock."""
+        kinds = [request.kind for silo, request, _ in self.sent if silo == name]
+        return ["hello" if kind == "knock" else kind for kind in kinds if kind != "hello"]
 
 
 @pytest.fixture
@@ -156,15 +189,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @pytest.fixture
-def network(clients: Clients, clock: Time) -> Iterator[Network]:
-    made = Network(clients, CODEC, clock)
+def network(clients: Clients, clock: Time, tmp_path: Path) -> Iterator[Network]:
+    made = Network(clients, CODEC, clock, tmp_path)
     yield made
     for name in list(made.desks):
         made.stop(name)
 
 
-def over(network: Network, **settings: Any) -> Sites:
-    return Sites(network.silos, network.send, settings.pop("codec", CODEC), HELLO, **settings)
+def over(network: Network, session: int = 0, **settings: Any) -> Sites:
+    hello = HELLO.model_copy(update={"session": session})
+    return Sites(network.silos, network.send, settings.pop("codec", CODEC), hello, SERVER, **settings)
 
 
 def say(engine: Sites | InProcess, number: int = 1, names: tuple[str, ...] = NAMES) -> Replies:
@@ -266,9 +300,9 @@ def test_seconds_of_silos_are_on_the_servers_clock_and_the_peak_is_the_highest(n
     body = CODEC.encode(Said(stamp=NOW, number=1))
     for name in NAMES:
         network.instead[name] = lambda request, _: (
-            Here(boot="x", name="a", key="")
-            if isinstance(request, Hello)
-            else pack(Done(seconds={"local_forward": 0.25, "mask": 0.5}, peak_mib=next(peaks)), body)
+            Here(name="a", key="")
+            if isinstance(request, Knock | Hello)
+            else (Done(seconds={"local_forward": 0.25, "mask": 0.5}, peak_mib=next(peaks)), body)
         )
     engine = over(network)
     assert engine.peak_mib is None
@@ -280,19 +314,19 @@ def test_seconds_of_silos_are_on_the_servers_clock_and_the_peak_is_the_highest(n
     assert engine.clock.take() == {"local_forward": 0.75, "mask": 1.5}
 
 
-def test_large_bodies_are_packed_once_for_all(clock: Time) -> None:
+def test_large_bodies_are_packed_once_for_all(clock: Time, tmp_path: Path) -> None:
     class Echo(ToyClient):
         def answer(self, message: Message) -> Message:
             assert isinstance(message, Large)
             return Large(stamp=message.stamp, values=message.values * np.float32(self.number))
 
     codec = Codec([Large])
-    network = Network({"a": Echo(2), "b": Echo(3)}, codec, clock)
+    network = Network({"a": Echo(2), "b": Echo(3)}, codec, clock, tmp_path)
     values = np.arange(1 << 20, dtype=np.float32)
     replies = over(network, codec=codec).deliver(Ask.all(["a", "b"], Large(stamp=NOW, values=values), Large))
     for name, factor in (("a", 2), ("b", 3)):
         np.testing.assert_array_equal(replies.answers[name].values, values * np.float32(factor))
-    submitted = network.data[1]
+    submitted = network.data[2]
     assert submitted["a"] is submitted["b"]  # FLARE, too, is to send it once
     assert len(submitted["a"]) > values.nbytes
     for name in ("a", "b"):
@@ -366,7 +400,7 @@ def test_a_single_miss_is_no_loss(network: Network) -> None:
 
     def wavering(request: Request, body: bytes) -> Reply | bytes | Missing:
         given = script.pop(0)
-        return pack(Done(), CODEC.encode(Said(stamp=Stamp("run", 2, 0), number=8))) if given is None else given
+        return (Done(), CODEC.encode(Said(stamp=Stamp("run", 2, 0), number=8))) if given is None else given
 
     network.instead["b"] = wavering
     assert numbers(say(engine, 2)) == {"a": 1, "b": 8, "c": 300}
@@ -382,9 +416,9 @@ def test_a_site_slow_to_greet_is_missing_and_delays_one_greeting(network: Networ
 
 
 def test_who_is_still_at_work_at_the_deadline_is_late(network: Network, clock: Time) -> None:
-    for deadline in (None, 5.0):
-        engine = over(network, deadline=deadline)
-        network.instead["b"] = lambda request, _: Here(boot="x", name="b") if isinstance(request, Hello) else Busy()
+    for session, deadline in enumerate((None, 5.0)):
+        engine = over(network, session, deadline=deadline)
+        network.instead["b"] = lambda request, _: Here(name="b") if isinstance(request, Hello) else Busy()
         began = clock.now
         replies = say(engine, 1)
         seconds = deadline or LONGEST
@@ -414,7 +448,7 @@ def test_a_late_site_is_asked_again_and_its_old_answer_is_not_taken(
 
     def polled(request: Request, body: bytes) -> Reply | bytes | Missing:
         """As the desk says, with its waiting on the server's clock."""
-        data = busy.answer(pack(request, body))
+        data = busy.answer(network.raw)
         if isinstance(request, Poll) and isinstance(reply_of(data)[0], Busy):
             return Busy()
         return data
@@ -453,7 +487,7 @@ def test_a_site_that_restarts_while_it_works_is_missing_and_is_asked_next_time(n
             return Busy()
         del network.instead["b"]
         network.start("b")
-        return network.desks["b"].answer(pack(request, body))
+        return network.desks["b"].answer(network.raw)
 
     network.instead["b"] = restarts
     assert say(engine, 2).missing == {"b": RESTARTED}
@@ -473,9 +507,13 @@ def test_a_restarted_site_that_is_still_loading_is_missing_until_it_is_there(net
 
 def test_a_site_that_restarts_again_and_again_is_missing_each_time(network: Network) -> None:
     engine = over(network)
-    boots = iter(map(str, range(100)))
+    ids = (f"{number:064x}" for number in range(1, 100))
     network.instead["b"] = lambda request, body: (
-        Here(boot=next(boots), name="b") if isinstance(request, Hello) else Stranger()
+        Awake(process_id=next(ids))
+        if isinstance(request, Knock)
+        else Here(name="b")
+        if isinstance(request, Hello)
+        else Stranger()
     )
     for number in (1, 2, 3):
         assert say(engine, number).missing == {"b": RESTARTED}
@@ -493,7 +531,7 @@ def test_a_round_may_wait_for_sites_to_come_back(network: Network, clock: Time) 
     def later(request: Request, body: bytes) -> Reply | bytes | Missing:
         if clock.now < began + 30.0:
             return DEAD
-        return network.desks["b"].answer(pack(request, body))
+        return network.desks["b"].answer(network.raw)
 
     network.start("b")
     network.instead["b"] = later
@@ -522,7 +560,7 @@ NONSENSE: Mapping[str, Reply | bytes] = {
     "garbage": b"\xff" * 50,
     "a request": pack(HELLO),
     "cut": pack(Busy())[:-1],
-    "here": Here(boot="x", name="b"),
+    "here": Here(name="b"),
     "refused": Refused(sentence="no"),
 }
 
@@ -550,7 +588,7 @@ def test_nonsense_is_malformed_and_costs_nobody_else(network: Network, nonsense:
 def test_an_answer_above_the_servers_limit_is_malformed_and_takes_no_memory(network: Network) -> None:
     engine = over(network, largest=1 << 20)
     long = pack(Done(), bytes(64 << 20))
-    network.instead["b"] = lambda request, body: Here(boot="x", name="b") if request.kind == "hello" else long
+    network.instead["b"] = lambda request, body: Here(name="b") if request.kind == "hello" else long
     tracemalloc.start()
     try:
         replies = say(engine)
@@ -558,7 +596,7 @@ def test_an_answer_above_the_servers_limit_is_malformed_and_takes_no_memory(netw
     finally:
         tracemalloc.stop()
     assert numbers(replies) == {"a": 1, "c": 300}
-    malformed = Missing(Reason.MALFORMED, f"expected a message of at most {1 << 20} bytes; got {64 << 20}")
+    malformed = Missing(Reason.MALFORMED, f"expected a message of at most {(1 << 20) + 16} bytes; got {64 << 20}")
     assert replies.missing == {"b": malformed}
 
 
@@ -578,9 +616,7 @@ def test_nonsense_for_a_greeting_is_malformed(network: Network, nonsense: Reply 
 )
 def test_a_body_that_is_no_message_is_malformed_and_not_recorded(network: Network, body: bytes, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, True)
-    network.instead["b"] = lambda request, _: (
-        Here(boot="x", name="b") if isinstance(request, Hello) else pack(Done(), body)
-    )
+    network.instead["b"] = lambda request, _: Here(name="b") if isinstance(request, Knock | Hello) else (Done(), body)
     replies = say(over(network, recorder=recorder), 1)
     assert replies.missing["b"].reason is Reason.MALFORMED
     recorder.flush()
@@ -611,13 +647,15 @@ def test_a_site_that_has_another_name_is_not_taken(network: Network) -> None:
     assert network.requests("b") == ["hello"]
 
 
-@pytest.mark.parametrize(("key", "shown"), [("another", "another"), ("", "of nobody")])
-def test_a_site_with_another_identity_is_not_taken(network: Network, key: str, shown: str) -> None:
-    network.silos["b"].fingerprint = key
-    engine = over(network, fingerprints={name: f"key of {name}" for name in NAMES})
+@pytest.mark.parametrize(("other", "shown"), [(Identity(b"o" * 32), "another"), (None, "of nobody")])
+def test_a_site_with_another_identity_is_not_taken(network: Network, other: Identity | None, shown: str) -> None:
+    network.own = {name: own for name, own in {**OWN, "b": other}.items() if own is not None}
+    network.silos["b"].fingerprint = "another" if other else ""
+    engine = over(network, keys={name: own.public_key for name, own in OWN.items()})
     replies = say(engine, 1)
     assert replies.missing["b"].reason is Reason.REFUSED
-    assert f"has the identity {shown}, and the roster lists key of b for it" in replies.missing["b"].detail
+    listed = fingerprint(OWN["b"].public_key)
+    assert f"has the identity {shown}, and the roster lists {listed} for it" in replies.missing["b"].detail
     assert numbers(replies) == {"a": 1, "c": 300}
     assert network.requests("b") == ["hello"]
 
@@ -633,9 +671,7 @@ def test_gathering_takes_no_longer_than_it_must(network: Network, clock: Time) -
 
 def test_gathering_waits_for_who_is_loading(network: Network, clock: Time) -> None:
     until = clock.now + 7.0
-    network.instead["b"] = lambda request, body: (
-        Busy() if clock.now < until else network.desks["b"].answer(pack(request, body))
-    )
+    network.instead["b"] = lambda request, body: Busy() if clock.now < until else network.desks["b"].answer(network.raw)
     engine = over(network)
     engine.gather(3, 100.0)
     assert 7.0 <= clock.now - 1000.0 < 8.0
@@ -698,7 +734,7 @@ def test_an_aborted_job_waits_for_nobody(network: Network, clock: Time) -> None:
     with pytest.raises(RunFailed, match="aborted"):
         over(network, aborted=abort(3)).gather(3, 1000.0)
     assert clock.now - 1000.0 < 5.0
-    network.instead["b"] = lambda request, _: Here(boot="x", name="b") if isinstance(request, Hello) else Busy()
+    network.instead["b"] = lambda request, _: Here(name="b") if isinstance(request, Hello) else Busy()
     with pytest.raises(RunFailed, match="aborted"):
         say(over(network, aborted=abort(2)))
     assert clock.now - 1000.0 < 10.0
@@ -761,7 +797,7 @@ def test_all_who_are_there_are_given_what_the_run_released(network: Network) -> 
 
 def test_a_server_that_resumes_on_living_sites_begins_anew(network: Network) -> None:
     say(over(network), 1)
-    resumed = Sites(NAMES, network.send, CODEC, HELLO.model_copy(update={"session": 1, "round": 1}))
+    resumed = Sites(NAMES, network.send, CODEC, HELLO.model_copy(update={"session": 1, "round": 1}), SERVER)
     for number in (2, 3):
         replies = say(resumed, number)
         assert numbers(replies) == {"a": 1, "b": 20, "c": 300}

@@ -1,17 +1,17 @@
 """A site's half of the engine: takes work from the server, has the silo's role do it, and hands out what came of it.
 
 The role works in one thread of its own. A request never waits for it longer than it says, so that a silo that trains
-for hours still answers at once that it does, and one that was killed is told from it.
+for hours still answers at once that it does, and one that was killed is told from it. What the server's session has not
+signed (`moretta.engines.flare.signing`) changes nothing here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,19 +19,25 @@ from moretta.codec import LARGEST, Codec
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.flare.envelope import (
+    Awake,
     Busy,
+    Denied,
     Done,
+    Envelope,
     Failed,
     Hello,
     Here,
+    Knock,
     Poll,
     Refused,
     Reply,
+    Signed,
     Stranger,
     Submit,
     pack,
     request_of,
 )
+from moretta.engines.flare.signing import Gate, OtherProcess, Trust
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
 from moretta.protocol import Client, Message, answered
 
@@ -44,6 +50,7 @@ UNFIT = (
     "--silo and --run"
 )
 LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
+QUIET = 1.0  # seconds between two lines of the log about what was not taken: a stranger may send as much as it likes
 
 
 class Silo(Protocol):
@@ -81,15 +88,18 @@ class _Work:
 class Desk:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    make: loads what the site is, which may take its time, and raises what keeps it from taking part.
-    boot: of this process. last_heard: the moment of the last request, by `time.monotonic`. ended: set when the run is.
+    make: loads what the site is, which may take its time, and raises what keeps it from taking part. trust: loads, at
+    once, by what it knows the server. process_id: of this process. last_heard: the moment of the server's last request,
+    by `time.monotonic`. ended: set when the run is.
     """
 
-    def __init__(self, make: Callable[[], Silo]) -> None:
-        self.boot = secrets.token_hex(8)
+    def __init__(self, make: Callable[[], Silo], trust: Callable[[], Trust]) -> None:
+        self._gate = Gate(trust)
+        self.process_id = self._gate.process_id
         self.last_heard = time.monotonic()
         self.ended = threading.Event()
         self._make = make
+        self._logged = float("-inf")
         self._silo: Silo | None = None
         self._clock = Clock()
         self._role: tuple[Client, Codec] | None = None
@@ -105,25 +115,45 @@ class Desk:
 
     def answer(self, data: object) -> bytes:
         """Return the reply to a request. Raises nothing, whatever the bytes are."""
-        self.last_heard = time.monotonic()
         try:
-            request, body = request_of(data, LARGEST if self._silo is None else self._silo.largest)
+            request, envelope = request_of(data, LARGEST if self._silo is None else self._silo.largest)
         except CodecError as error:
-            return pack(Refused(sentence=_sentence(error)))
+            return self._deny(error)
+        if isinstance(request, Knock):
+            return pack(Awake(process_id=self.process_id))
+        return self._take_in(request, envelope)
+
+    def _take_in(self, request: Signed, envelope: Envelope) -> bytes:
+        try:
+            session = self._gate.take(request, envelope)
+        except OtherProcess:
+            return pack(Stranger())
+        except PeerError as error:
+            return self._deny(error)
+        except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept
+            log.error("cannot tell the server from others: %s", error)
+            return pack(Refused(sentence=UNFIT))
+        self.last_heard = time.monotonic()
+        return session.pack(request.serial, *self._reply(request, envelope.body))
+
+    def _deny(self, error: PeerError) -> bytes:
+        sentence = _sentence(error)
+        if time.monotonic() - self._logged > QUIET:
+            self._logged = time.monotonic()
+            log.warning("an envelope was not taken: %s", sentence)
+        return pack(Denied(sentence=sentence))
+
+    def _reply(self, request: Signed, body: bytes) -> tuple[Reply, bytes]:
         match request:
             case Hello():
-                return pack(self._greet(request))
-            case Submit() | Poll() if not self._is_meant(request.boots):
-                return pack(Stranger())
+                return self._greet(request), b""
+            case _ if self._role is None:
+                return Stranger(), b""
             case Submit():
                 self._take(_Work(request.number, request, body))
                 return self._result(request.number, AT_ONCE)
             case Poll():
                 return self._result(request.number, min(request.wait, LONGEST_WAIT))
-
-    def _is_meant(self, boots: Mapping[str, str]) -> bool:
-        # By the silo's name in the run: the engine may know the site by another one, which the server maps.
-        return self._role is not None and self._silo is not None and boots.get(self._silo.name) == self.boot
 
     def close(self) -> None:
         """Let the thread end when its present work does."""
@@ -148,9 +178,7 @@ class Desk:
             if self._role is None:
                 return Busy()
             silo = self._silo
-        return Here(
-            boot=self.boot, name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint
-        )
+        return Here(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
 
     def _take(self, work: _Work) -> None:
         with self._changed:
@@ -158,16 +186,17 @@ class Desk:
                 self._newest, self._next, self._done = work.number, work, None
                 self._changed.notify_all()
 
-    def _result(self, number: int, wait: float) -> bytes:
+    def _result(self, number: int, wait: float) -> tuple[Reply, bytes]:
         with self._changed:
-            self._changed.wait_for(lambda: self._done is not None and self._done[0] == number, wait)
+            self._changed.wait_for(lambda: number != self._newest or self._done is not None, wait)
             done = self._done
         if done is None or done[0] != number:
             if number == self._newest:
-                return pack(Busy())
-            return pack(Failed(reason="failed", sentence="was asked after what nobody asked for"))
+                return Busy(), b""
+            late = f"expected work {self._newest} or newer, got {number}: it came late, or out of order"
+            return Failed(reason="failed", sentence=late), b""
         _, reply, body = done
-        return pack(reply, body)
+        return reply, body
 
     def _work(self) -> None:
         with contextlib.suppress(Exception, SystemExit):  # the first hello tries again, and tells why not

@@ -1,18 +1,23 @@
-"""What travels between the server's job and a site's: a header that only the engine reads, and a body.
+"""What travels between the server's job and a site's: a header that only the engine reads, a signature, and a body.
 
     server -> site                                                site -> server
+      Knock     who is there? unsigned, and changes nothing         Awake
       Hello     which run this is, and how far                      Here, Busy (not ready yet) or Refused
       Submit    work: a message to answer, a state to keep, ..      Done, Busy, Failed or Stranger
       Poll      is the work done?                                   the same
+                what the server's session has not signed            Denied
 
-The body is the codec's bytes of a protocol message, or nothing. A header is JSON of a closed schema, checked by
-pydantic on either side; a peer's bytes give a header of it or `moretta.errors.CodecError`.
+The body is the codec's bytes of a protocol message, or nothing; that of Done is sealed for the server. A header is JSON
+of a closed schema, checked by pydantic on either side; a peer's bytes give a header of it or
+`moretta.errors.CodecError`. Who signs what is in `moretta.engines.flare.signing`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -22,15 +27,20 @@ from moretta.errors import CodecError
 
 TOPIC = "moretta"  # of FLARE's aux messages
 ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
-FORMAT = 1
+FORMAT = 2
 HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
+SIGNATURE = 64  # bytes, of Ed25519
+UNSIGNED = bytes(SIGNATURE)  # in the place of a signature
 
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"  # a peer's words come to a terminal and a log
 Text = Annotated[str, Field(max_length=1000, pattern=PLAIN)]
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,127}$")]  # a site names a folder by it
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=PLAIN)]
 PhaseName = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+Key = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]  # 32 bytes in hex
+Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{128})?$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+Serial = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 
 Work = Literal["answer", "keep", "end"]
@@ -40,8 +50,18 @@ class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Knock(_Header):
+    """Asks for the process id, and nothing else."""
+
+    kind: Literal["knock"] = "knock"
+
+
 class Hello(_Header):
     """The run, the round it stands at, how often it was resumed, and what must be the same on both sides.
+
+    processes: by silo, the process that an envelope is meant for: what goes to several silos is the same bytes, signed
+    once. serial: of all that a session sends. key, exchange: the session's own, to sign and to have answers sealed.
+    certificate: the server's signature of them.
 
     job: the digest of what sites were told (`moretta.deployment.told`). versions: of Moretta and PyTorch; torch: which
     of PyTorch's a site may have. model: the digest of the model as the server has it. tensors: that of its tensors
@@ -58,35 +78,48 @@ class Hello(_Header):
     torch: tuple[Text, ...]
     tensors: Text = ""
     outputs: Count = 0
+    processes: dict[Name, Name] = {}
+    serial: Serial = 0
+    key: Key = ""
+    exchange: Key = ""
+    certificate: Signature = ""
 
 
 class Submit(_Header):
     """Work with a number of its own: to answer the message in the body, to keep the state, or to take the run's end.
 
-    boots: by silo, the process that it is meant for: what goes to several silos is the same bytes. round: of "keep".
+    Sent again it has the same number and another serial. processes, serial: as of `Hello`. round: of "keep".
     """
 
     kind: Literal["submit"] = "submit"
-    boots: dict[Name, Name]
     number: Count
     work: Work
     round: Count = 0
+    processes: dict[Name, Name] = {}
+    serial: Serial = 0
 
 
 class Poll(_Header):
-    """Ask after a number; the answer may take so many seconds to come."""
+    """Ask after a number; the answer may take so many seconds to come. processes, serial: as of `Hello`."""
 
     kind: Literal["poll"] = "poll"
-    boots: dict[Name, Name]
     number: Count
     wait: Seconds
+    processes: dict[Name, Name] = {}
+    serial: Serial = 0
+
+
+class Awake(_Header):
+    """A process of the site is there; by its id a restarted one is told, and answers are sealed."""
+
+    kind: Literal["awake"] = "awake"
+    process_id: Key
 
 
 class Here(_Header):
-    """A site is ready. boot: of this process, by which a restarted one is told. key: its identity's fingerprint."""
+    """A site is ready. key: its identity's fingerprint."""
 
     kind: Literal["here"] = "here"
-    boot: Name
     name: Name
     key: Text = ""
 
@@ -114,7 +147,7 @@ class Failed(_Header):
 
 
 class Stranger(_Header):
-    """This is another process than the one that was meant; say hello first."""
+    """This is another process than the one that was meant; knock and say hello first."""
 
     kind: Literal["stranger"] = "stranger"
 
@@ -126,8 +159,29 @@ class Refused(_Header):
     sentence: Text
 
 
-Request = Hello | Submit | Poll
-Reply = Here | Busy | Done | Failed | Stranger | Refused
+class Denied(_Header):
+    """The envelope was not taken, and changed nothing: the server's session did not send it here, or not now; why."""
+
+    kind: Literal["denied"] = "denied"
+    sentence: Text
+
+
+Signed = Hello | Submit | Poll
+Request = Knock | Signed
+Reply = Awake | Here | Busy | Done | Failed | Stranger | Refused | Denied
+Sign = Callable[[bytes, bytes], bytes]
+"""Returns the signature of a header and a body."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The bytes of an envelope: header, signature, body."""
+
+    header: bytes
+    signature: bytes
+    body: bytes
+
+
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
 
@@ -137,51 +191,54 @@ def digest_of(told: str) -> str:
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def pack(header: Request | Reply, body: bytes = b"") -> bytes:
-    """Return header and body as one."""
+def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -> bytes:
+    """Return header, signature and body as one."""
     text = json.dumps({"format": FORMAT, **header.model_dump(mode="json")}, separators=(",", ":")).encode()
-    return b"".join((len(text).to_bytes(4, "little"), text, body))
+    signature = UNSIGNED if sign is None else sign(text, body)
+    return b"".join((len(text).to_bytes(4, "little"), signature, text, body))
 
 
-def request_of(data: object, largest: int = LARGEST) -> tuple[Request, bytes]:
+def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
     """Return what a server sent. Raises `moretta.errors.CodecError` for anything else.
 
     largest: the most bytes of a body; here and in `reply_of` one that is longer is not copied.
     """
-    header, body = _split(data, largest)
+    envelope, content = _split(data, largest)
     try:
-        return _REQUEST.validate_json(header), body
+        return _REQUEST.validate_json(content), envelope
     except ValidationError as error:
         raise _wrong("request", error) from None
 
 
-def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, bytes]:
+def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
     """Return what a site sent. Raises `moretta.errors.CodecError` for anything else. largest: as in `request_of`."""
-    header, body = _split(data, largest)
+    envelope, content = _split(data, largest)
     try:
-        return _REPLY.validate_json(header), body
+        return _REPLY.validate_json(content), envelope
     except ValidationError as error:
         raise _wrong("reply", error) from None
 
 
-def _split(data: object, largest: int) -> tuple[bytes, bytes]:
-    if not isinstance(data, bytes) or len(data) < 4:
+def _split(data: object, largest: int) -> tuple[Envelope, bytes]:
+    """Return an envelope's bytes, and its header without the format, which is ours."""
+    begin = 4 + SIGNATURE
+    if not isinstance(data, bytes) or len(data) < begin:
         raise CodecError(f"expected an envelope; got {type(data).__name__}")
     length = int.from_bytes(data[:4], "little")
-    if length > min(HEADER_LIMIT, len(data) - 4):
+    if length > min(HEADER_LIMIT, len(data) - begin):
         raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
-    if len(data) - 4 - length > largest:
-        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - 4 - length}")
-    header, body = data[4 : 4 + length], data[4 + length :]
+    if len(data) - begin - length > largest:
+        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - begin - length}")
+    envelope = Envelope(data[begin : begin + length], data[4:begin], data[begin + length :])
     try:
-        content = json.loads(header)
+        content = json.loads(envelope.header)
         version = content.pop("format")
         plain = json.dumps(content).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CodecError(f"expected a header in JSON: {error}") from None
     if type(version) is not int or version != FORMAT:
         raise CodecError(f"expected an envelope of format {FORMAT}; got {version!r:.40}; update the older side")
-    return plain, body
+    return envelope, plain
 
 
 def _wrong(what: str, error: ValidationError) -> CodecError:

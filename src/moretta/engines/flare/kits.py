@@ -25,6 +25,14 @@ from cryptography.x509.oid import NameOID
 
 from moretta.engines.files import rename, write_atomically
 from moretta.errors import ParameterError
+from moretta.secure_aggregation.identity import (
+    KEY_FILE,
+    PUBLIC_FILE,
+    Identity,
+    parse_server_keys,
+    public_line,
+    read_public_key,
+)
 
 PROJECT = "moretta"
 ADMIN = "admin@moretta.org"  # FLARE wants the form of an address; nobody writes to it
@@ -40,7 +48,8 @@ LAUNCHER_ID = "process_launcher"
 LAUNCHER = "moretta.engines.flare.launcher.Launcher"
 STOCK_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 STREAMING = {"streaming_retry_timeout": 3, "streaming_retry_wait": 1}  # a timer thread a reply, else for 60 s
-SILO = "moretta.json"
+SILO = "moretta.json"  # in local/: at a site where its silo.toml is, at the server where its key is
+SERVER_KEY = "moretta-server.pub"  # in local/ of a site: the server's public key, a line, or two while it changes
 
 SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default: every server of a machine, and every user of it, would share it
 
@@ -71,6 +80,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
 
     host: the name or IPv4 address by which the sites reach the server; its certificate is for it and for localhost.
     port: of the server, for sites and administrator. sites: their names in the roster.
+    The server's key, by which it signs what it sends, is in `out` too and in no kit; each site's has its public half.
     The key of the root is not kept: a site that comes later needs new kits for everybody.
     Raises ParameterError where FLARE cannot take a name, or `out` holds anything else.
     """
@@ -78,6 +88,8 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
     kits = Kits(out / SERVER_FOLDER, {site: out / site for site in sites}, out / ADMIN_FOLDER)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         _check_same(out, wanted)
+        if not (out / KEY_FILE).exists():  # kits of a version that had none
+            _make_key(out, sites)
         return kits
     for site in sites:
         if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or list(sites).count(site) > 1:
@@ -99,6 +111,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
         _tune(partial / SERVER_FOLDER, kits.server)
         for site in sites:
             _restrict(partial / site)
+        _make_key(partial, sites)
         _close_to_others(partial)
         write_atomically(partial / MANIFEST, _dump(wanted), 0o600)
         rename(partial, out)
@@ -109,13 +122,14 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
     return kits
 
 
-def patch(kit: Path, silo: Path | None = None) -> list[str]:
+def patch(kit: Path, silo: Path | None = None, server_key: Sequence[str] = ()) -> list[str]:
     """Make a server's or a site's kit able to run us; a second time changes nothing.
 
-    silo: the site's silo.toml, written down for the job processes of a site.
-    Returns a sentence for each change. Raises ParameterError where `kit` is no such kit.
+    silo: the site's silo.toml, written down for the job processes of a site. server_key: at a site, the server's public
+    key as a line or a file, or two; at the server, the file or folder of its own, where that is not beside the kit.
+    Returns a sentence for each change. Raises ParameterError where `kit` is no such kit, or a key is none.
     """
-    files, done = _changes(kit, silo)
+    files, done = _changes(kit, silo, server_key)
     for path, content in files.items():
         _write(path, content)
     return done
@@ -126,12 +140,14 @@ def lacks(kit: Path, silo: Path | None = None) -> list[str]:
     return _changes(kit, silo)[1]
 
 
-def _changes(kit: Path, silo: Path | None) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
+def _changes(
+    kit: Path, silo: Path | None, server_key: Sequence[str] = ()
+) -> tuple[dict[Path, Mapping[str, Any] | str], list[str]]:
     """Return the files that a patch writes, with what they are to hold, and a sentence for each change."""
     server = is_server(kit)
     if silo is not None and server:
         raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
-    local, files = kit / "local", dict[Path, Mapping[str, Any]]()
+    local, files = kit / "local", dict[Path, Mapping[str, Any] | str]()
     resources = _resources(kit)
     done = [*_allow(resources, CONTROLLER if server else EXECUTOR)]
     done += _keep_jobs(resources, kit) if server else [*_replace_launcher(resources, kit), *_keep_logs(resources)]
@@ -147,7 +163,71 @@ def _changes(kit: Path, silo: Path | None) -> tuple[dict[Path, Mapping[str, Any]
         if found.get("silo") != wanted["silo"]:
             files[local / SILO] = found | wanted
             done.append(f"Where the site's silo.toml is has been written down ({SILO}).")
+    if server and server_key:
+        found = _load(local / SILO) if (local / SILO).exists() else {}
+        own = _own_key(kit, server_key)
+        if own != found.get("identity"):
+            files[local / SILO] = found | {"identity": own}
+            done.append(f"Where the server's key is has been written down ({SILO}).")
+    elif server_key:
+        lines = "".join(f"{public_line(key)}\n" for key in _public_keys(server_key))
+        if not (local / SERVER_KEY).exists() or (local / SERVER_KEY).read_text() != lines:
+            files[local / SERVER_KEY] = lines
+            done.append(f"Whom the site takes for the server has been written down ({SERVER_KEY}).")
     return files, done
+
+
+def server_keys(local: Path) -> tuple[bytes, ...]:
+    """Return the server's public keys that a site's kit has, by its local folder; none where it has none.
+
+    Raises ParameterError for a file that holds something else.
+    """
+    path = local / SERVER_KEY
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return parse_server_keys(lines) if lines else ()
+    except (OSError, ValueError, ParameterError) as error:
+        raise ParameterError(
+            f"{path} was expected to hold the server's public key ({error}); write it anew by moretta kit patch KIT "
+            "--server-key"
+        ) from None
+
+
+def identity_of(local: Path) -> Identity:
+    """Return the server's own key: what the local folder of its kit names, else what is beside the kit.
+
+    Raises ParameterError where there is neither.
+    """
+    beside = local.resolve().parent.parent / KEY_FILE
+    path = (_load(local / SILO) if (local / SILO).exists() else {}).get("identity", str(beside))
+    if not isinstance(path, str) or (path == str(beside) and not beside.exists()):
+        raise ParameterError(
+            f"{local / SILO} does not say where the server's key is; run: moretta keys new --out DIR, and then: "
+            "moretta kit patch KIT --server-key DIR"
+        )
+    return Identity.load(path)
+
+
+def _make_key(out: Path, sites: Sequence[str]) -> None:
+    """Make the server's key beside its kits, and put the public half into those of sites that are still there."""
+    identity = Identity.fresh()
+    for site in sites:
+        if (out / site / "local").is_dir():
+            _write(out / site / "local" / SERVER_KEY, f"{public_line(identity.public_key)}\n")
+    (out / PUBLIC_FILE).unlink(missing_ok=True)  # of one whose key is gone
+    identity.save(out)
+
+
+def _own_key(kit: Path, given: Sequence[str]) -> str:
+    if len(given) > 1:
+        raise ParameterError(f"{kit} is the server's kit, and a server signs by one key; give one --server-key")
+    Identity.load(given[0])
+    return os.path.abspath(given[0])
+
+
+def _public_keys(given: Sequence[str]) -> tuple[bytes, ...]:
+    lines = [public_line(read_public_key(one)) if os.path.exists(one) else one for one in given]
+    return parse_server_keys(lines)
 
 
 def name_of(kit: Path) -> str:
@@ -391,10 +471,10 @@ def _load(path: Path) -> dict[str, Any]:
     return found
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write(path: Path, content: Mapping[str, Any] | str) -> None:
     try:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        write_atomically(path, _dump(content), mode)
+        write_atomically(path, content.encode() if isinstance(content, str) else _dump(content), mode)
     except OSError as error:
         raise ParameterError(f"{path} cannot be written: {error.strerror}; give the right to it") from error
 

@@ -1,7 +1,8 @@
 """The server's half of the engine: asks become submissions and polls, and what sites say becomes replies.
 
 A site that is dead, hangs or talks nonsense is missing from the replies with its reason; it is greeted again each time
-something is asked of it, at most once in `AGAIN` seconds, so that one that comes back takes part again.
+something is asked of it, at most once in `AGAIN` seconds, so that one that comes back takes part again. To be greeted
+is to be asked for its process id, and then to be sent the hello that is signed over it.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import Traffic, replies_of, valid
 from moretta.engines.flare.envelope import (
+    Awake,
     Busy,
+    Denied,
     Done,
     Failed,
     Hello,
     Here,
+    Knock,
     Poll,
     Refused,
     Reply,
-    Request,
+    Signed,
     Stranger,
     Submit,
     Work,
     pack,
     reply_of,
 )
+from moretta.engines.flare.signing import Session
 from moretta.engines.views import Recorder
-from moretta.errors import CodecError, ParameterError
+from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.protocol import Ask, Message, Missing, Reason, Replies
+from moretta.secure_aggregation.identity import Identity
 
 log = logging.getLogger("moretta")
 
@@ -57,13 +63,13 @@ NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
 class _Site:
     """What is known of a site.
 
-    boot: of its process, None until it has said that it is there; last: the last one that was known. fresh: whether
+    process_id: None until it has said that it is there; last: the last one that was known. fresh: whether
     that process has taken an earlier one's place in the run, and has done nothing yet. refusal: why it takes no part.
     gone: why it is not there. tried: when it was last greeted. pause: seconds until it is greeted again. overdue: the
     number of what it was still busy with when its time was over, 0 for nothing.
     """
 
-    boot: str | None = None
+    process_id: str | None = None
     last: str = ""
     fresh: bool = False
     refusal: str | None = None
@@ -78,21 +84,23 @@ class _Asked:
     """One site's part of an exchange.
 
     until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
-    has not answered.
+    has not answered, or has denied. denied: whether it has denied one.
     """
 
     until: float
     taken: bool = False
     misses: int = 0
+    denied: bool = False
     outcome: tuple[Done, bytes] | Missing | None = field(default=None)
 
 
 class Sites:
     """Delivers asks to sites through what a FLARE server job can send.
 
-    names: of all silos. hello: what each is told first, as of the run's place. fingerprints: of the silos' identities,
-    by name, where there is a roster. recorder: keeps what the server saw. deadline: seconds from a question to its
-    answer. largest: the most bytes of a message from a site. absent: who never comes, as FLARE adds nobody to a job.
+    names: of all silos. hello: what each is told first, as of the run's place and session. identity: the server's own,
+    which sites have pinned. keys: of the silos' identities, by name, where there is a roster. recorder: keeps what the
+    server saw. deadline: seconds from a question to its answer. largest: the most bytes of a message from a site.
+    absent: who never comes, as FLARE adds nobody to a job.
     aborted: raises when the job is to end. waiting: told, in a sentence, what is waited for.
     """
 
@@ -102,8 +110,9 @@ class Sites:
         send: Send,
         codec: Codec,
         hello: Hello,
+        identity: Identity,
         *,
-        fingerprints: Mapping[str, str] | None = None,
+        keys: Mapping[str, bytes] | None = None,
         recorder: Recorder | None = None,
         deadline: float | None = None,
         largest: int = LARGEST,
@@ -113,8 +122,9 @@ class Sites:
     ) -> None:
         self.clock = Clock()
         self._sites = {name: _Site() for name in names}
-        self._send, self._codec, self._hello, self._recorder = send, codec, hello, recorder
-        self._fingerprints, self._largest = fingerprints or {}, largest
+        self._session = Session(identity, hello)
+        self._send, self._codec, self._hello, self._recorder = send, codec, self._session.hello, recorder
+        self._keys, self._largest = keys or {}, largest
         self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
         for name in absent:
             site = self._sites[name]
@@ -135,13 +145,15 @@ class Sites:
         """
         until = time.monotonic() + wait
         while True:
-            waited_for = [name for name, site in self._sites.items() if site.boot is None and site.refusal is None]
+            waited_for = [
+                name for name, site in self._sites.items() if site.process_id is None and site.refusal is None
+            ]
             if not waited_for or time.monotonic() > until:
                 break
             self._aborted()
             self._greet(waited_for)
             time.sleep(0.1)
-        missing = {name: self._why(site) for name, site in self._sites.items() if site.boot is None}
+        missing = {name: self._why(site) for name, site in self._sites.items() if site.process_id is None}
         for name, why in missing.items():
             log.warning("site `%s` is missing, %s: %s", name, why.reason, why.detail)
         if len(self._sites) - len(missing) < least:
@@ -181,7 +193,7 @@ class Sites:
         while time.monotonic() < until:
             self._aborted()
             self._greet(silos)
-            free = [name for name in self._boots(silos) if name not in self._still_busy([name])]
+            free = [name for name in self._processes(silos) if name not in self._still_busy([name])]
             if len(free) >= least:
                 break
             time.sleep(0.1)
@@ -189,13 +201,13 @@ class Sites:
 
     def speak(self) -> None:
         """Let all sites that are there hear from the server."""
-        boots = self._boots(list(self._sites))
-        self._requests(dict.fromkeys(boots, Poll(boots=boots, number=0, wait=0.0)), {}, PATIENCE)
+        there = self._processes(list(self._sites))
+        self._requests(dict.fromkeys(there, Poll(number=0, wait=0.0)), there, {}, PATIENCE)
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
         """Return who of some silos cannot be asked now, and why; those that may be back are greeted first."""
         self._greet(silos)
-        return {name: self._why(site) for name in silos if (site := self._sites[name]).boot is None}
+        return {name: self._why(site) for name in silos if (site := self._sites[name]).process_id is None}
 
     def renewed(self) -> bool:
         """Return whether, since this was last called, a site's process is another than it was."""
@@ -205,12 +217,12 @@ class Sites:
     def keep(self, place: Place) -> None:
         """Have all sites that are there keep their states; who cannot is named, as it would go on from less."""
         self._hello = self._hello.model_copy(update={"round": place.round})
-        there = {name: b"" for name, site in self._sites.items() if site.boot is not None}
+        there = {name: b"" for name, site in self._sites.items() if site.process_id is not None}
         self._tell("keep", there, place.round, "did not keep its state")
 
     def end(self, released: bytes) -> None:
         """Tell all sites that the run has ended, and give them what it released, as safetensors; nothing if empty."""
-        there = {name: released for name, site in self._sites.items() if site.boot is not None}
+        there = {name: released for name, site in self._sites.items() if site.process_id is not None}
         self._tell("end", there, self._hello.round, "did not take what the run released")
 
     def close(self) -> None:
@@ -248,38 +260,60 @@ class Sites:
     def _greet(self, names: Iterable[str]) -> None:
         """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
         now = time.monotonic()
-        wanted = [name for name in names if (site := self._sites[name]).boot is None and now - site.tried >= site.pause]
-        for name, reply in self._requests(dict.fromkeys(wanted, self._hello), {}, PATIENCE).items():
-            site = self._sites[name]
-            match reply:
-                case Missing(Reason.LATE):  # a round waits for each greeting of a machine that is frozen or unplugged
-                    site.gone, site.pause = reply, min(LATER, max(AGAIN, 2 * site.pause))
-                case Missing():
-                    site.gone, site.pause = reply, AGAIN
-                case (Here() as here, _):
-                    self._welcome(name, here)
-                case (Refused() as refused, _):
-                    site.refusal, site.pause = refused.sentence, LATER
-                case (Busy(), _):
-                    site.gone, site.pause = Missing(Reason.DISCONNECTED, "is still loading its data and model"), 0.0
-                case _:
-                    site.gone, site.pause = _nonsense(), AGAIN
-            site.tried = time.monotonic()
+        wanted = [
+            name for name in names if (site := self._sites[name]).process_id is None and now - site.tried >= site.pause
+        ]
+        woken = self._knock(wanted)
+        awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, Awake)}
+        replies = self._requests(dict.fromkeys(awake, self._hello), awake, {}, PATIENCE)
+        # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
+        alone = {name: self._hello.model_copy() for name, reply in replies.items() if _is_denied(reply)}
+        replies |= self._requests(alone, awake, {}, PATIENCE)
+        asleep = {name: reply for name, reply in woken.items() if isinstance(reply, Missing)}
+        for name, reply in (asleep | replies).items():
+            self._note(self._sites[name], name, reply, awake.get(name, ""))
 
-    def _welcome(self, name: str, here: Here) -> None:
-        site, expected = self._sites[name], self._fingerprints.get(name, here.key)
+    def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
+        """Ask sites for their process ids; whoever forges one has it greeted in vain."""
+        replies = dict[str, Awake | Missing]()
+        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE) if names else {}).items():
+            try:
+                reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
+                replies[name] = reply if isinstance(reply, (Awake, Missing)) else _nonsense()
+            except CodecError as error:
+                replies[name] = Missing(Reason.MALFORMED, str(error))
+        return replies
+
+    def _note(self, site: _Site, name: str, reply: tuple[Reply, bytes] | Missing, process_id: str) -> None:
+        """Note what came of a greeting."""
+        match reply:
+            case Missing(Reason.REFUSED):
+                site.refusal, site.pause = reply.detail, LATER
+            case Missing(Reason.LATE):  # a round waits for each greeting of a machine that is frozen or unplugged
+                site.gone, site.pause = reply, min(LATER, max(AGAIN, 2 * site.pause))
+            case Missing():
+                site.gone, site.pause = reply, AGAIN
+            case (Here() as here, _):
+                self._welcome(name, here, process_id)
+            case (Refused() as refused, _):
+                site.refusal, site.pause = refused.sentence, LATER
+            case (Denied() as denied, _):
+                site.refusal, site.pause = f"does not take this server's hello: {denied.sentence}", LATER
+            case (Busy(), _):
+                site.gone, site.pause = Missing(Reason.DISCONNECTED, "is still loading its data and model"), 0.0
+            case _:
+                site.gone, site.pause = _nonsense(), AGAIN
+        site.tried = time.monotonic()
+
+    def _welcome(self, name: str, here: Here, process_id: str) -> None:
+        site = self._sites[name]
         if here.name != name:
             site.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
-        elif here.key != expected:
-            site.refusal = (
-                f"has the identity {here.key or 'of nobody'}, and the roster lists {expected} for it; expected the key "
-                "that the roster names (moretta keys show)"
-            )
         else:
-            if here.boot != site.last:
+            if process_id != site.last:
                 site.fresh, site.overdue = bool(site.last), 0
-                site.last, self._renewed = here.boot, True
-            site.boot, site.refusal = here.boot, None
+                site.last, self._renewed = process_id, True
+            site.process_id, site.refusal = process_id, None
 
     def _why(self, site: _Site) -> Missing:
         return site.gone if site.refusal is None else Missing(Reason.REFUSED, site.refusal)
@@ -287,7 +321,7 @@ class Sites:
     def _lost(self, name: str, why: Missing) -> Missing:
         """Take a site for gone, until it says hello again."""
         site = self._sites[name]
-        site.boot, site.gone, site.tried, site.pause = None, why, time.monotonic(), AGAIN
+        site.process_id, site.gone, site.tried, site.pause = None, why, time.monotonic(), AGAIN
         return why
 
     # Exchanges
@@ -301,13 +335,13 @@ class Sites:
         asked = dict[str, _Asked]()
         self._number += 1
         for name in bodies:
-            if self._sites[name].boot is None:
+            if self._sites[name].process_id is None:
                 outcomes[name] = self._why(self._sites[name])
             else:
                 asked[name] = _Asked(time.monotonic() + seconds)
         for name in self._still_busy(asked):
             asked[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
-        submit = Submit(boots=self._boots(asked), number=self._number, work=work, round=round)
+        submit = Submit(number=self._number, work=work, round=round)
         while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
             self._aborted()
             self._ask_once(waiting, submit, bodies, seconds)
@@ -326,10 +360,12 @@ class Sites:
         wait = max(0.0, min((WAIT, *(one.until - now for one in left.values()))))
         # Some submitted to and some polled at once is rare, and who is polled then waits for nobody.
         wait = wait if all(one.taken for one in left.values()) else 0.0
-        poll = Poll(boots=submit.boots, number=submit.number, wait=wait)
-        requests: dict[str, Request] = {name: poll if one.taken else submit for name, one in left.items()}
+        poll = Poll(number=submit.number, wait=wait)
+        requests: dict[str, Signed] = {name: poll if one.taken else submit for name, one in left.items()}
+        # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
+        requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
         handed = {name: bodies[name] for name, one in left.items() if not one.taken}
-        for name, reply in self._requests(requests, handed, wait + PATIENCE).items():
+        for name, reply in self._requests(requests, self._processes(left), handed, wait + PATIENCE).items():
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
@@ -339,16 +375,16 @@ class Sites:
             site = self._sites[name]
             if not site.overdue:
                 continue
-            poll = Poll(boots=self._boots([name]), number=site.overdue, wait=WAIT)
-            reply = self._requests({name: poll}, {}, WAIT + PATIENCE)[name]
+            poll = Poll(number=site.overdue, wait=WAIT)
+            reply = self._requests({name: poll}, self._processes([name]), {}, WAIT + PATIENCE)[name]
             if isinstance(reply, tuple) and isinstance(reply[0], Busy):
                 busy.append(name)
             else:
                 site.overdue = 0
         return busy
 
-    def _boots(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: boot for name in names if (boot := self._sites[name].boot) is not None}
+    def _processes(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: its for name in names if (its := self._sites[name].process_id) is not None}
 
     def _take(self, name: str, one: _Asked, reply: tuple[Reply, bytes] | Missing) -> None:
         """Note what a site said about its work."""
@@ -360,6 +396,12 @@ class Sites:
                 elif one.misses >= MISSES:
                     one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
                 return
+            case (Denied() as denied, _):
+                one.misses, one.denied = one.misses + 1, True
+                if one.misses >= MISSES:
+                    why = f"does not take what this server sends: {denied.sentence}"
+                    one.outcome = self._lost(name, Missing(Reason.REFUSED, why))
+                return
             case (Busy(), _):
                 one.taken = True
             case (Done() as done, body):
@@ -369,8 +411,6 @@ class Sites:
                 one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
             case (Failed() as failed, _):
                 one.outcome = Missing(Reason(failed.reason), failed.sentence)
-            case (Refused() as refused, _):  # what was sent is more than it takes
-                one.outcome = Missing(Reason.MALFORMED, refused.sentence)
             case (Stranger(), _):
                 # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
                 one.outcome = self._lost(name, Missing(Reason.DISCONNECTED, "was restarted"))
@@ -380,27 +420,42 @@ class Sites:
         one.misses = 0
 
     def _requests(
-        self, headers: Mapping[str, Request], bodies: Mapping[str, bytes], seconds: float
-    ) -> Mapping[str, tuple[Reply, bytes] | Missing]:
+        self,
+        headers: Mapping[str, Signed],
+        processes: Mapping[str, str],
+        bodies: Mapping[str, bytes],
+        seconds: float,
+    ) -> dict[str, tuple[Reply, bytes] | Missing]:
+        """Send sites their requests, signed once for all who are sent the same, and return what each replied."""
         if not headers:
             return {}
-        made: dict[tuple[int, int], bytes] = {}  # the same for all who are sent the same
-        packed = dict[str, bytes]()
+        same = dict[tuple[int, int], list[str]]()
         for name, header in headers.items():
-            body = bodies.get(name, b"")
-            if (id(header), id(body)) not in made:
-                made[id(header), id(body)] = pack(header, body)
-            packed[name] = made[id(header), id(body)]
-        replies: dict[str, tuple[Reply, bytes] | Missing] = {}
-        for name, data in self._send(packed, seconds).items():
-            if isinstance(data, Missing):
-                replies[name] = data
-                continue
-            try:
-                replies[name] = reply_of(data, self._largest)
-            except CodecError as error:
-                replies[name] = Missing(Reason.MALFORMED, str(error))
-        return replies
+            same.setdefault((id(header), id(bodies.get(name, b""))), []).append(name)
+        packed, serials = dict[str, bytes](), dict[str, int]()
+        for names in same.values():
+            header, body = headers[names[0]], bodies.get(names[0], b"")
+            data, serial = self._session.pack(header, {name: processes[name] for name in names}, body)
+            packed |= dict.fromkeys(names, data)
+            serials |= dict.fromkeys(names, serial)
+        return {
+            name: self._opened(name, data, processes[name], serials[name])
+            for name, data in self._send(packed, seconds).items()
+        }
+
+    def _opened(self, name: str, data: bytes | Missing, process_id: str, serial: int) -> tuple[Reply, bytes] | Missing:
+        if isinstance(data, Missing):
+            return data
+        try:
+            return self._session.open(data, process_id, serial, self._keys.get(name), self._largest)
+        except CodecError as error:
+            return Missing(Reason.MALFORMED, str(error))
+        except PeerError as error:
+            return Missing(Reason.REFUSED, str(error))
+
+
+def _is_denied(reply: tuple[Reply, bytes] | Missing) -> bool:
+    return isinstance(reply, tuple) and isinstance(reply[0], Denied)
 
 
 def _nonsense() -> Missing:

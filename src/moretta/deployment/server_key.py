@@ -1,0 +1,57 @@
+"""Whom a site takes for the server: the public keys that it has pinned, one or, while they change, two.
+
+    silo.toml       [silo] server-key       counts where it is there
+    roster.toml     [server] key            else this, of the site's own copy, if it names one
+    <kit>/local/moretta-server.pub          else this, which is in the kits that `moretta serve` makes
+
+The server's own key (`moretta.secure_aggregation.identity.Identity`) is a file on its machine: beside the kits and in
+none of them, or where the server's kit says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moretta.deployment.silo_file import SiloFile
+from moretta.engines.flare import kits
+from moretta.engines.flare.signing import Trust
+from moretta.errors import ParameterError, PeerError
+from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_server_keys
+
+NONE_PINNED = (
+    "no key of the server's is pinned here, so that anybody could play it: have its operator run moretta keys show "
+    "KITS, and put that line into silo.toml as [silo] server-key, or run moretta kit patch KIT --server-key LINE"
+)
+
+
+def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
+    """Return the keys that a site has pinned, and where from; none where there are none.
+
+    local: of the site's kit. Raises `moretta.errors.ParameterError` for what should hold them and does not.
+    """
+    if file.silo.server_key:
+        return parse_server_keys(file.silo.server_key), "silo.toml"
+    if file.silo.roster is not None and (keys := Roster.load(file.base / file.silo.roster).server):
+        return keys, str(file.silo.roster)
+    return kits.server_keys(local), kits.SERVER_KEY
+
+
+def trust_of(file: SiloFile, local: Path) -> Trust:
+    """Return what a site goes by when something is sent to it.
+
+    Raises `moretta.errors.PeerError` where no key is pinned, and `moretta.errors.ParameterError` for a damaged file.
+    """
+    keys, _ = pinned(file, local)
+    if not keys:
+        raise PeerError(NONE_PINNED)
+    own = file.silo.identity
+    return Trust(file.silo.name, keys, None if own is None else Identity.load(file.base / own), file.out)
+
+
+def check_listed(identity: Identity, roster: Roster | None) -> None:
+    """Raise `moretta.errors.ParameterError` where a roster names the server's keys, and this is none of them."""
+    if roster is not None and roster.server and identity.public_key not in roster.server:
+        raise ParameterError(
+            f"the roster lists {' and '.join(map(fingerprint, roster.server))} as the server's key, and this server's "
+            f"is {fingerprint(identity.public_key)}; serve by that key, or correct [server] in all copies of the roster"
+        )

@@ -1,0 +1,338 @@
+"""Who sent an envelope: the server's session signs what it asks, a site takes nothing else and seals what it answers.
+
+FLARE's server relays aux messages from one site to another, and says of the sender what the sender says. So a site
+goes by signatures alone (Ed25519):
+
+    server's key, long-lived        pinned at each site
+      └─ signs, at the begin of a session (a run has one more each time that it is resumed), the certificate
+         (format, session's key, session's exchange key, digest of the job, run, session)
+           └─ the session's key signs every envelope
+              (format, run, session, header, SHA-256 of the body); in the header are kind, process ids by site, serial
+
+What goes to several sites is signed once. A site takes an envelope that names it and its own process, under a serial
+that it has not seen: of the last 64 any, as polls run concurrently, older ones not. It keeps the highest session of a
+run on disk with the session's key, and takes no lower one and no other key. So an envelope is taken once, by one
+process, in one session; what is sent again, as the first may be lost, has the number of its work and a new serial.
+
+A process id is an X25519 key that the process draws at its start. What a site has done is sealed for the session's
+exchange key (AES-128-GCM under HKDF of both, the serial as nonce): of what is addressed to several, one could hand
+another its copy before the server does, and would be given the answer. It gets what it cannot open, the server is
+denied the copy that it sends, and sends the work again.
+
+Replies are signed by the silo's identity (format, run, session, process id, serial, SHA-256 of header and body) where
+the server has a roster. Without one they can be forged, as the server then takes a process id on trust.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from moretta.codec import LARGEST
+from moretta.engines.files import make_folder, write_atomically
+from moretta.engines.flare.envelope import (
+    FORMAT,
+    Awake,
+    Denied,
+    Done,
+    Envelope,
+    Hello,
+    Here,
+    Refused,
+    Reply,
+    Signed,
+    Stranger,
+    pack,
+    reply_of,
+)
+from moretta.errors import CodecError, PeerError
+from moretta.keystream import derive
+from moretta.secure_aggregation.identity import Identity, fingerprint, verify
+
+WINDOW = 64  # serials
+PIECE, TAG = 1 << 30, 16  # bytes: the cipher seals 2 GiB at most at a time
+RECORD = "session.json"  # in the run's folder: its highest session, and that session's key
+
+
+def _certificate(hello: Hello) -> tuple[int | str, ...]:
+    return "flare session", FORMAT, hello.key, hello.exchange, hello.job, hello.run, hello.session
+
+
+def _request(run: str, session: int, header: bytes, body: bytes) -> tuple[int | str | bytes, ...]:
+    return "flare request", FORMAT, run, session, header, sha256(body).digest()
+
+
+def _reply(
+    run: str, session: int, process_id: str, serial: int, header: bytes, body: bytes
+) -> tuple[int | str | bytes, ...]:
+    return "flare reply", FORMAT, run, session, process_id, serial, sha256(header).digest(), sha256(body).digest()
+
+
+def _seal(mine: X25519PrivateKey, theirs: str, hello: Hello, process_id: str) -> AESGCM:
+    """Return the cipher of a site's answers in a session. Raises `moretta.errors.PeerError` for a key that is none."""
+    try:
+        shared = mine.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(theirs)))
+    except ValueError:
+        raise PeerError("expected an X25519 key of 32 bytes, got one that shares no secret") from None
+    return AESGCM(derive(shared, "flare answers", hello.run, hello.session, hello.exchange, process_id)[:16])
+
+
+def _public(private: X25519PrivateKey) -> str:
+    return private.public_key().public_bytes_raw().hex()
+
+
+# The server's half
+
+
+class Session:
+    """One session of a run as the server has it. hello: with the session's keys and their certificate.
+
+    identity: the server's own, long-lived. hello: what sites are told first.
+    """
+
+    def __init__(self, identity: Identity, hello: Hello) -> None:
+        self._identity, self._exchange = Identity.fresh(), X25519PrivateKey.generate()
+        keys = {"key": self._identity.public_key.hex(), "exchange": _public(self._exchange)}
+        hello = hello.model_copy(update=keys)
+        self.hello = hello.model_copy(update={"certificate": identity.sign(*_certificate(hello)).hex()})
+        self._serials = count(1)  # its next is one step of the interpreter, so threads need no lock
+        self._seals = dict[str, AESGCM]()
+
+    def pack(self, request: Signed, processes: Mapping[str, str], body: bytes = b"") -> tuple[bytes, int]:
+        """Return a signed envelope for these processes, by silo, and its serial."""
+        serial, run, session = next(self._serials), self.hello.run, self.hello.session
+        header = request.model_copy(update={"processes": dict(processes), "serial": serial})
+        return pack(header, body, lambda *parts: self._identity.sign(*_request(run, session, *parts))), serial
+
+    def open(
+        self, data: object, process_id: str, serial: int, key: bytes | None, largest: int = LARGEST
+    ) -> tuple[Reply, bytes]:
+        """Return what a process replied under a serial, with its body opened.
+
+        key: of the silo's identity, None without a roster; then nothing says whose reply it is. largest: the most bytes
+        of the body. Raises `moretta.errors.CodecError` for what is no reply, or longer, and
+        `moretta.errors.PeerError` for one that is not signed.
+        """
+        reply, envelope = reply_of(data, _sealed_size(largest))
+        if isinstance(reply, (Awake, Stranger, Denied)):  # of who knows no session; they give nothing and end nothing
+            return reply, b""
+        hello = self.hello
+        said = _reply(hello.run, hello.session, process_id, serial, envelope.header, envelope.body)
+        if key is not None and not verify(key, envelope.signature, *said):
+            raise PeerError(_unsigned(reply, fingerprint(key)))
+        if not isinstance(reply, Done):
+            return reply, b""
+        try:
+            return reply, _opened(self._seal_of(process_id), serial, envelope.body)
+        except (InvalidTag, PeerError):
+            raise CodecError("expected an answer sealed for this session, got one that does not open") from None
+
+    def _seal_of(self, process_id: str) -> AESGCM:
+        if process_id not in self._seals:
+            self._seals[process_id] = _seal(self._exchange, process_id, self.hello, process_id)
+        return self._seals[process_id]
+
+
+def _unsigned(reply: Reply, listed: str) -> str:
+    """Say what is wrong with a reply that is not signed by the identity that the roster lists."""
+    match reply:
+        case Here():
+            return (
+                f"has the identity {reply.key or 'of nobody'}, and the roster lists {listed} for it; expected the key "
+                "that the roster names (moretta keys show)"
+            )
+        case Refused():
+            return f"sent a refusal that its identity in the roster, {listed}, has not signed: {reply.sentence}"
+    return f"sent a reply that its identity in the roster, {listed}, has not signed"
+
+
+# A site's half
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a site goes by.
+
+    name: of the silo in the run, as the server has it; the engine may know the site by another. keys: of the server,
+    one or two. identity: the silo's own, where it has one. folder: of its runs, each of which has a folder there.
+    """
+
+    name: str
+    keys: tuple[bytes, ...]
+    identity: Identity | None
+    folder: Path
+
+
+class OtherProcess(PeerError):
+    """An envelope is for another process of this site, which may have been the one before."""
+
+
+class Window:
+    """Serials, each of which is taken once, and none that is older than the last 64."""
+
+    def __init__(self) -> None:
+        self._highest, self._seen = 0, 0  # bit i: whether the serial that is i below the highest was taken
+
+    def take(self, serial: int) -> bool:
+        """Return whether a serial is taken now."""
+        ahead = serial - self._highest
+        if ahead > 0:
+            kept = 0 if ahead >= WINDOW else self._seen << ahead
+            self._highest, self._seen = serial, (kept | 1) & (1 << WINDOW) - 1
+            return True
+        if -ahead >= WINDOW or self._seen >> -ahead & 1:
+            return False
+        self._seen |= 1 << -ahead
+        return True
+
+
+class Joined:
+    """A session of the server's as a site has it."""
+
+    def __init__(self, hello: Hello, process_id: str, identity: Identity | None, seal: AESGCM) -> None:
+        self.hello, self.window = hello, Window()
+        self._process_id, self._identity, self._seal = process_id, identity, seal
+
+    def signed(self, envelope: Envelope) -> bool:
+        """Return whether the session's key has signed an envelope."""
+        key, said = bytes.fromhex(self.hello.key), (self.hello.run, self.hello.session, envelope.header, envelope.body)
+        return verify(key, envelope.signature, *_request(*said))
+
+    def pack(self, serial: int, reply: Reply, body: bytes = b"") -> bytes:
+        """Return the reply to a serial: sealed if work is done, signed where the silo has an identity."""
+        if isinstance(reply, Done):
+            body = _sealed(self._seal, serial, body)
+        if self._identity is None:
+            return pack(reply, body)
+        identity, hello = self._identity, self.hello
+        said = hello.run, hello.session, self._process_id, serial
+        return pack(reply, body, lambda *parts: identity.sign(*_reply(*said, *parts)))
+
+
+class Gate:
+    """Takes what a session of the server's has sent to this process of a site, once, and nothing else.
+
+    load: what the site goes by; raises `moretta.errors.MorettaError` where that cannot be told. process_id: of this
+    process.
+    """
+
+    def __init__(self, load: Callable[[], Trust]) -> None:
+        self._load = load
+        self._exchange = X25519PrivateKey.generate()
+        self.process_id = _public(self._exchange)
+        self._lock = threading.Lock()
+        self._trust: Trust | None = None
+        self._joined: Joined | None = None
+        self._left = set[str]()  # the keys of sessions that another has taken the place of here
+
+    def take(self, request: Signed, envelope: Envelope) -> Joined:
+        """Return the session that an envelope belongs to.
+
+        Raises `moretta.errors.PeerError`, naming why, for one that is not taken, which then has changed nothing; and
+        what `load` does.
+        """
+        name = self._loaded().name
+        if name not in request.processes:
+            raise PeerError(
+                f"it was addressed to {', '.join(request.processes)[:200] or 'nobody'}, not to {name}: passed on "
+                "by another than the server"
+            )
+        if request.processes[name] != self.process_id:
+            raise OtherProcess("it was addressed to another process of this site: it was replayed")
+        with self._lock:
+            joined = self._session_of(request) if isinstance(request, Hello) else self._joined
+            if joined is None:
+                raise PeerError("it was sent before any session of the server's has begun here")
+            if not joined.signed(envelope):
+                raise PeerError(
+                    f"it is not signed by the key of session {joined.hello.session}: it is of another than the server, "
+                    "or of another session"
+                )
+            if joined is not self._joined and isinstance(request, Hello):
+                _record(self._loaded().folder, request)
+            if not joined.window.take(request.serial):
+                raise PeerError(
+                    f"it has the serial {request.serial}, which was seen or is older than the last {WINDOW}: it was "
+                    "replayed, or came twice"
+                )
+            if self._joined is not None and joined is not self._joined:
+                self._left.add(self._joined.hello.key)
+            self._joined = joined
+            return joined
+
+    def _loaded(self) -> Trust:
+        self._trust = self._trust or self._load()
+        return self._trust
+
+    def _session_of(self, hello: Hello) -> Joined:
+        """Return the session of a hello: the one that has begun here, or another that the server's key vouches for."""
+        if self._joined is not None and _certificate(self._joined.hello) == _certificate(hello):
+            return self._joined
+        if hello.key in self._left:
+            raise PeerError("it is of a session in whose place another has begun here: it was replayed")
+        trust = self._loaded()
+        signature = bytes.fromhex(hello.certificate)
+        if not any(verify(key, signature, *_certificate(hello)) for key in trust.keys):
+            raise PeerError(
+                f"it is of a session that the server's key has not signed (pinned here: "
+                f"{' and '.join(map(fingerprint, trust.keys))}): another plays the server, or its key has changed"
+            )
+        seal = _seal(self._exchange, hello.exchange, hello, self.process_id)
+        return Joined(hello, self.process_id, trust.identity, seal)
+
+
+def _record(folder: Path, hello: Hello) -> None:
+    """Keep the session of a run on disk. Raises `moretta.errors.PeerError` for one that is over."""
+    path = folder / hello.run / RECORD
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"session": -1, "key": ""}
+        highest, key = int(kept["session"]), str(kept["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise PeerError("it cannot be told from a replayed one: the record of the run's sessions is damaged") from None
+    if hello.session < highest:
+        raise PeerError(
+            f"it is of session {hello.session} of the run, and session {highest} has begun: it was replayed"
+        )
+    if hello.session == highest and hello.key != key:
+        raise PeerError(
+            f"it is of a second beginning of session {highest} of the run; have the server go on by --resume, or begin "
+            "another run"
+        )
+    if hello.session > highest:
+        make_folder(path.parent, 0o700)
+        write_atomically(path, json.dumps({"session": hello.session, "key": hello.key}).encode(), mode=0o600)
+
+
+def _sealed(seal: AESGCM, serial: int, body: bytes) -> bytes:
+    pieces = _pieces(body, PIECE)
+    return b"".join(seal.encrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
+
+
+def _sealed_size(size: int) -> int:
+    """Return how many bytes so many are once they are sealed."""
+    return size + TAG * max(1, -(-size // PIECE))
+
+
+def _opened(seal: AESGCM, serial: int, body: bytes) -> bytes:
+    """Undo `_sealed`. Raises `cryptography.exceptions.InvalidTag` for what was not sealed so."""
+    pieces = _pieces(body, PIECE + TAG)
+    return b"".join(seal.decrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
+
+
+def _pieces(body: bytes, size: int) -> list[bytes]:
+    return [body[begin : begin + size] for begin in range(0, max(len(body), 1), size)]
+
+
+def _nonce(serial: int, pieces: Sequence[bytes], number: int) -> bytes:
+    """Return the nonce of a piece, the only use of it: serial, number, whether it is the last, so that none is cut."""
+    return serial.to_bytes(7, "big") + number.to_bytes(4, "big") + bytes([number == len(pieces) - 1])
