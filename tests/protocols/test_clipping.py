@@ -53,10 +53,10 @@ def train(
 
 
 def spoil(upload: Any, spoiled: tuple[int, ...]) -> Any:
-    def spoiling(stamp: Stamp, tensors: Any, *rest: Any) -> Message:
+    def spoiling(stamp: Stamp, tensors: Any, *rest: Any, asked: Any) -> Message:
         if stamp.round in spoiled and not any(name.startswith("moments/") for name in tensors):
             tensors = {name: np.full(value.shape, LIMIT) for name, value in tensors.items()}
-        answer: Message = upload(stamp, tensors, *rest)
+        answer: Message = upload(stamp, tensors, *rest, asked=asked)
         return answer
 
     return spoiling
