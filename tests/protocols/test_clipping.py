@@ -72,7 +72,12 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+def kinds(*fast: str) -> list[Any]:
+    """All protocols; those beside some that clip in the same place are slow."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in PROTOCOLS]
+
+
+@pytest.mark.parametrize("name", kinds("fedsgd", "pbpfl", "cgd"))
 def test_a_run_survives_rounds_that_one_silo_spoils(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,7 +100,7 @@ def test_running_statistics_survive_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert result.record["test"]["accuracy"] >= 0.75
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", kinds("fedsgd", "cgd"))
 def test_a_run_that_nobody_spoils_is_not_clipped(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
