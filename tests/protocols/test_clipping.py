@@ -53,10 +53,10 @@ def train(
 
 
 def spoil(upload: Any, spoiled: tuple[int, ...]) -> Any:
-    def spoiling(stamp: Stamp, tensors: Any, *rest: Any) -> Message:
+    def spoiling(stamp: Stamp, tensors: Any, *rest: Any, asked: Any) -> Message:
         if stamp.round in spoiled and not any(name.startswith("moments/") for name in tensors):
             tensors = {name: np.full(value.shape, LIMIT) for name, value in tensors.items()}
-        answer: Message = upload(stamp, tensors, *rest)
+        answer: Message = upload(stamp, tensors, *rest, asked=asked)
         return answer
 
     return spoiling
@@ -72,7 +72,12 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+def kinds(*fast: str) -> list[Any]:
+    """All protocols; those beside some that clip in the same place are slow."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in PROTOCOLS]
+
+
+@pytest.mark.parametrize("name", kinds("fedsgd", "pbpfl", "cgd"))
 def test_a_run_survives_rounds_that_one_silo_spoils(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,7 +100,7 @@ def test_running_statistics_survive_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert result.record["test"]["accuracy"] >= 0.75
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", kinds("fedsgd", "cgd"))
 def test_a_run_that_nobody_spoils_is_not_clipped(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -101,15 +101,19 @@ class Seen:
 def test_rounds_that_a_resumed_run_plays_over_other_silos_count_again(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after 18 rounds of 20, resumed from the tenth without a silo: 28 noised sums, of which 20 were counted."""
+    """Killed after 18 rounds of 20, resumed from the tenth without a silo: 28 noised sums, of which 20 were counted.
+
+    One more counts: of round 11 the silos are asked to open the same uploads over the three who are left, as its
+    parameters are what they were. They refuse, and what is asked for counts before it is known that they do.
+    """
     seen = Seen(monkeypatch)
     with pytest.raises(Killed):
         made(protocol, out=tmp_path / "run").train(20, progress=killed_after(18))
     resumed = made(protocol, out=tmp_path / "run", engine=away(11, 18)).train(20, resume=True)
     assert len(set(seen.opened)) == 28
     facts = resumed.record["facts"]
-    assert facts["epsilon"] == epsilon(1.0, 1e-5, 0.1, 28) == pytest.approx(4.73, abs=0.005)
-    assert facts["releases"] == 28
+    assert facts["epsilon"] == epsilon(1.0, 1e-5, 0.1, 29) == pytest.approx(4.79, abs=0.005)
+    assert facts["releases"] == 29
     assert epsilon(1.0, 1e-5, 0.1, 20) == pytest.approx(4.26, abs=0.005)  # what it said
 
 
@@ -134,7 +138,8 @@ def test_a_kill_between_asking_for_shares_and_the_next_checkpoint_forgets_nothin
     assert [number for number, *_ in seen.opened] == [1, 2, 3]
     seen.kill_at = 0
     resumed = made(out=tmp_path / "run", engine=away(3, 3)).train(4, resume=True)
-    assert resumed.record["facts"]["releases"] == 5  # round 3 over four silos, and over three
+    # Round 3 over four silos, over three as asked and refused, and over three with other rows.
+    assert resumed.record["facts"]["releases"] == 6
 
 
 def test_a_round_that_is_repeated_after_shares_may_have_left_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,9 +389,11 @@ def test_the_floor_is_what_the_rules_hold_to(secure: dict[str, Any], participati
     given = SecureAggregation(**secure)
     assert given.sharing_noise(10, participation).least == fewest
     names = tuple(f"silo-{part}" for part in range(10))
-    federation = made(silos=silos(names), aggregation=given, participation=participation)
-    assert federation.players(1, 0).least == fewest
-    assert made(FedSGD(), silos=silos(names), aggregation=given).players(1, 0).least == given.least  # without noise
+    of: dict[str, Any] = {"silos": silos(names), "aggregation": given, "participation": participation}
+    assert made(**of).players(1, 0).least == fewest
+    # Without noise masks hold to their threshold all the same, and additive shares to `min_survivors` alone.
+    without = fewest if given.scheme == "pairwise" else given.least
+    assert made(FedSGD(), **of).players(1, 0).least == without
 
 
 def test_in_the_clear_and_of_one_silo_nothing_is_shared() -> None:

@@ -42,7 +42,7 @@ class ChildClient:
     x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
     charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
     deadline: seconds in which it is to take a message, and again to answer it; `START` where it has to start first.
-    restarts: how often another process has taken the first one's place.
+    ends: how often its process has ended by itself, or had to be.
     starting: the seconds of the last answer in which it started, which are no part of what a deadline bounds.
     """
 
@@ -60,7 +60,7 @@ class ChildClient:
         self.phase: Phase = no_phase  # the process has its own clock
         self.charge: Callable[[str, float], None] = lambda phase, seconds: None
         self.peak_mib = self.starting = 0.0
-        self.restarts = -1  # the first start is none
+        self.ends = 0
         self.deadline = LONGEST
         self._name, self._settings, self._state, self._rows = name, settings, dict(state), rows
         self._insecure, self._command = insecure, tuple(command)
@@ -73,7 +73,6 @@ class ChildClient:
         if self._process is None:
             began = time.monotonic()
             self._process = _Process(self._command)
-            self.restarts += 1
             begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
             try:
                 self._done(begin, *self._rows, seconds=max(START, self.deadline))
@@ -147,6 +146,7 @@ class ChildClient:
         """End the process and return the error that tells why."""
         said = self._process.close() if self._process is not None else ""
         self._process = None
+        self.ends += 1
         return Disconnected(f"the process of silo `{self._name}` {what}" + (f" ({said})" if said else ""))
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ class InProcess:
         for client in clients.values():
             client.phase = self.clock.phase
         self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
-        self._restarts = 0
+        self._ends = 0
         for child in self._children:
             child.charge = self.clock.charge
             if deadline is not None:
@@ -88,10 +88,10 @@ class InProcess:
         return {}
 
     def renewed(self) -> bool:
-        """Return whether the process of a silo has been started again since this was last called."""
-        restarts, before = sum(max(0, child.restarts) for child in self._children), self._restarts
-        self._restarts = restarts
-        return restarts > before
+        """Return whether the process of a silo has ended since this was last called; another one answers from now."""
+        ends, before = sum(child.ends for child in self._children), self._ends
+        self._ends = ends
+        return ends > before
 
     def keep(self, place: Place) -> None:
         """Do nothing: the silos' states are kept with the server's."""

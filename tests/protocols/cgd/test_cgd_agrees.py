@@ -271,8 +271,10 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
                 contributor = contributor_of(client, group)
                 read = contributor.read
 
-                def reading(stamp: Any, *args: Any, read: Any = read, name: str = name, group: str = group) -> Any:
-                    total = read(stamp, *args)
+                def reading(
+                    stamp: Any, *args: Any, asked: Any, read: Any = read, name: str = name, group: str = group
+                ) -> Any:
+                    total = read(stamp, *args, asked=asked)
                     sums.append((name, group, stamp.round, total))
                     return total
 

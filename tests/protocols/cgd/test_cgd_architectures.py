@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from moretta import CGD, Silo
 from moretta.protocol import Tensors
 from moretta.protocols import modules
+from moretta.protocols.first_weights import first_weights
 
 
 def pictures(rows: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -122,7 +123,7 @@ def test_batchnorms_buffers_are_ones_own() -> None:
 
 def test_a_frozen_backbone_is_everybodys_and_stays() -> None:
     found = trained("frozen")
-    given = {tensor: value.numpy() for tensor, value in fresh("frozen").double().state_dict().items()}
+    given = {tensor: value.numpy() for tensor, value in first_weights(fresh("frozen").double()).state_dict().items()}
     for tensors in found.models.values():
         for tensor in ("backbone.0.weight", "backbone.0.bias"):
             np.testing.assert_array_equal(tensors[tensor], given[tensor])
