@@ -16,6 +16,7 @@ from torch import nn
 from moretta import Centralised, Engine, Faults, Federation, FedSGD, Local, SecureAggregation, Silo
 from moretta.errors import ParameterError, RunFailed
 from moretta.protocols import modules
+from moretta.protocols.first_weights import first_weights
 from moretta.run_folder import read_json
 
 COUNTS = {"north": 20, "south": 33, "east": 9, "west": 15}
@@ -50,7 +51,7 @@ def drop(*rows: tuple[int, str] | tuple[int, str, str]) -> Faults:
 
 def by_hand(present: list[list[str]]) -> dict[str, np.ndarray]:
     """The weights after rounds of plain gradient descent, each on all rows of those who were present."""
-    model = network()
+    model = first_weights(network())
     for names in present:
         x = torch.tensor(np.concatenate([one.x for one in SILOS if one.name in names]))
         y = torch.tensor(np.concatenate([one.y for one in SILOS if one.name in names]))

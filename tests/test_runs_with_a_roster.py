@@ -13,7 +13,7 @@ from test_cli import call, prepare
 from torch import nn
 
 from moretta import PBPFL, Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.training import Training
 from moretta.run_folder import read_json
 from moretta.secure_aggregation.identity import Identity, Roster, public_line
@@ -78,10 +78,19 @@ def test_who_vanishes_before_signing_costs_a_signed_round_and_is_left_out_of_ano
     drop = [{"round": 2, "silo": "south"}, {"round": 2, "silo": "west", "phase": "unmasking"}]
     engine = Engine(faults=Faults.model_validate({"drop": drop}))
     aggregation = signed(tmp_path, threshold=3) if roster else SecureAggregation(threshold=3)
-    result = make(FedSGD(), aggregation=aggregation, engine=engine).train(3)
+    result = make(FedSGD(), aggregation=aggregation, engine=engine, batch_size=4).train(3)
     assert [line["attempt"] for line in result.history] == [0, int(roster), 0]
-    assert [line["rows"] for line in result.history] == [60, 36, 60]
+    assert [line.get("take", 0) for line in result.history] == [0, int(roster), 0], "who has signed has other rows"
+    assert [line["rows"] for line in result.history] == [20, 12, 20]
     assert [(one["round"], one["silo"]) for one in result.record["dropped"]] == [(2, "south"), (2, "west")]
+
+
+def test_sums_of_all_rows_that_were_signed_are_not_made_again_over_fewer(tmp_path: Path) -> None:
+    enrol(tmp_path, NAMES)
+    engine = Engine(faults=Faults.model_validate({"drop": [{"round": 2, "silo": "west", "phase": "unmasking"}]}))
+    federation = make(FedSGD(), aggregation=signed(tmp_path, threshold=3), engine=engine, batch_size=0)
+    with pytest.raises(RunFailed, match=r"round 2 can only be played again by the same silos.* missing: west; bring"):
+        federation.train(3)
 
 
 @pytest.mark.parametrize("protocol", ["fedsgd", "pbpfl"])

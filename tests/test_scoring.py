@@ -21,6 +21,7 @@ from moretta.config_sections import Data
 from moretta.deployment import told
 from moretta.deployment.silo_file import load
 from moretta.engines.in_process import InProcess
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.evaluation import evaluate
 from moretta.protocol import Aborted, Exchange, Outcome, Stamp
@@ -355,7 +356,8 @@ def sites(folder: Path, more: str, name: str = "fedsgd") -> dict[str, Federation
 @pytest.mark.parametrize("name", ["fedsgd", "pbpfl", "cgd"])
 def test_a_server_without_any_rows_has_a_score(name: str, tmp_path: Path) -> None:
     clients = {
-        silo: made.client(silo, 1, 0, 0)[0] for silo, made in sites(tmp_path, "test-fraction = 0.25", name).items()
+        silo: made.client(silo, 1, 0, federations.NOWHERE, HelpedFile(str(tmp_path / f"{silo}.jsonl")))[0]
+        for silo, made in sites(tmp_path, "test-fraction = 0.25", name).items()
     }
     server = told.server_side(config.load(tmp_path / "run.toml"), tmp_path / "run")
     result = server.train(1, through=lambda codec, place, recorder: InProcess(clients, codec, strict=True))
