@@ -21,6 +21,7 @@ from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.site import Site
 from moretta.engines.checkpoint import Place, last_checkpoint
 from moretta.engines.flare.envelope import Hello
+from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import MissingExtra, ParameterError
 from moretta.federation import Federation
 from moretta.protocol import Stamp
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 pytest.importorskip("onnxruntime")
 EDGE = "silo-2"
 BAFFLE = 'name = "baffle"\nlearning-rate = 0.01\nk = 16\nloss = "cross-entropy"'
+HELPED = HelpedFile("")  # not opened: the process would
 HELLO = {"run": "run", "round": 0, "session": 0, "job": "j", "model": "m", "versions": {}, "torch": (), "outputs": 3}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cross-entropy": (BAFFLE, {}),
@@ -150,7 +152,7 @@ def test_a_model_of_other_tensors_is_refused_when_the_run_begins(
 ) -> None:
     import loopback
 
-    many = with_edge(machines(BAFFLE, rounds=1))
+    many = with_edge(machines(BAFFLE, "[secure-aggregation]\nthreshold = 2", rounds=1))
     honest = loopback.hello_of
     monkeypatch.setattr(
         loopback, "hello_of", lambda *given: honest(*given).model_copy(update={"tensors": "of another model"})
@@ -322,7 +324,7 @@ def test_a_site_states_its_own_releases_with_or_without_an_accountant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     role = EdgeRole(*roles(tmp_path, protocol=PRIVATE, data="least-rows = 9\nbatch-size = 4"))
-    client, _ = role.client(Hello(**HELLO))
+    client, _ = role.client(Hello(**HELLO), HELPED)
     one = Releases()
     for number in range(3):
         one.add(Stamp("run", number, 0))
@@ -343,14 +345,14 @@ def test_a_site_states_its_own_releases_with_or_without_an_accountant(
 def test_the_roster_is_held_to(tmp_path: Path) -> None:
     other = EdgeRole(*roles(tmp_path, silo=KEYED, own="silo-1"))
     with pytest.raises(ParameterError, match="the identity of silo `silo-2` is not the one that the roster lists"):
-        other.client(Hello(**HELLO))
+        other.client(Hello(**HELLO), HELPED)
 
 
 def test_targets_fit_the_servers_model(tmp_path: Path) -> None:
     role = EdgeRole(*roles(tmp_path))
     with pytest.raises(ParameterError, match="expected classes 0 to 1 for a model with 2 outputs, got 0 to 2"):
-        role.client(Hello(**{**HELLO, "outputs": 2}))
-    role.client(Hello(**HELLO))
+        role.client(Hello(**{**HELLO, "outputs": 2}), HELPED)
+    role.client(Hello(**HELLO), HELPED)
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +365,6 @@ def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_run_of_other_models_needs_no_consent(tmp_path: Path) -> None:
     run_file, file = roles(tmp_path)
     foreign = run_file.model_copy(update={"model": run_file.model.model_copy(update={"source": "nets:build"})})
-    EdgeRole(foreign, file).client(Hello(**HELLO))  # nothing is imported
+    EdgeRole(foreign, file).client(Hello(**HELLO), HELPED)  # nothing is imported
     with pytest.raises(ParameterError, match="code that this site has not agreed to run"):
         told.site_side(foreign, file)

@@ -79,6 +79,9 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
+TWO_OF_THREE = "[secure-aggregation]\nthreshold = 2"  # by default three silos cannot lose one
+
+
 def seen(folder: Path) -> dict[str, dict[str, list[views.Seen]]]:
     """What a role saw, by file and peer, in order."""
     found: dict[str, dict[str, list[views.Seen]]] = {}
@@ -249,7 +252,7 @@ def test_a_site_that_misses_rounds_is_named_and_comes_back(
     case: str, machines: Callable[..., Machines], tmp_path: Path
 ) -> None:
     given, settings = CASES[case]
-    many = machines(*given, **settings)
+    many = machines(*given, TWO_OF_THREE, **settings)
     many.start()
 
     def wrap(name: str, data: bytes) -> bytes | Missing:
@@ -268,7 +271,7 @@ def test_a_site_that_vanishes_after_its_upload_counts_or_the_round_is_played_aga
     case: str, machines: Callable[..., Machines], tmp_path: Path
 ) -> None:
     given, settings = CASES[case]
-    many = machines(*given, **settings)
+    many = machines(*given, TWO_OF_THREE, **settings)
     many.start()
     gone = list[str]()
 
@@ -336,12 +339,13 @@ def test_a_server_that_replays_itself_is_answered_under_other_keys(
             if b"masked" in before or b"key-advert" in before:
                 answers.append(answer)
                 assert answers[-1] != before
-        assert [bool(answer) for answer in answers] == [True] + [False] * (len(answers) - 1)  # no keys, no upload
+        assert answers[0]  # no keys, no upload: at most that the take is spent
+        assert all(not answer or b'"type":"spent"' in answer.replace(b"\\", b"") for answer in answers[1:])
         assert len(answers) > 2
 
 
 def test_a_site_that_never_came_is_named(machines: Callable[..., Machines], tmp_path: Path) -> None:
-    many = machines()
+    many = machines('name = "fedsgd"\nlearning-rate = 0.1', TWO_OF_THREE)
     many.start("silo-1", "silo-2")
     with pytest.raises(
         ParameterError, match=r"2 of 3 sites take part after waiting up to 0\.3 s, at least 3 are needed \(silo-3: "
