@@ -124,7 +124,7 @@ def test_a_checkpoint_has_everybodys_own_and_the_aggregators_nothing(tmp_path: P
     assert not [name for name, value in states["server"].items() if "weight" in name or "displacement" in name]
     for name, state in states.items():
         if name != "server":
-            assert {tensor.partition("/")[0] for tensor in state} <= {"displacement", "buffer", "steps", "root"}
+            assert {tensor.partition("/")[0] for tensor in state} <= {"displacement", "buffer", "steps", "norms", "root"}
             assert {int(value) for tensor, value in state.items() if tensor.startswith("steps/")} == {3}
 
 
