@@ -233,7 +233,13 @@ def many_rows(engine: dict[str, Any], **options: Any) -> Federation:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"form": "central"}, {"direction": "gaussian", "k": 500}, {"dp_noise": 0.5, "dp_clip": 1.0}]
+    "options",
+    [
+        {},
+        pytest.param({"form": "central"}, marks=pytest.mark.slow),
+        pytest.param({"direction": "gaussian", "k": 500}, marks=pytest.mark.slow),
+        {"dp_noise": 0.5, "dp_clip": 1.0},
+    ],
 )
 def test_what_k_takes_is_kept_free(options: Any) -> None:
     said = many_rows({"memory_limit_mib": 75.0}, **options).train(1).record["dropped"][0]["reason"]

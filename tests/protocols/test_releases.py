@@ -117,7 +117,8 @@ def test_rounds_that_a_resumed_run_plays_over_other_silos_count_again(
     assert epsilon(1.0, 1e-5, 0.1, 20) == pytest.approx(4.26, abs=0.005)  # what it said
 
 
-@pytest.mark.parametrize("protocol", ["fedsgd", pytest.param("baffle", marks=pytest.mark.slow)])
+@pytest.mark.slow  # BAFFLE's own test of it is shorter
+@pytest.mark.parametrize("protocol", ["fedsgd", "baffle"])
 def test_rounds_that_are_played_again_as_they_were_count_once(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,8 +131,8 @@ def test_all_columns_of_a_row_leave_and_return(vertical: str) -> None:
 def test_away_from_the_start() -> None:
     drop = [{"round": n, "silo": "silo-0-1", "phase": "set-up"} for n in (1, 2)]
     engine = Engine(strict=True, faults=Faults.model_validate({"drop": drop}))
-    found = run(JOINT, 4, CGD(delta=0.2), engine)
-    models, _ = oracle(found.starts, JOINT, [0.5] * 4, absent=[(1, "row-0", ""), (2, "row-0", "")])
+    found = run(JOINT, 4, CGD(delta=0.2), engine, batch_size=2)  # of all rows it could not join
+    models, _ = oracle(found.starts, JOINT, [0.5] * 4, absent=[(1, "row-0", ""), (2, "row-0", "")], batch_size=2)
     assert all(furthest(found.models[who], models[who]) < 1e-9 for who in models)
 
 
@@ -225,8 +225,11 @@ def test_an_aggregators_state_has_no_weights(case: str) -> None:
     state = dict(found.players.server.state())
     for name in [name for name in state if name.startswith("summed/")]:
         assert state.pop(name) in range(4)  # the round of a group's last sum
+    groups = found.players.server._groups  # type: ignore[attr-defined]
+    for name in [name for name in state if name.endswith("/counted")]:  # whose rows were counted, and how many are all
+        assert set(state.pop(name).split("\n")) == set(groups[name.rpartition("/")[0]].members)
     assert {name.rpartition("/")[2] for name in state} <= {
-        "input_mean", "input_deviation", "has_statistics", "scales"
+        "rows", "input_mean", "input_deviation", "has_statistics", "scales"
     }  # fmt: skip
     largest = max(np.asarray(value).size for value in state.values()) if state else 0
     assert largest <= max(silo.x.shape[1] for silo in silos) + 2

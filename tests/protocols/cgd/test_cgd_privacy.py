@@ -69,8 +69,8 @@ class Truth:
         for contributor in contributors.values():
             read = contributor.read
 
-            def reading(*args: Any, read: Any = read) -> Any:
-                total = read(*args)
+            def reading(*args: Any, asked: Any, read: Any = read) -> Any:
+                total = read(*args, asked=asked)
                 self.sums.extend(value.copy() for value in total.means.values())
                 return total
 

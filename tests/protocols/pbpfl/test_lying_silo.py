@@ -77,7 +77,7 @@ def steps(result: Result) -> np.ndarray:
     ("lie", "variant"),
     [
         (alpha_of(1e6), "probabilities"),
-        (alpha_of(1e6), "paper"),
+        pytest.param(alpha_of(1e6), "paper", marks=pytest.mark.slow),
         (alpha_of(1e-9), "probabilities"),
         (far_outputs, "probabilities"),
     ],
