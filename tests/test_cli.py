@@ -272,7 +272,7 @@ def test_a_silo_that_misses_a_round_is_named_on_stderr(here: Path, monkeypatch: 
         return answer(self, silo, message)
 
     monkeypatch.setattr(InProcess, "_answer", late)
-    done = call("train", "run.toml", "--out", "mine", "--json")
+    done = call("train", "run.toml", "--out", "mine", "--set", "secure-aggregation.threshold=2", "--json")
     assert done.told["dropped"] == [{"round": 2, "silo": "silo-2", "reason": "late: [bold]no answer"}]
     assert "round 2: silo-2 late: [bold]no answer" in done.err
 

@@ -230,11 +230,13 @@ def test_data_and_model_of_a_module_beside_the_run_file(train: Train, monkeypatc
     assert read_json(run / "inputs.json")["mean"] == [0]  # what a function prepared is not standardised
     np.savez("test.npz", x=given["x_test"])
     expected = by_hand(run, given["x_test"])
-    assert outputs(run, "test.npz") == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ParameterError, match=r"names code that would be run as you: network of .*--allow-code"):
+        outputs(run, "test.npz")
+    assert outputs(run, "test.npz", allow_code=True) == pytest.approx(expected, abs=1e-6)
     elsewhere = Path("elsewhere").absolute()
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)  # the run remembers where its module is
-    assert outputs(run, "../test.npz") == pytest.approx(expected, abs=1e-6)
+    assert outputs(run, "../test.npz", allow_code=True) == pytest.approx(expected, abs=1e-6)
 
 
 def test_tokens_stay_whole_numbers(train: Train) -> None:
@@ -246,10 +248,10 @@ def test_tokens_stay_whole_numbers(train: Train) -> None:
     run = train("data.source=words.npz", "model.source=prediction_words:words", "protocol.name=fedsgd")
     tensors = {name: torch.tensor(array) for name, array in read_model(run / "model.safetensors").items()}
     expected = tensors["0.weight"][words].flatten(1) @ tensors["2.weight"].T + tensors["2.bias"]
-    assert outputs(run, "words.npz") == pytest.approx(expected.numpy(), abs=1e-6)
+    assert outputs(run, "words.npz", allow_code=True) == pytest.approx(expected.numpy(), abs=1e-6)
     np.savez("floats.npz", x=words.astype(np.float32))
     with pytest.raises(ParameterError, match="save numbers as floats, and tokens as the integers"):
-        outputs(run, "floats.npz")
+        outputs(run, "floats.npz", allow_code=True)
 
 
 def test_pixels_are_scaled_as_in_training(train: Train) -> None:
@@ -274,4 +276,5 @@ def test_the_model_is_in_eval_mode(train: Train) -> None:
     )
     Path("run.toml").write_text(RUN.replace("hidden = [4]\n", ""))
     run = train("model.source=prediction_noisy:network")
-    assert np.array_equal(outputs(run, "patients.csv"), outputs(run, "patients.csv"))
+    once, twice = (outputs(run, "patients.csv", allow_code=True) for _ in range(2))
+    assert np.array_equal(once, twice)

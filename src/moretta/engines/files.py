@@ -35,8 +35,9 @@ def rename(old: Path, new: Path) -> None:
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it, so that after a power cut they are there. mode: of the last one."""
     if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(mode, exist_ok=True)
+        if not path.parent.exists():
+            make_folder(path.parent)
+        path.mkdir(mode, exist_ok=True)  # also below a file, so that the error names the folder that was asked for
         sync(path.parent)
 
 
