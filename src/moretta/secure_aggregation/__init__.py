@@ -33,8 +33,9 @@ the server divides by N = sum_S N_k without having seen any N_k.
 
 **Threat model.** Server and silos are honest but curious: they follow the protocol and look at what they see. Silos may
 vanish at any time. With threshold t, the server and fewer than t of them together learn the sum over the other
-survivors and nothing else of them; but where a silo's shares come too late, just the threshold was left and the round
-was repeated without it, the difference of the two sums is that silo's. Revealed to the server: the sum, the total
+survivors and nothing else of them. Two sums of the same uploads would be subtracted, so a silo helps to open one sum of
+a round's take, over one set of survivors, once in its life (`moretta.secure_aggregation.one_sum`); what is summed again
+over others has other rows (`moretta.protocols.batches`). Revealed to the server: the sum, the total
 weight N, which silos were in which sum and when, the lengths of messages, and the sentence of a silo that refuses (for
 a value out of range that names the value's magnitude). A silo sees the others' names and public keys, and who is in a
 sum. A silo that lies about its numbers is not caught here; what no silos that follow the protocol could come to is
@@ -45,13 +46,14 @@ and `Rules.min_survivors`, and never let a silo that was given up back into a su
 With a roster (`moretta.secure_aggregation.identity`) keys are signed, and the survivors by every one of them, so that
 silos cannot be told different ones unless 2 t - n of n in a complete graph collude; in a sparse one chances of 2^-40
 take that place (`moretta.secure_aggregation.graph`). Without, silos take keys on trust, and a server that hands each of
-them keys of its own making reads every upload. Leaving silos out down to the threshold is not noticed.
+them keys of its own making reads every upload. Leaving silos out down to the threshold is not noticed. What silos are
+asked is part of every mask's label (`moretta.secure_aggregation.asked`); one question crafted for all is not noticed.
 ``docs/secure-aggregation.md`` has the whole list.
 
 **Dropouts.** A silo that is lost before its upload arrives is left out, one that is lost after it has confirmed counts;
 one that is lost in between is left out too, or with a roster ends the sum. Keys serve on. Where fewer than t of a silo
-and its neighbours are left the sum ends as well, and begins again, with fresh keys, among those who are there. With
-three silos t is three, so that any loss ends the sum.
+and its neighbours are left the sum ends as well; what follows is the next take if shares may have left. t follows from
+how many silos play a round and does not shrink: three silos with t = 3 cannot lose one.
 
 **Numbers.** Means of K survivors carry a fixed-point error of at most K / (2 * 2^f N), stated by `Sum.steps`, beside
 float64's own rounding. No sum can wrap: a value outside its range is refused before it is masked.

@@ -27,9 +27,8 @@ other silo. With a roster keys are signed. No set of survivors need be, as there
 shares once for each upload, and only if there is one of each other silo that it agreed on keys with.
 
 **Dropouts.** All must be there. Whoever is missing in either step aborts the sum and is named; it begins again with a
-fresh set-up of those present. A silo whose E^i arrives only after that is not protected: the server then has the sum
-with it and soon the one without it, and if their data stayed the same the difference is its part. Where silos may be
-late, `moretta.secure_aggregation.pairwise` is the scheme to choose.
+fresh set-up of those present, as the next take, with other rows, if sums of shares may have left. A silo whose E^i
+arrives only after that completes the first take's sum, and nothing of the next.
 
 A share that does not open is reported by its holder. Whether its maker, the holder or the server is at fault cannot be
 told, so for each such pair one of the two goes: whoever is in most of them, the maker where it is even. That costs a
