@@ -40,7 +40,9 @@ def test_uniform_masks_of_real_numbers_are_told_apart(tmp_path):
 
 def test_order_of_the_two_says_nothing_and_each_pair_is_given_once(tmp_path):
     drops = [{"round": 2, "silo": "silo-2"}]
-    truth = recorded(tmp_path, engine={"faults": {"drop": drops}}, secure_aggregation={"min_survivors": 2})
+    truth = recorded(
+        tmp_path, engine={"faults": {"drop": drops}}, secure_aggregation={"min_survivors": 2, "threshold": 2}
+    )
     given, games = ATTACK.given(truth), pairs(truth)
     assert all("silo-2" not in pair for number, pair in games if number == 2)
     # Who is left out turns with the rounds, and a case has the hashes' order, of which a run's id says nothing.

@@ -102,7 +102,7 @@ def test_a_lost_silos_rows_are_not_counted(tmp_path, protocol, scheme):
         tmp_path,
         run={"rounds": 3},
         protocol={"name": protocol, "loss": "mse"},
-        secure_aggregation={"scheme": scheme},
+        secure_aggregation={"scheme": scheme, "threshold": None if scheme == "none" else 2},
         engine={"faults": {"drop": [{"round": 1, "silo": "silo-1"}]}},
     )
     given, claim = ATTACK.given(truth), claimed(ATTACK, truth)

@@ -83,7 +83,7 @@ def test_silo_lost_in_a_round(tmp_path):
 
 def test_first_silo_lost_in_all_rounds(tmp_path):
     drops = [{"round": number, "silo": "silo-1"} for number in range(1, 7)]
-    truth = recorded(tmp_path, engine={"faults": {"drop": drops}})
+    truth = recorded(tmp_path, secure_aggregation={"threshold": 2}, engine={"faults": {"drop": drops}})
     found = attacked(ATTACK, truth)
     assert found.succeeded
     assert "the other silo can do the subtraction and have the upload of silo-2 " in found.sentence

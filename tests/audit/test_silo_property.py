@@ -65,7 +65,8 @@ def test_balance_is_found_under_an_offset(tmp_path, protocol):
 def test_rounds_that_a_participant_missed_do_not_count(tmp_path):
     drops = [{"round": number, "silo": "silo-3"} for number in (2, 4, 6)]
     protocol = {"name": "cgd", "learning-rate": 0.1}
-    truth = recorded(tmp_path, run={"rounds": 8}, data=SKEWED, protocol=protocol, engine={"faults": {"drop": drops}})
+    faults = {"secure_aggregation": {"threshold": 2}, "engine": {"faults": {"drop": drops}}}
+    truth = recorded(tmp_path, run={"rounds": 8}, data=SKEWED, protocol=protocol, **faults)
     assert ATTACK.given(truth).arrays["whole"].tolist() == [1, 3, 5, 7, 8]
 
 

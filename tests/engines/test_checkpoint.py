@@ -177,9 +177,10 @@ def test_damage_is_one_sentence_that_offers_the_one_before(tmp_path: Path, damag
 
 def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    _edit(tmp_path / "round-000010", "format", 2)
-    with pytest.raises(ParameterError, match=r"round-000010: expected a checkpoint of format 1"):
-        last_checkpoint(tmp_path)
+    for other in (1, 3):
+        _edit(tmp_path / "round-000010", "format", other)
+        with pytest.raises(ParameterError, match=r"round-000010: expected a checkpoint of format 2"):
+            last_checkpoint(tmp_path)
 
 
 class Crash(BaseException):
