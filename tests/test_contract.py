@@ -583,7 +583,8 @@ def test_no_secret_is_written_shown_or_sent(
         federation, "cast", lambda protocol, setting: casts.append(cast(protocol, setting)) or casts[-1]
     )
     misbehave("south", raises, in_round(2))  # so that the log has something to say
-    run = federation_of(name, tmp_path / "run", record_views=True, insecure_secret_seed=None)
+    secure = PAIRWISE if name != "centralised" else SecureAggregation()
+    run = federation_of(name, tmp_path / "run", record_views=True, insecure_secret_seed=None, aggregation=secure)
     run.train(4)
     (players,) = casts
     root = players.server.state().get("seed/secret_root" if name == "baffle" else "secret_root")

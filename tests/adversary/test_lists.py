@@ -19,7 +19,7 @@ import exchange
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from judge import played
-from lists import Case, cases
+from operation_lists import Case, cases
 from silos import PROTOCOLS, SCHEMES
 from wiretap import leaks
 
