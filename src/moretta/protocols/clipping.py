@@ -148,7 +148,8 @@ class SummedStep:
 def _norm(values: Mapping[str, Array]) -> float:
     with np.errstate(over="ignore"):  # what leaves float64 is longer than any bound
         flat = [np.asarray(value, dtype=np.float64).reshape(-1) for value in values.values()]
-        return float(np.sqrt(sum(float(one @ one) for one in flat)))
+        # Not `one @ one`: BLAS would wake threads for it, which then wait for each other longer than they work.
+        return float(np.sqrt(sum(float(np.einsum("i,i", one, one)) for one in flat)))
 
 
 def scaled(values: Array, factor: float) -> Array:

@@ -118,6 +118,7 @@ class Client:
         }
         self._steps = dict.fromkeys(place.groups, 0)
         self._agreed = dict[str, bytes]()  # by group, the digest of what its set-up agreed on
+        self._moved = dict[str, bytes]()  # by group, the digest of D, until the next step
         # By group; whoever reads the sums clips them, and all members do alike.
         self._clips = {group: Clip(_summed_in(group)) for group in place.groups}
         self._start = self._confined()
@@ -247,8 +248,9 @@ class Client:
 
     def _asked(self, ask: Contribute, group: str) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, the group's D and how far it has come."""
-        moved = {name: self._displacement[name] for name in self._group(group).shapes}
-        agreed = (self._agreed.get(group, b""), digest_of(moved), encode_parts(self._steps[group]))
+        if group not in self._moved:
+            self._moved[group] = digest_of({name: self._displacement[name] for name in self._group(group).shapes})
+        agreed = (self._agreed.get(group, b""), self._moved[group], encode_parts(self._steps[group]))
         return asked(ask, *agreed, whole=self._rows.batches.whole)
 
     def _descend(self, ask: Descend, group: str) -> Done:
@@ -289,6 +291,7 @@ class Client:
             if self._local is not None and _same_time(self._local[0], stamp):
                 self._start |= self._local[1].buffers
             self._steps[group] = stamp.round
+            self._moved.pop(group, None)
 
     def _check_order(self, group: str, stamp: Stamp) -> None:
         if self._steps[group] >= stamp.round:
@@ -427,6 +430,7 @@ class Client:
             begin += size
         self._clips[group] = Clip(_summed_in(group), norms.tolist())
         self._steps[group] = ask.steps
+        self._moved.pop(group, None)
         return Done(stamp=ask.stamp)
 
     def _group(self, group: str) -> Group:
@@ -456,6 +460,7 @@ class Client:
         self._start = self._confined() | modules.under("buffer/", state)
         self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
         self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
+        self._moved.clear()
         self._clips = {group: Clip(_summed_in(group), state[f"norms/{group}"]) for group in self._clips}
         self._local = self._own_z = None
 
