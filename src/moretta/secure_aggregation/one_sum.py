@@ -245,9 +245,12 @@ class HelpedSums:
             self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # which no reserved round stands for
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
-        # Else it is a repetition, or of a round that counts as spent already: both are rare, and are forced at once.
+        # Else it is a repetition, of a round that counts as spent already, or of a further take, which a reserved round
+        # does not count as spent: all are rare, and are forced at once.
         ordinary = what in ("", BEFORE)
-        ahead = ordinary and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
+        ahead = (
+            ordinary and not found.take and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
+        )
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
         given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
