@@ -32,7 +32,7 @@ class KeptLines:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(self._path, whole)
-        return data[:whole].decode().splitlines()
+        return data[:whole].decode(errors="replace").splitlines()
 
     def keep(self, line: str, force: bool) -> None:
         """Add a line. It is with the operating system when this returns, so that a killed process has it."""
@@ -79,7 +79,7 @@ class HelpedFile:
                 repeats=self.repeats,
                 fewest=self.fewest,
             )
-        except (OSError, UnicodeDecodeError, PeerError) as error:
+        except (OSError, PeerError) as error:
             raise ParameterError(
                 f"{self.path} is damaged ({error}); it says which sums this silo has helped to open, so bring back a "
                 "copy of it, or take part in new runs alone, in another folder"

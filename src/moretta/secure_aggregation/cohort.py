@@ -14,6 +14,7 @@ import numpy as np
 
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.keystream import encode_purpose
+from moretta.protocol import Stamp
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, Roster
@@ -99,11 +100,14 @@ class Rules:
         """Return how many silos' entries a sum has at most, where so many are there."""
         return max(there, self.participation.count if self.participation else 0)
 
-    def strangers(self, number: int, cohort: Iterable[str]) -> list[str]:
-        """Return the silos of a cohort that are not to play a round."""
-        if self.participation is None:
-            return []
-        return sorted(set(cohort) - set(self.participation.of_round(number)))
+    def check_playing(self, stamp: Stamp, cohort: Iterable[str]) -> None:
+        """Raise `moretta.errors.PeerError` for a cohort with silos that are not to play the round."""
+        playing = self.participation
+        if playing is not None and (strangers := sorted(set(cohort) - set(playing.of_round(stamp.round)))):
+            raise PeerError(
+                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
+                f"{strangers!r:.200}"
+            )
 
 
 def complete(rules: Rules) -> Rules:

@@ -122,11 +122,8 @@ class PairwiseContributor:
 
     def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
-        if not asked.once and (strangers := self._rules.strangers(stamp.round, self.members)):
-            raise PeerError(
-                f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
-                f"{strangers!r:.200}"
-            )
+        if not asked.once:
+            self._rules.check_playing(stamp, self.members)
         self._helped.ask(stamp, asked, self.members)
         if answers:
             self._helped.answer(stamp, asked)
