@@ -1,0 +1,439 @@
+"""What may not move while the package is rebuilt: ``python tests/freeze/record.py`` writes it to record.json.
+
+Whoever moves a module adapts the one block of imports below, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import pkgutil
+import platform
+import re
+import sys
+import tempfile
+import threading
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import typer
+from pydantic import BaseModel
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent / "deployment")]
+
+# -- All that depends on where modules stand ---------------------------------------------------------------------------
+import moretta  # noqa: E402
+from moretta import codec, config, keystream, reproduction, run_folder  # noqa: E402
+from moretta.assembly import federation_of  # noqa: E402
+from moretta.audit.attacks import all_attacks  # noqa: E402
+from moretta.audit.truth import Truth  # noqa: E402
+from moretta.config import RunFile  # noqa: E402
+from moretta.deployment.silo_file import SiloFile  # noqa: E402
+from moretta.edge import metadata  # noqa: E402
+from moretta.engines import checkpoint, views  # noqa: E402
+from moretta.engines.flare import desk, envelope, sites  # noqa: E402
+from moretta.protocol import Message, Reason  # noqa: E402
+from moretta.report import folder as report_folder  # noqa: E402
+
+ENTRY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["moretta"]
+APP = "app"  # the name of the typer application beside the entry point
+SERVED = ("moretta.deployment.controller:Controller", "moretta.deployment.executor:Executor",
+          "moretta.engines.flare.launcher:Launcher", "moretta.edge.__main__")  # fmt: skip  # named by kits and jobs
+FORMATS: Mapping[str, Callable[[], Any]] = {
+    "codec": lambda: codec.FORMAT,
+    "checkpoint": lambda: checkpoint.FORMAT,
+    "envelope": lambda: envelope.FORMAT,
+    "edge model": lambda: metadata.FORMAT,
+    "views": lambda: views.FORMAT,
+    "views, first bytes": lambda: views.MAGIC.decode(),
+    "views, index": lambda: views.INDEX,
+    "run folder": lambda: run_folder.FORMAT,
+    "report folder": lambda: report_folder.FORMAT,
+    "reproduction": lambda: reproduction.FORMAT,
+    "keystream": lambda: keystream.VERSION.decode(),
+    "reasons": lambda: sorted(Reason),
+    "FLARE topic": lambda: [envelope.TOPIC, envelope.ENVELOPE, envelope.HEADER_LIMIT],
+}
+# -- End of all that depends on where modules stand --------------------------------------------------------------------
+
+from cases import EDGE, LOOPBACK, RUNS  # noqa: E402
+
+Record = dict[str, Any]
+# Keys of result.json and history.jsonl whose values follow from the machine, the clock or the folder.
+VOLATILE = re.compile(r"second|time|peak|_mib|version|platform|machine|started|ended|cpu|thread|python|torch|rss")
+
+
+def entry() -> Callable[[], None]:
+    module, _, name = ENTRY.partition(":")
+    found: Callable[[], None] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def call(*words: str) -> tuple[int, str]:
+    """Run a command in this process. Returns its exit code and what it printed."""
+    out = io.StringIO()
+    with mock.patch.object(sys, "argv", ["moretta", *words]), contextlib.redirect_stdout(out):
+        try:
+            entry()()
+        except SystemExit as ended:
+            return int(ended.code or 0), out.getvalue()
+    return 0, out.getvalue()
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_rows(path: Path) -> None:
+    """Write rows of three classes that can be learnt, float64, with a test part."""
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 3, 75)
+    x = np.round(np.eye(3, 4)[y] * 2 + generator.normal(0, 1, (75, 4)), 6)
+    np.savez(path, x_train=x[15:], y_train=y[15:], x_test=x[:15], y_test=y[:15])
+
+
+def tree(value: Any) -> Any:
+    """Return the keys of JSON content and none of its values; of a list those of all entries together."""
+    if isinstance(value, dict):
+        return {key: tree(one) for key, one in sorted(value.items())}
+    if isinstance(value, list):
+        merged: Record = {}
+        for one in map(tree, value):
+            if isinstance(one, dict):
+                merged |= one
+        return [merged] if merged else []
+    return None
+
+
+def steady(value: Any) -> Any:
+    """Return JSON content without what follows from the machine, the clock or the folder."""
+    if isinstance(value, dict):
+        return {
+            key: steady(one) for key, one in sorted(value.items()) if key != "base" and not VOLATILE.search(key.lower())
+        }
+    return [steady(one) for one in value] if isinstance(value, list) else value
+
+
+def weights_in(folder: Path) -> Record:
+    """Return the digests of all models that a run left, by file and as bytes."""
+    kept = {"checkpoint", "truth"}
+    found = sorted(path for path in folder.rglob("*.safetensors") if not kept & set(path.relative_to(folder).parts))
+    return {str(path.relative_to(folder)): sha(path.read_bytes()) for path in found}
+
+
+def heard_in(folder: Path) -> Record:
+    """Return the digest of the messages of each role and round, in their order."""
+    found = sorted((folder / "views").glob("*/*.bin"))
+    return {str(path.relative_to(folder / "views")): sha(path.read_bytes()) for path in found}
+
+
+def left_in(folder: Path) -> Record:
+    """Return all that is frozen of a run folder."""
+    result = json.loads((folder / "result.json").read_text())
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    settings = tomllib.loads((folder / "run.toml").read_text())
+    settings["run"].pop("base", None)
+    inputs = folder / "inputs.json"
+    return {
+        "weights": weights_in(folder),
+        "messages": heard_in(folder),
+        "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
+        "result keys": tree(result),
+        "result": steady(result),
+        "history keys": tree(lines),
+        "history": steady(lines),
+        "inputs": json.loads(inputs.read_text()) if inputs.exists() else None,
+        "run.toml": settings,
+    }
+
+
+def trained(text: str, folder: Path) -> Path:
+    """Train a run file's text by the command, in a folder of its own. Returns the run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / "rows.npz")
+    (folder / "run.toml").write_text(text)
+    code, said = call("train", str(folder / "run.toml"), "--out", str(folder / "out"), "--json")
+    if code:
+        raise RuntimeError(f"{folder.name}: moretta train ended with {code}: {said}")
+    return folder / "out"
+
+
+def runs(folder: Path) -> Record:
+    """Every protocol in one process, all messages through the codec."""
+    return {name: left_in(trained(text, folder / "runs" / name)) for name, text in RUNS.items()}
+
+
+def edge(folder: Path) -> Record:
+    """BAFFLE with a silo in a process without PyTorch."""
+    return {name: left_in(trained(text, folder / "edge" / name)) for name, text in EDGE.items()}
+
+
+def loopback(folder: Path) -> Record:
+    """The same with silos on machines of their own: what the server and each site saw and hold at the end."""
+    from loopback import Machines
+
+    found = {}
+    for name, (given, settings) in LOOPBACK.items():
+        place = folder / "loopback" / name
+        place.mkdir(parents=True)
+        many = Machines(place, *given, **settings)
+        with one_process():
+            many.start()
+            many.serve(place / "out")
+            many.stop()
+        at_sites = {site: many.kept(site) for site in many.names}
+        found[name] = {
+            "told": sha(many.text.encode()),
+            "server": {"weights": weights_in(place / "out"), "messages": heard_in(place / "out")},
+            "sites": {
+                site: {
+                    "weights": weights_in(kept),
+                    "messages": heard_in(kept),
+                    "files": sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()),
+                }
+                for site, kept in at_sites.items()
+            },
+        }
+    return found
+
+
+@contextlib.contextmanager
+def one_process() -> Iterator[None]:
+    """Let all sites live in this process, and lose no time."""
+    with (
+        mock.patch.object(desk, "AT_ONCE", 20.0),
+        mock.patch.object(sites, "AGAIN", 0.0),
+        mock.patch.object(sites, "BACK", 5.0),
+    ):
+        yield
+
+
+def attacks(folder: Path) -> Record:
+    """Every attack's name, role and protocols, and by recorded run what it is handed: roles' views and arrays."""
+    listed = {
+        attack.name: {"role": attack.role, "protocols": sorted(attack.protocols), "slow": attack.slow, "given": {}}
+        for attack in all_attacks()
+    }
+    for name in RUNS:
+        out = folder / "runs" / name / "out"
+        if not (out / "truth").exists():
+            continue
+        truth = truth_of(out)
+        for attack in all_attacks():
+            if truth.run.protocol in attack.protocols and not attack.fits(truth.run):
+                given: Any = listed[attack.name]["given"]
+                given[name] = handed(attack, truth)
+    return listed
+
+
+def truth_of(out: Path) -> Truth:
+    run_file = config.load(out / "run.toml")
+    return Truth(out, federation_of(run_file, out), run_file.run.rounds, run_file.run.seed, None)
+
+
+def handed(attack: Any, truth: Truth) -> Record | str:
+    try:
+        given = attack.given(truth)
+    except Exception as error:  # noqa: BLE001  # as an audit notes it
+        return f"nothing: {type(error).__name__}"
+    views = {role: list(rounds) for role, rounds in given.views.items()}
+    return {"views": views, "arrays": sorted(given.arrays)}
+
+
+def plain(text: object) -> str:
+    """Return a type or value as text, without the modules that it stands in and where it lies in memory."""
+    said = re.sub(r"\b(?:[a-z_0-9]+\.)+(?=[A-Za-z_])", "", str(text))
+    return re.sub(r" at 0x[0-9a-f]+", "", said)
+
+
+def signature(of: Any) -> str:
+    try:
+        return plain(inspect.signature(of))
+    except (TypeError, ValueError):
+        return ""
+
+
+def public_names() -> Record:
+    """What `from moretta import` gives, and how it is called."""
+    found: Record = {"dir": sorted(name for name in moretta.__all__), "version": moretta.__version__}
+    for name in moretta.__all__:
+        one = getattr(moretta, name)
+        methods = {
+            key: signature(value) if callable(value) else type(value).__name__
+            for key, value in inspect.getmembers(one)
+            if not key.startswith("_") and not (issubclass(one, BaseModel) and hasattr(BaseModel, key))
+        }
+        found[name] = {"call": signature(one), "members": methods}
+    return found
+
+
+def commands() -> Record:
+    """All commands of the shell, with their arguments and options."""
+
+    def walk(command: Any) -> Record:
+        options = {
+            one.metavar or one.name if (argument := one.param_type_name == "argument") else "/".join(
+                [*one.opts, *one.secondary_opts]
+            ): {
+                "argument": argument,
+                "flag": getattr(one, "is_flag", False),
+                "required": one.required,
+                "many": one.multiple or one.nargs != 1,
+                "default": "made" if callable(one.default) else plain(one.default),
+                "metavar": one.metavar,
+                "hidden": one.hidden,
+            }
+            for one in command.params
+        }
+        inner = {name: walk(one) for name, one in sorted(getattr(command, "commands", {}).items())}
+        return {"options": options, **({"commands": inner} if inner else {})}
+
+    module = importlib.import_module(ENTRY.partition(":")[0])
+    return walk(typer.main.get_command(getattr(module, APP)))
+
+
+def exit_codes(folder: Path) -> Record:
+    """Exit codes: 0 done, 1 failed, 2 bad usage or input."""
+    bad = folder / "bad.toml"
+    bad.write_text(RUNS["fedsgd, pairwise"].replace("rounds = 3", "rounds = -3"))
+    words = {
+        "version": ["--version"],
+        "no such file": ["train", str(folder / "none.toml")],
+        "a value out of range": ["train", str(bad)],
+        "no such command": ["retrain"],
+        "no such option": ["train", "--outt", "x"],
+        "no such folder": ["audit", str(folder / "none")],
+        "resume of nothing": ["train", str(folder / "runs" / "local" / "run.toml"), "--resume", "--out", str(folder)],
+    }
+    with contextlib.redirect_stderr(io.StringIO()):
+        return {name: call(*said)[0] for name, said in words.items()}
+
+
+def schema(kind: type[BaseModel]) -> Any:
+    """Return the JSON schema of a section, without names of classes and what they say of themselves."""
+    made = kind.model_json_schema(by_alias=True)
+    inner = made.pop("$defs", {})
+
+    def flat(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                value = {**inner[value["$ref"].rpartition("/")[2]], **{k: v for k, v in value.items() if k != "$ref"}}
+            # `properties` holds keys of the file, which may be called title or description too.
+            dropped = ("title", "description", "discriminator")
+            return {
+                key: {name: flat(one) for name, one in entry.items()} if key == "properties" else flat(entry)
+                for key, entry in value.items()
+                if key not in dropped
+            }
+        return [flat(one) for one in value] if isinstance(value, list) else value
+
+    return flat(made)
+
+
+def wire() -> Record:
+    """Every message by its tag: its fields in order and their kinds."""
+    for found in pkgutil.walk_packages(moretta.__path__, "moretta."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    tags: Record = {}
+    waiting = [Message]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.TAG and kind.__module__.startswith("moretta."):
+            fields = [[name, plain(one)] for name, one in kind.KINDS.items()]
+            tags[kind.TAG] = {"fields": fields, "shares": sorted(kind.SHARES), "own": sorted(kind.OWN)}
+    return dict(sorted(tags.items()))
+
+
+def headers() -> Record:
+    """The headers of envelopes, by their kind."""
+    own = (one for one in vars(envelope).values() if isinstance(one, type) and issubclass(one, BaseModel))
+    return {one.model_fields["kind"].default: schema(one) for one in own if "kind" in one.model_fields}
+
+
+def digests(folder: Path) -> Record:
+    """The digests of run files, by which checkpoints are resumed."""
+    found = {path.name: config.digest(config.load(path)) for path in sorted((ROOT / "examples").glob("*.toml"))}
+    for name, text in {**RUNS, **{f"edge: {name}": text for name, text in EDGE.items()}}.items():
+        path = folder / "digested.toml"
+        path.write_text(text)
+        found[name] = config.digest(config.load(path))
+    return found
+
+
+def served() -> Record:
+    """What kits and jobs name by module and class."""
+    found = {}
+    for name in SERVED:
+        module, _, kind = name.partition(":")
+        spec = importlib.util.find_spec(module)
+        found[name] = spec is not None and (not kind or hasattr(importlib.import_module(module), kind))
+    return found
+
+
+def surfaces(folder: Path) -> Record:
+    """What users, files and peers name."""
+    return {
+        "public names": public_names(),
+        "commands": commands(),
+        "exit codes": exit_codes(folder),
+        "run file": schema(RunFile),
+        "silo file": schema(SiloFile),
+        "formats": {name: value() for name, value in FORMATS.items()},
+        "messages": wire(),
+        "envelopes": headers(),
+        "digests": digests(folder),
+        "served": served(),
+    }
+
+
+SECTIONS: Mapping[str, Callable[[Path], Record]] = {
+    "runs": runs,
+    "edge": edge,
+    "loopback": loopback,
+    "attacks": attacks,
+    "surfaces": surfaces,
+}
+
+
+def made(name: str, folder: Path) -> Any:
+    """Return one section as it comes back from a JSON file. Attacks and surfaces need the runs' folders."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return json.loads(json.dumps(SECTIONS[name](folder)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def machine() -> Record:
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        record = {name: made(name, Path(folder)) for name in SECTIONS}
+    text = json.dumps({"machine": machine(), **record}, indent=1, sort_keys=True)
+    (HERE / "record.json").write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()
