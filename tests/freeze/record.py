@@ -16,8 +16,8 @@ import platform
 import re
 import sys
 import tempfile
-import threading
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from moretta.engines import checkpoint, views  # noqa: E402
 from moretta.engines.flare import desk, envelope, sites  # noqa: E402
 from moretta.protocol import Message, Reason  # noqa: E402
 from moretta.report import folder as report_folder  # noqa: E402
+from moretta.secure_aggregation.identity import Identity, public_line  # noqa: E402
 
 ENTRY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["moretta"]
 APP = "app"  # the name of the typer application beside the entry point
@@ -67,9 +68,10 @@ FORMATS: Mapping[str, Callable[[], Any]] = {
 }
 # -- End of all that depends on where modules stand --------------------------------------------------------------------
 
-from cases import EDGE, LOOPBACK, RUNS  # noqa: E402
+from cases import EDGE, HOLDING_BACK, LOOPBACK, RUNS, STARTED  # noqa: E402
 
 Record = dict[str, Any]
+ARCHIVE = HERE / "started.zip"  # run folders of the commit that was recorded
 # Keys of result.json and history.jsonl whose values follow from the machine, the clock or the folder.
 VOLATILE = re.compile(r"second|time|peak|_mib|version|platform|machine|started|ended|cpu|thread|python|torch|rss")
 
@@ -101,6 +103,24 @@ def write_rows(path: Path) -> None:
     y = generator.integers(0, 3, 75)
     x = np.round(np.eye(3, 4)[y] * 2 + generator.normal(0, 1, (75, 4)), 6)
     np.savez(path, x_train=x[15:], y_train=y[15:], x_test=x[:15], y_test=y[:15])
+
+
+def write_images(path: Path) -> None:
+    """Write rows of three classes, float64[.., 1, 16, 16], with a test part."""
+    generator = np.random.default_rng(1)
+    y = generator.integers(0, 3, 40)
+    x = np.round(y[:, None, None, None] / 2 + generator.normal(0, 1, (40, 1, 16, 16)), 6)
+    np.savez(path, x_train=x[10:], y_train=y[10:], x_test=x[:10], y_test=y[:10])
+
+
+def write_identities(folder: Path) -> None:
+    """Write keys/<silo> and roster.toml, the same each time."""
+    entries = []
+    for name in ("silo-1", "silo-2", "silo-3"):
+        identity = Identity(f"{name}'s key, for tests only".encode().ljust(32))
+        identity.save(folder / "keys" / name)
+        entries.append(f'[[silo]]\nname = "{name}"\nkey = "{public_line(identity.public_key)}"\n')
+    (folder / "roster.toml").write_text("\n".join(entries))
 
 
 def tree(value: Any) -> Any:
@@ -149,7 +169,7 @@ def left_in(folder: Path) -> Record:
         "weights": weights_in(folder),
         "messages": heard_in(folder),
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
-        "result keys": tree(result),
+        "result keys": tree({key: value for key, value in result.items() if key != "settings"}),
         "result": steady(result),
         "history keys": tree(lines),
         "history": steady(lines),
@@ -158,12 +178,14 @@ def left_in(folder: Path) -> Record:
     }
 
 
-def trained(text: str, folder: Path) -> Path:
-    """Train a run file's text by the command, in a folder of its own. Returns the run folder."""
+def trained(text: str, folder: Path, *more: str) -> Path:
+    """Train a run file's text by the command, in a folder of its own. more: options. Returns the run folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "rows.npz")
+    write_images(folder / "images.npz")
+    write_identities(folder)
     (folder / "run.toml").write_text(text)
-    code, said = call("train", str(folder / "run.toml"), "--out", str(folder / "out"), "--json")
+    code, said = call("train", str(folder / "run.toml"), "--out", str(folder / "out"), "--json", *more)
     if code:
         raise RuntimeError(f"{folder.name}: moretta train ended with {code}: {said}")
     return folder / "out"
@@ -179,6 +201,23 @@ def edge(folder: Path) -> Record:
     return {name: left_in(trained(text, folder / "edge" / name)) for name, text in EDGE.items()}
 
 
+def archive() -> None:
+    """Write started.zip: folders of runs that stopped after two rounds."""
+    with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, text in STARTED.items():
+            out = trained(text, Path(place) / name)
+            for path in sorted(one for one in out.rglob("*") if one.is_file()):
+                file.write(path, f"{name}/out/{path.relative_to(out)}")
+
+
+def resumed(folder: Path) -> Record:
+    """Runs that the recorded commit began and that go on for two rounds more."""
+    with zipfile.ZipFile(ARCHIVE) as file:
+        file.extractall(folder / "resumed")
+    more = ("--resume", "--set", "run.rounds=4")
+    return {name: left_in(trained(text, folder / "resumed" / name, *more)) for name, text in STARTED.items()}
+
+
 def loopback(folder: Path) -> Record:
     """The same with silos on machines of their own: what the server and each site saw and hold at the end."""
     from loopback import Machines
@@ -188,6 +227,9 @@ def loopback(folder: Path) -> Record:
         place = folder / "loopback" / name
         place.mkdir(parents=True)
         many = Machines(place, *given, **settings)
+        if name == HOLDING_BACK:
+            for path in place.glob("*/silo.toml"):
+                path.write_text(path.read_text().replace("[data]\n", "[data]\ntest-fraction = 0.25\n"))
         with one_process():
             many.start()
             many.serve(place / "out")
@@ -265,16 +307,16 @@ def signature(of: Any) -> str:
 
 
 def public_names() -> Record:
-    """What `from moretta import` gives, and how it is called."""
-    found: Record = {"dir": sorted(name for name in moretta.__all__), "version": moretta.__version__}
+    """What `from moretta import` gives, how it is called, and what the three that users hold have."""
+    found: Record = {"all": sorted(moretta.__all__), "version": moretta.__version__}
     for name in moretta.__all__:
         one = getattr(moretta, name)
-        methods = {
-            key: signature(value) if callable(value) else type(value).__name__
-            for key, value in inspect.getmembers(one)
-            if not key.startswith("_") and not (issubclass(one, BaseModel) and hasattr(BaseModel, key))
+        found[name] = signature(one)
+    for one in (moretta.Federation, moretta.Result, moretta.Silo):
+        own = {name: value for name, value in inspect.getmembers(one) if not name.startswith("_")}
+        found[f"members of {one.__name__}"] = {
+            name: signature(value) if callable(value) else type(value).__name__ for name, value in own.items()
         }
-        found[name] = {"call": signature(one), "members": methods}
     return found
 
 
@@ -283,9 +325,9 @@ def commands() -> Record:
 
     def walk(command: Any) -> Record:
         options = {
-            one.metavar or one.name if (argument := one.param_type_name == "argument") else "/".join(
-                [*one.opts, *one.secondary_opts]
-            ): {
+            one.metavar or one.name
+            if (argument := one.param_type_name == "argument")
+            else "/".join([*one.opts, *one.secondary_opts]): {
                 "argument": argument,
                 "flag": getattr(one, "is_flag", False),
                 "required": one.required,
@@ -363,6 +405,36 @@ def headers() -> Record:
     return {one.model_fields["kind"].default: schema(one) for one in own if "kind" in one.model_fields}
 
 
+def outputs(folder: Path) -> Record:
+    """What commands print with --json, names only, their exit codes, and the files that they leave."""
+    place = folder / "outputs"
+    place.mkdir()
+    np.savez(place / "x.npz", x=np.eye(4))
+    fedsgd, local = (str(folder / "runs" / name / "out") for name in ("fedsgd, pairwise", "local"))
+    words = {
+        "check": ["check", "--model", "mlp", "--input", "4", "--classes", "3", "--loss", "mse"],
+        "check of a lenet": ["check", "--model", "lenet", "--input", "1,16,16", "--classes", "3"],
+        "predict": ["predict", fedsgd, "--data", str(place / "x.npz"), "--out", str(place / "predicted.npy")],
+        "export": ["export", fedsgd, "--out", str(place / "exported.safetensors")],
+        "report": ["report", fedsgd, "--out", str(place / "report.html")],
+        "compare": ["compare", fedsgd, local, "--out", str(place / "compared")],
+        "audit above a limit": ["audit", local, "--fail-above", "membership-of-local-models=-1"],
+        "keys new": ["keys", "new", "--out", str(place / "key")],
+        "keys show": ["keys", "show", str(place / "key")],
+    }
+    found: Record = {}
+    for name, said in words.items():
+        code, out = call(*said, "--json")
+        found[name] = {"exit code": code, "keys": tree(json.loads(out)) if out.strip() else None}
+    predicted = place / "predicted.npy"
+    found["files"] = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+    found["predicted"], found["exported"] = (
+        sha(path.read_bytes()) for path in (predicted, place / words["export"][-1])
+    )
+    found["audit.json"] = tree(json.loads((Path(local) / "audit.json").read_text()))
+    return found
+
+
 def digests(folder: Path) -> Record:
     """The digests of run files, by which checkpoints are resumed."""
     found = {path.name: config.digest(config.load(path)) for path in sorted((ROOT / "examples").glob("*.toml"))}
@@ -401,9 +473,11 @@ def surfaces(folder: Path) -> Record:
 
 SECTIONS: Mapping[str, Callable[[Path], Record]] = {
     "runs": runs,
+    "resumed": resumed,
     "edge": edge,
     "loopback": loopback,
     "attacks": attacks,
+    "outputs": outputs,
     "surfaces": surfaces,
 }
 
@@ -429,6 +503,7 @@ def machine() -> Record:
 
 
 def main() -> None:
+    archive()
     with tempfile.TemporaryDirectory() as folder:
         record = {name: made(name, Path(folder)) for name in SECTIONS}
     text = json.dumps({"machine": machine(), **record}, indent=1, sort_keys=True)

@@ -48,7 +48,7 @@ def check(section: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("section", record.SECTIONS)
 def test_nothing_moved(section: str, folder: Path) -> None:
-    needs_runs = section in ("attacks", "surfaces") and not (folder / "runs").exists()
+    needs_runs = section in ("attacks", "outputs", "surfaces") and not (folder / "runs").exists()
     if needs_runs:  # this test was chosen alone
         record.runs(folder)
     check(section, folder)
