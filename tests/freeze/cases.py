@@ -100,7 +100,7 @@ RUNS: dict[str, str] = {
     "cgd, images": run_file(CGD, model=LENET, source="images.npz", rounds=2),
 }
 
-# Runs of two rounds whose folders are kept in started.zip, to be gone on with; nothing is recorded, which keeps it small.
+# Runs of two rounds whose folders are kept in started.zip, to be gone on with; without views it stays small.
 STARTED: dict[str, str] = {
     name: run_file(protocol, views=False, rounds=2, data=data)
     for name, protocol, data in (

@@ -263,7 +263,7 @@ def one_process() -> Iterator[None]:
 
 def attacks(folder: Path) -> Record:
     """Every attack's name, role and protocols, and by recorded run what it is handed: roles' views and arrays."""
-    listed = {
+    listed: Record = {
         attack.name: {"role": attack.role, "protocols": sorted(attack.protocols), "slow": attack.slow, "given": {}}
         for attack in all_attacks()
     }
@@ -274,8 +274,7 @@ def attacks(folder: Path) -> Record:
         truth = truth_of(out)
         for attack in all_attacks():
             if truth.run.protocol in attack.protocols and not attack.fits(truth.run):
-                given: Any = listed[attack.name]["given"]
-                given[name] = handed(attack, truth)
+                listed[attack.name]["given"][name] = handed(attack, truth)
     return listed
 
 
