@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 SUMS = ("pairwise", "additive-shares")
 GRID = 'partition = "grid"\ngrid = [2, 2]\nbatch-size = 8'
 SPLIT = "silos = 3\nbatch-size = 8"
@@ -90,6 +92,10 @@ RUNS: dict[str, str] = {
     "baffle, dp-noise": run_file(f"{BAFFLE}\n{NOISE}"),
     "baffle, gaussian": run_file(f'{BAFFLE}\ndirection = "gaussian"\nk-last = 24\nform = "twice-forward"'),
     "baffle, orthogonal": run_file(f"{BAFFLE}\northogonal = true"),
+    "fedsgd, plain": run_file('name = "fedsgd"\nlearning-rate = 0.1'),
+    "fedavg, one step": run_file(
+        'name = "fedavg"\nlearning-rate = 0.1', secure=NO_SUM, data="silos = 3\nbatch-size = 0", rounds=2
+    ),
     "baffle, sgd": run_file(f'{BAFFLE}\noptimizer = "sgd"'),
     "cgd, linear and whole": run_file(
         f'{CGD}\nloss = "mse"\nblind = false', model=LINEAR, data="silos = 3\nbatch-size = 0", rounds=4
@@ -118,7 +124,7 @@ EDGE: dict[str, str] = {
 }
 
 # Protocol, further sections and settings of tests/deployment/loopback.py's Machines.
-LOOPBACK: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+LOOPBACK: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "fedsgd": ((FEDSGD,), {}),
     "fedsgd, additive": ((FEDSGD, f'[secure-aggregation]\nscheme = "{SUMS[1]}"'), {}),
     "fedsgd, dp-noise": ((f"{FEDSGD}\n{NOISE}",), {"sites": "least-rows = 20"}),
