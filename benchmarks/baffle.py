@@ -37,13 +37,14 @@ import torch
 from measure import interleaved, main, median_ratio
 from torch import nn
 
-from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo, models
-from moretta.protocols import modules
-from moretta.protocols.baffle.directions import BLOCK, Directions, keys_of
-from moretta.protocols.baffle.estimate import differences
-from moretta.protocols.baffle.forward import Forward, Layout
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
+from moretta.models import catalogue
+from moretta.protocols.baffle.silo.directions import BLOCK, Directions, keys_of
+from moretta.protocols.baffle.silo.estimate import differences
+from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.common import modules
+from moretta.protocols.common.row_losses import RowLosses
 
 SHAPES = {"lenet": (1, 28, 28), "wrn": (3, 32, 32), "mobilenet": (3, 32, 32)}
 ROWS, SIGMA, SECRET = 64, 1e-3, bytes(32)
@@ -58,7 +59,7 @@ BACKPROP = """
 import sys
 import torch
 from measure import resident_mib
-from moretta import models
+from moretta.models import catalogue as models
 name, rows, shape = sys.argv[1], int(sys.argv[2]), tuple(map(int, sys.argv[3:]))
 torch.set_num_threads(1)
 model, x, y = models.build(name, inputs=shape, outputs=10), torch.randn(rows, *shape), torch.arange(rows) % 10
@@ -77,7 +78,7 @@ Clock = Callable[[], float]
 def built(name: str) -> nn.Module:
     """Return a built-in model of 10 outputs."""
     torch.manual_seed(0)
-    return models.build(name, inputs=SHAPES[name], outputs=10)
+    return catalogue.build(name, inputs=SHAPES[name], outputs=10)
 
 
 def drawn(name: str, rows: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -93,7 +94,7 @@ def has_onnx() -> bool:
 
 def onnx_forward(name: str, model: nn.Module, layout: Layout) -> Forward:
     """Return a model in ONNX Runtime, as an edge client has it."""
-    from moretta.edge.onnx_forward import OnnxForward
+    from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
     from moretta.protocols.baffle.onnx_export import graph_of
 
     return OnnxForward(graph_of(model, layout, SHAPES[name], torch.float32), micro_batch=MICRO_BATCH[name])
@@ -198,7 +199,7 @@ def memory(name: str, rows: int) -> Figures:
 def upload(k: int) -> Figures:
     """Return what a silo sends a round, set-up not counted."""
     data = np.random.default_rng(0).normal(size=(8, 17)).astype("f4"), np.arange(8) % 3
-    model = models.build("mlp", inputs=(17,), outputs=3)
+    model = catalogue.build("mlp", inputs=(17,), outputs=3)
     sent = float(federation(model, data, 4, k, edge=0).train(3).bytes["up_per_silo_per_round"])
     return {f"upload_k{k}_bytes": sent, f"upload_k{k}_bytes_beyond_8k": sent - 8 * k}
 

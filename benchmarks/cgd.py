@@ -32,9 +32,9 @@ from measure import begin_peak, interleaved, main, median_ratio, resident_mib
 from torch import Tensor, nn
 
 from moretta import CGD
+from moretta.contract.messages import Stamp
+from moretta.data.holders import Grid, Part
 from moretta.data.images import load_images, scaled
-from moretta.protocol import Stamp
-from moretta.protocols.cgd.grid import Grid, Part
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.secure_aggregation.ring import Ring
 

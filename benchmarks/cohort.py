@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from moretta.codec import Codec
-from moretta.protocol import Exchange, Message, Missing, Reason, Replies, Stamp, message
-from moretta.secure_aggregation import MESSAGES, Credentials, Rules, Sum, aggregator, contributor, shamir
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.roles import Exchange, Missing, Reason, Replies
+from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import RUN_DIGEST, AdvertiseKey, PeerKeys
+from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
+from moretta.secure_aggregation.sums import Sum
 
 CODEC = Codec(MESSAGES)
 WEIGHT = 32

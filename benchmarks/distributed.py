@@ -38,11 +38,12 @@ from typing import Any
 import numpy as np
 from measure import main
 
-from moretta import config, data
-from moretta.assembly import federation_of
+from moretta.config import run_files
+from moretta.data import partition, sources
+from moretta.run.assembly import federation_of
 
 SITES = ("north", "south", "west")
-MORETTA = (sys.executable, "-c", "from moretta.cli import main; main()")
+MORETTA = (sys.executable, "-c", "from moretta.commands.app import main; main()")
 RUN = """[run]
 name = "benchmark"
 rounds = {rounds}
@@ -274,7 +275,7 @@ def _has_new(made: Hospitals, before: int) -> bool:
 
 def bank(folder: Path, pairs: int) -> dict[str, float]:
     """Compare the wall time of bank marketing's rounds with those of the same run in-process."""
-    dealt = data.distribute(data.load("bank-marketing", path=folder, seed=1), 3, "iid", 1)
+    dealt = partition.distribute(sources.load("bank-marketing", path=folder, seed=1), 3, "iid", 1)
     rows = {name: (one.x, one.y) for name, one in zip(SITES, dealt.silos, strict=True)}
     inputs = dealt.test.x.shape[1]
     run = _run(100, inputs, [32, 32], 256, "pairwise").replace("standardise = false", "standardise = true")
@@ -286,7 +287,7 @@ def bank(folder: Path, pairs: int) -> dict[str, float]:
             text = text.replace('name = "flare"\nsites = ["north", "south", "west"]\n', "strict = true\n")
             path = Path(place) / "run.toml"
             path.write_text(text)
-            run_file = config.load(path)
+            run_file = run_files.load(path)
             result = federation_of(run_file, None).train(run_file.run.rounds, run_file.run.seed)
             here = sum(line["seconds_total"] for line in result.history[1:])
         with hospitals(run, rows) as made:

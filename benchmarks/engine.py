@@ -12,13 +12,14 @@ import torch
 from measure import main
 from torch import nn
 
-from moretta.casting import cast
-from moretta.codec import Codec
-from moretta.config import SecureAggregation
+from moretta.config.run_files import SecureAggregation
+from moretta.contract.codec import Codec
+from moretta.data.silo import Silo
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.roles import Setting, Silo
+from moretta.protocols.registry import cast
 
 SILOS, ROUNDS, BATCH = 10, 40, 32
 

@@ -24,11 +24,11 @@ import torch
 from measure import main
 from torch import nn
 
-from moretta import models
 from moretta.errors import ParameterError
-from moretta.exactness import ROWS, Input, check, plain_errors
-from moretta.protocols import enrolment
-from moretta.protocols.losses import Loss
+from moretta.models import catalogue
+from moretta.protocols.common import enrolment
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.pbpfl.exactness import ROWS, Input, check, plain_errors
 from moretta.protocols.pbpfl.params import PBPFL
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "protocols" / "pbpfl"))
@@ -74,7 +74,7 @@ def cases(names: Sequence[str]) -> Iterator[tuple[str, nn.Module, Input]]:
         print(REASON, file=sys.stderr)
     for name, (source, shape, arguments) in BUILT_IN.items():
         if not names or name in names:
-            yield name, models.build(source, inputs=shape, outputs=OUTPUTS, **arguments), Input(shape)
+            yield name, catalogue.build(source, inputs=shape, outputs=OUTPUTS, **arguments), Input(shape)
     if not names or "transformer encoder" in names:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

@@ -18,12 +18,11 @@ import torch
 from measure import begin_peak, interleaved, main, median_ratio, resident_mib
 from torch import nn
 
-from moretta import models
-from moretta.keystream import SecretRoot
-from moretta.protocol import Message, Stamp
-from moretta.protocols import enrolment, modules
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows
+from moretta.contract.messages import Message, Stamp
+from moretta.models import catalogue
+from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.fedsgd.client import Client as FedSGDClient
 from moretta.protocols.fedsgd.messages import TrainOn as PlainTrainOn
 from moretta.protocols.fedsgd.params import FedSGD
@@ -33,7 +32,8 @@ from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.secure_aggregation import contributor
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import contributor
 
 BATCH = 32
 NOW = Stamp("benchmark", 1, 0)
@@ -93,12 +93,12 @@ class Case:
 
 def mlp(layers: int, outputs: int = 1) -> nn.Module:
     """Return the papers' MLP-n on 17 inputs."""
-    return models.build("mlp", inputs=(17,), outputs=outputs, layers=layers, width=64)
+    return catalogue.build("mlp", inputs=(17,), outputs=outputs, layers=layers, width=64)
 
 
 def resnet(depth: int, norm: str = "batch") -> nn.Module:
     """Return a CIFAR ResNet with 10 outputs."""
-    return models.build("resnet", inputs=(3, 32, 32), outputs=10, depth=depth, norm=norm)
+    return catalogue.build("resnet", inputs=(3, 32, 32), outputs=10, depth=depth, norm=norm)
 
 
 def mse(partitions: int) -> PBPFL:

@@ -29,14 +29,15 @@ from cohort import Cohort, after_uploads
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from measure import begin_peak, interleaved, main, median_ratio, resident_mib
 
-from moretta import models
-from moretta.casting import cast
-from moretta.codec import Codec
-from moretta.config import SecureAggregation
+from moretta.config.run_files import SecureAggregation
+from moretta.contract.codec import Codec
+from moretta.data.silo import Silo
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.models import catalogue
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.roles import Setting, Silo
+from moretta.protocols.registry import cast
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import CHUNK, Ring
 
@@ -167,7 +168,7 @@ def rounds(pairs: int) -> Figures:
     work = {}
     for scheme in ("none", "pairwise"):
         torch.manual_seed(0)
-        model, last = models.build("resnet", inputs=(3, 32, 32), outputs=10, depth=20), 2 * pairs + 1
+        model, last = catalogue.build("resnet", inputs=(3, 32, 32), outputs=10, depth=20), 2 * pairs + 1
         secure = SecureAggregation(scheme=scheme)
         setting = Setting(model, 10, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0, rounds=last)
         players = cast(FedSGD(loss="cross-entropy", learning_rate=0.01), setting)

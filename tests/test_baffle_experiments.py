@@ -12,15 +12,18 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from reproduction import choose, find
 
-from moretta import config, data, models
-from moretta.casting.baffle import _partly_trained
+from moretta.config import run_files
+from moretta.data import dataset
+from moretta.data.domains import DOMAINS
 from moretta.errors import ParameterError
-from moretta.protocols import modules
+from moretta.models import catalogue
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.roles import _partly_trained
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.reproduction import choose, find
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDER = EXPERIMENTS / "baffle"
@@ -41,14 +44,14 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize("name", ["mnist", "lenet", "wrn", "domains", "backbone"])
 def test_run_files_load(name: str) -> None:
-    run_file = config.load(FOLDER / f"{name}.toml")
+    run_file = run_files.load(FOLDER / f"{name}.toml")
     assert run_file.run.seed == 1
     assert run_file.protocol.loss == "cross-entropy"
     assert isinstance(run_file.protocol, BAFFLE) == (name != "backbone")
 
 
 def test_the_full_run_is_masked_on_ten_silos() -> None:
-    run_file = config.load(FOLDER / "mnist.toml")
+    run_file = run_files.load(FOLDER / "mnist.toml")
     assert (run_file.data.silos, run_file.data.partition) == (10, "iid")
     assert run_file.secure_aggregation.scheme == "pairwise"
     assert run_file.protocol.form == "mean"
@@ -85,7 +88,7 @@ def batch(rows: int, side: int = 16) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_estimate_is_as_far_from_the_gradient_as_the_theorem_says(scripts: SimpleNamespace) -> None:
     theorem = scripts.theorem
-    model = models.build("mlp", inputs=(1, 16, 16), outputs=10, seed=1, hidden=[4])
+    model = catalogue.build("mlp", inputs=(1, 16, 16), outputs=10, seed=1, hidden=[4])
     x, y = batch(4)
     rows = list(theorem.rows_of(model, x, y, (64, 256), 3, "here"))
     assert [row.row for row in rows[::2]] == [f"here, {kind}, K = 64" for kind in theorem.KINDS]
@@ -99,7 +102,7 @@ def test_the_estimate_is_as_far_from_the_gradient_as_the_theorem_says(scripts: S
 
 def test_uploads_of_silos_mean_the_upload_of_all_their_rows(scripts: SimpleNamespace) -> None:
     figure = scripts.loss_differences
-    model = models.build("lenet", inputs=(1, 16, 16), outputs=10, seed=1)
+    model = catalogue.build("lenet", inputs=(1, 16, 16), outputs=10, seed=1)
     x, y = batch(40)
     found = figure.uploads(model, x, y, rounds=2, batch=2, k=16)
     assert found.shape == (2, 10, 16)
@@ -158,7 +161,7 @@ def test_equal_forward_passes_are_other_rounds(scripts: SimpleNamespace, tmp_pat
 @pytest.fixture
 def network() -> torch.nn.Sequential:
     """A network for small colour images whose BatchNorm has seen some."""
-    model = models.build("wrn", inputs=(3, 16, 16), outputs=4, seed=2, width=1, norm="batch")
+    model = catalogue.build("wrn", inputs=(3, 16, 16), outputs=4, seed=2, width=1, norm="batch")
     model.train()
     model(torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
     assert isinstance(model, torch.nn.Sequential)
@@ -169,7 +172,7 @@ def test_the_last_layer_on_features_is_the_whole_network_with_the_rest_frozen(
     scripts: SimpleNamespace, network: torch.nn.Sequential, tmp_path: Path
 ) -> None:
     domains = scripts.domains
-    model = models.build("wrn", inputs=(3, 16, 16), outputs=10, seed=1, width=1, norm="frozen-batch")
+    model = catalogue.build("wrn", inputs=(3, 16, 16), outputs=10, seed=1, width=1, norm="frozen-batch")
     domains.warm_start(network, model, tmp_path / "start.safetensors")
     modules.load(model, modules.read_state_dict(tmp_path / "start.safetensors"))
     np.testing.assert_array_equal(modules.arrays(model)["0.weight"], modules.arrays(network)["0.weight"])
@@ -189,12 +192,12 @@ def test_the_last_layer_on_features_is_the_whole_network_with_the_rest_frozen(
 def test_each_domain_is_scored_by_itself(scripts: SimpleNamespace, network: torch.nn.Sequential) -> None:
     domains, random = scripts.domains, np.random.default_rng(5)
     x, y = random.random((48, 3, 16, 16), dtype=np.float32), np.arange(48) % 4
-    dataset = data.Dataset("tiny", "classification", x[:32], y[:32], x[32:], y[32:], classes=4, standardise=False)
-    run_file = config.load(FOLDER / "domains.toml", ["data.silos=4", "run.rounds=2", "data.batch-size=4"])
+    images = dataset.Dataset("tiny", "classification", x[:32], y[:32], x[32:], y[32:], classes=4, standardise=False)
+    run_file = run_files.load(FOLDER / "domains.toml", ["data.silos=4", "run.rounds=2", "data.batch-size=4"])
     trunk, head = domains.split(network)
-    silos, tests = domains.dealt(run_file, dataset, trunk.eval())
+    silos, tests = domains.dealt(run_file, images, trunk.eval())
     assert [silo.x.shape for silo in silos] == [(8, 64)] * 4
-    assert {name: len(part[1]) for name, part in tests.items()} == dict.fromkeys(data.DOMAINS, 4)
+    assert {name: len(part[1]) for name, part in tests.items()} == dict.fromkeys(DOMAINS, 4)
     protocol = run_file.protocol.model_copy(update={"trainable": (), "warm_start": None, "k": 8})
     row = domains.row_of("K = 8", run_file, protocol, head, silos, tests)
     assert len(row.ours) == 5

@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from moretta import finished, models, prediction
-from moretta.assembly import federation_of
-from moretta.config import load
+from moretta.config.run_files import load
 from moretta.data.images import load_images
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocols.accountant import Privacy
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows
+from moretta.models import catalogue
+from moretta.protocols.common.accountant import Privacy
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 from moretta.protocols.fedsgd.private import PrivateGradient
-from moretta.protocols.losses import Loss
+from moretta.run import finished, prediction
+from moretta.run.assembly import federation_of
+from moretta.secure_aggregation.keystream import SecretRoot
 
 CGD_EXPERIMENTS = Path(__file__).parents[1] / "experiments" / "cgd"
 
@@ -165,7 +166,7 @@ def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
     shape: tuple[int, ...], hidden: list[int], clip: float
 ) -> None:
     dp, random = script("dp"), np.random.default_rng(4)
-    model = models.build("mlp", inputs=shape, outputs=3, seed=1, hidden=hidden)
+    model = catalogue.build("mlp", inputs=shape, outputs=3, seed=1, hidden=hidden)
     x, y = random.normal(size=(40, *shape)).astype(np.float32), torch.tensor(np.arange(40) % 3)
     rows = SiloRows(x, y, Batches(40, 10, 0, "silo"), torch.float32, "cpu", augment=False)
     root = SecretRoot.insecure(0, "silo")

@@ -15,11 +15,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from moretta import __version__, cli, config
+from moretta import __version__
+from moretta.commands import app as cli
+from moretta.config import run_files
+from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.in_process import InProcess
-from moretta.protocol import Missing, Reason
-from moretta.run_folder import read_json, read_model
+from moretta.engines.run_folder import read_json, read_model
 
 RUN = """
 [run]
@@ -191,7 +193,7 @@ def test_compare_runs_each_protocol_with_its_own_settings_and_the_shared_ones(he
     assert {run["protocol"]["learning-rate"] for run in settings.values()} == {0.2}
     assert settings["pbpfl"]["protocol"]["rho"] == 2
     assert "rho" not in settings["fedsgd"]["protocol"]
-    assert config.load(here / "all" / "fedsgd" / "run.toml").protocol.name == "fedsgd"
+    assert run_files.load(here / "all" / "fedsgd" / "run.toml").protocol.name == "fedsgd"
 
 
 def test_compare_a_run_file_without_json(here: Path) -> None:
@@ -290,7 +292,7 @@ def test_a_full_disk_is_a_failure_and_not_the_users_mistake(monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "mine/result.json")
 
-    monkeypatch.setattr(config, "load", full)
+    monkeypatch.setattr(run_files, "load", full)
     done = call("train", "run.toml")
     assert (done.code, done.sentence) == (1, "mine/result.json: No space left on device")
 
@@ -315,7 +317,7 @@ def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.Mo
 
 def test_the_console_script(here: Path) -> None:
     def script(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-c", "from moretta.cli import main; main()", *words]
+        command = [sys.executable, "-W", "error", "-c", "from moretta.commands.app import main; main()", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = script("train", "run.toml", "--json", "--set", "run.rounds=1")

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from moretta.codec import Codec, size
+from moretta.contract.codec import Codec, size
+from moretta.contract.messages import DTYPES, Array, Message, Stamp, Tensors, message
 from moretta.errors import CodecError
-from moretta.protocol import DTYPES, Array, Message, Stamp, Tensors, message
-from moretta.protocols import silo_rows
-from moretta.protocols.baffle.messages import MESSAGES as BAFFLE_MESSAGES
+from moretta.protocols.baffle.silo.messages import MESSAGES as BAFFLE_MESSAGES
+from moretta.protocols.common import silo_rows
 from moretta.protocols.fedsgd.messages import MESSAGES as FEDSGD_MESSAGES
 from moretta.protocols.pbpfl.messages import MESSAGES as PBPFL_MESSAGES
-from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
+from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "messages.json").read_text(encoding="utf-8"))
 

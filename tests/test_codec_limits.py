@@ -10,18 +10,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moretta.codec import ENTRIES_LIMIT, HEADER_LIMIT, Codec
+from moretta.contract.codec import ENTRIES_LIMIT, HEADER_LIMIT, Codec
+from moretta.contract.messages import Message, Stamp, Tensors, message
 from moretta.errors import CodecError
-from moretta.protocol import Message, Stamp, Tensors, message
 from moretta.secure_aggregation import agreement
 
 # Decodes the bytes that it reads, in a process of its own, and prints how many MiB that has taken: of Python, numpy and
 # safetensors.
 MEASURED = """
 import sys
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
 from moretta.errors import CodecError
-from moretta.secure_aggregation import MESSAGES
+from moretta.secure_aggregation.schemes import MESSAGES
 
 def peak():
     with open("/proc/self/status") as stream:
@@ -58,7 +58,7 @@ KINDS: dict[str, Callable[[int, int], str]] = {
     "a wide text in the metadata": lambda size, most: in_metadata('{"fields":"' + "a" * (size - 100) + '\U0001f600"}'),
     "lists in the metadata": lambda size, most: in_metadata("[" + "[]," * min((size - 100) // 3, most // 2) + "[]]"),
 }
-MOST = 64.0  # MiB; the sum beside `HEADER_LIMIT` in `moretta.codec`
+MOST = 64.0  # MiB; the sum beside `HEADER_LIMIT` in `moretta.contract.codec`
 
 
 @message("test/tensors")

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moretta import config
+from moretta.config import run_files
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
-from moretta.protocols.training import Training
 
 DESIGN = """
 [run]
@@ -79,7 +79,7 @@ def write(tmp_path: Path) -> Write:
 
 def sentence(path: Path, overrides: tuple[str, ...] = ()) -> str:
     with pytest.raises(ParameterError) as caught:
-        config.load(path, overrides)
+        run_files.load(path, overrides)
     text = str(caught.value)
     assert "\n" not in text
     assert "pydantic" not in text
@@ -90,18 +90,18 @@ def sentence(path: Path, overrides: tuple[str, ...] = ()) -> str:
 
 
 def test_the_example_of_the_design_loads(write: Write, tmp_path: Path) -> None:
-    run_file = config.load(write(DESIGN))
-    assert run_file == config.RunFile(
-        run=config.Run(name="wdbc", rounds=300, seed=7),
-        data=config.Data(source="wdbc"),
-        model=config.Model(source="mlp", arguments={"hidden": [32, 32]}),
+    run_file = run_files.load(write(DESIGN))
+    assert run_file == run_files.RunFile(
+        run=run_files.Run(name="wdbc", rounds=300, seed=7),
+        data=run_files.Data(source="wdbc"),
+        model=run_files.Model(source="mlp", arguments={"hidden": [32, 32]}),
         protocol=PBPFL(),
         base=tmp_path,
     )
 
 
 def test_defaults(write: Write, tmp_path: Path) -> None:
-    run_file = config.load(write(SMALL))
+    run_file = run_files.load(write(SMALL))
     assert run_file.run.name == "small"
     assert run_file.run.dtype == "float32"
     assert run_file.run.checkpoint_every == 10
@@ -116,18 +116,18 @@ def test_defaults(write: Write, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("scheme", "least"), [("pairwise", 2), ("additive-shares", 2), ("none", 1)])
 def test_the_fewest_survivors_follow_the_scheme(scheme: str, least: int) -> None:
-    assert config.SecureAggregation.model_validate({"scheme": scheme}).least == least
-    assert config.SecureAggregation.model_validate({"scheme": scheme, "min-survivors": 3}).least == 3
+    assert run_files.SecureAggregation.model_validate({"scheme": scheme}).least == least
+    assert run_files.SecureAggregation.model_validate({"scheme": scheme, "min-survivors": 3}).least == 3
 
 
 @pytest.mark.parametrize(("bits", "limit"), [(64, 2.0**16), (32, 2.0**4)])
 def test_the_limit_follows_the_ring(bits: int, limit: float) -> None:
-    assert config.SecureAggregation.model_validate({"ring-bits": bits}).largest == limit
-    assert config.SecureAggregation.model_validate({"ring-bits": bits, "limit": 3}).largest == 3
+    assert run_files.SecureAggregation.model_validate({"ring-bits": bits}).largest == limit
+    assert run_files.SecureAggregation.model_validate({"ring-bits": bits, "limit": 3}).largest == 3
 
 
 def test_every_key_has_a_value_that_loads(write: Write) -> None:
-    run_file = config.load(
+    run_file = run_files.load(
         write("""
         [run]
         name = "all keys"
@@ -194,7 +194,7 @@ def test_every_key_has_a_value_that_loads(write: Write) -> None:
     assert run_file.model.arguments == {"kernel_size": 3, "shape": [[1, 2], [3]], "act": "relu", "bias": False}
     assert isinstance(run_file.protocol, FedAvg)
     assert run_file.protocol.local_epochs == 2
-    assert run_file.secure_aggregation == config.SecureAggregation(
+    assert run_file.secure_aggregation == run_files.SecureAggregation(
         ring_bits=32,
         limit=8,
         threshold=3,
@@ -211,8 +211,8 @@ def test_every_key_has_a_value_that_loads(write: Write) -> None:
 
 def test_local_training_needs_no_second_silo(write: Write) -> None:
     for name in ("local", "centralised"):
-        assert config.load(write(SMALL), ["data.silos=1", f"protocol.name={name}"]).data.silos == 1
-    assert config.load(write(SMALL), ["data.silos=1", "secure-aggregation.scheme=none"]).data.silos == 1
+        assert run_files.load(write(SMALL), ["data.silos=1", f"protocol.name={name}"]).data.silos == 1
+    assert run_files.load(write(SMALL), ["data.silos=1", "secure-aggregation.scheme=none"]).data.silos == 1
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_local_training_needs_no_second_silo(write: Write) -> None:
     ],
 )
 def test_delta_is_a_number_a_range_or_one_a_participant(write: Write, toml: str, delta: object) -> None:
-    run_file = config.load(write(SMALL), [*CGD_RUN, f"protocol.delta={toml}"])
+    run_file = run_files.load(write(SMALL), [*CGD_RUN, f"protocol.delta={toml}"])
     assert isinstance(run_file.protocol, CGD)
     assert run_file.protocol.delta == delta
-    assert config.load(write(config.dump(run_file))) == run_file
+    assert run_files.load(write(run_files.dump(run_file))) == run_file
 
 
 def test_cgd_has_the_papers_defaults(write: Write) -> None:
-    given = config.load(write(SMALL), CGD_RUN).protocol
+    given = run_files.load(write(SMALL), CGD_RUN).protocol
     assert given == CGD(loss="cross-entropy", learning_rate=0.5, delta=0.01, around="zero", vertical="joint")
     assert (given.schedule, given.mu, given.decay_from, given.blind) == ("constant", 0.0, 0, None)
 
@@ -243,17 +243,17 @@ def test_every_key_of_cgd_has_a_value_that_loads(write: Write) -> None:
               "blind=false", "loss=mse", "learning-rate=2", "warm-start=start.pt"]  # fmt: skip
     for engine in ("in-process", "fused", "exact-ring"):
         overrides = [*CGD_RUN, *(f"protocol.{value}" for value in values), f"engine.name={engine}"]
-        run_file = config.load(write(SMALL), overrides)
+        run_file = run_files.load(write(SMALL), overrides)
         assert run_file.engine.name == engine
         assert run_file.protocol == CGD(
             delta=0.5, around="model", vertical="independent", schedule="inverse-square", mu=0.5, decay_from=7,
             blind=False, loss="mse", learning_rate=2.0, warm_start=Path("start.pt"),
         )  # fmt: skip
-        assert config.load(write(config.dump(run_file))) == run_file
+        assert run_files.load(write(run_files.dump(run_file))) == run_file
 
 
 def test_baffle_has_its_own_defaults(write: Write) -> None:
-    given = config.load(write(SMALL), BAFFLE_RUN).protocol
+    given = run_files.load(write(SMALL), BAFFLE_RUN).protocol
     assert given == BAFFLE(optimizer="adam", learning_rate=0.003, k=100, sigma=1e-3, form="mean", ema=0.995)
     assert (given.direction, given.orthogonal, given.trainable) == ("rademacher", False, ())
     assert (given.k_last, given.seed_pool, given.local_epochs, given.privacy) == (None, None, None, None)
@@ -274,9 +274,9 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
     ]
     used = set()
     for words, values in rows:
-        run_file = config.load(write(SMALL), [*BAFFLE_RUN, *(f"protocol.{word}" for word in [*shared, *words])])
+        run_file = run_files.load(write(SMALL), [*BAFFLE_RUN, *(f"protocol.{word}" for word in [*shared, *words])])
         assert run_file.protocol == BAFFLE(**alike, **values)
-        assert config.load(write(config.dump(run_file))) == run_file
+        assert run_files.load(write(run_files.dump(run_file))) == run_file
         used |= {word.partition("=")[0] for word in [*shared, *words]}
     own = set(BAFFLE.model_fields) - set(Training.model_fields) - {"name"}
     assert {name.replace("_", "-") for name in own} <= used
@@ -295,7 +295,7 @@ def test_k_goes_from_the_first_rounds_to_the_last_ones() -> None:
 
 def test_a_simulation_needs_no_second_silo(write: Write) -> None:
     for engine in ("fused", "exact-ring"):
-        assert config.load(write(SMALL), [*CGD_RUN, "data.silos=1", f"engine.name={engine}"]).data.silos == 1
+        assert run_files.load(write(SMALL), [*CGD_RUN, "data.silos=1", f"engine.name={engine}"]).data.silos == 1
 
 
 # What does not. Each row: what is put into SMALL by --set, and the sentence after the file's name.
@@ -667,7 +667,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_carriage_returns_are_read(tmp_path: Path) -> None:
     path = tmp_path / "notepad.toml"
     path.write_bytes(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode())
-    assert config.load(path).run.name == "notepad"
+    assert run_files.load(path).run.name == "notepad"
 
 
 @settings(deadline=None)
@@ -685,7 +685,7 @@ def test_overrides_take_the_place_of_the_file(write: Write) -> None:
     overrides = ["run.rounds = 7", "protocol.learning-rate=0.5", "data.path=a b", "run.name=007",
                  "data.target=2024-01-01", "model.hidden=[4, 5]", "model.act=x = 1", "run.record-views=true",
                  "engine.strict=true"]  # fmt: skip
-    run_file = config.load(write(SMALL), overrides)
+    run_file = run_files.load(write(SMALL), overrides)
     assert run_file.run.rounds == 7
     assert run_file.run.name == "007"
     assert run_file.run.record_views is True
@@ -697,7 +697,7 @@ def test_overrides_take_the_place_of_the_file(write: Write) -> None:
 
 
 def test_an_override_smuggles_no_second_key(write: Write) -> None:
-    assert config.load(write(SMALL), ["data.target=1\nsilos = 9"]).data.target == "1\nsilos = 9"
+    assert run_files.load(write(SMALL), ["data.target=1\nsilos = 9"]).data.target == "1\nsilos = 9"
 
 
 @pytest.mark.parametrize("text", ["rounds=3", "run.rounds", "=3", "run.=3", ".rounds=3", ""])
@@ -724,7 +724,8 @@ def _some(optional: dict[str, st.SearchStrategy[Any]], **required: st.SearchStra
 
 PROTOCOL = st.one_of(
     _some(
-        {"learning-rate": NUMBER, "weight-decay": NUMBER}, name=st.sampled_from(sorted(set(config.PROTOCOLS) - {"cgd"}))
+        {"learning-rate": NUMBER, "weight-decay": NUMBER},
+        name=st.sampled_from(sorted(set(run_files.PROTOCOLS) - {"cgd"})),
     ),
     _some(
         {
@@ -815,18 +816,18 @@ def test_what_is_dumped_loads_as_the_same_from_anywhere(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "round.toml"
     path.write_text(tomli_w.dumps(tables), encoding="utf-8")
-    run_file = config.load(path)
+    run_file = run_files.load(path)
     elsewhere = tmp_path_factory.getbasetemp() / "elsewhere" / "run.toml"
     elsewhere.parent.mkdir(exist_ok=True)
-    elsewhere.write_text(config.dump(run_file), encoding="utf-8")
-    again = config.load(elsewhere)
+    elsewhere.write_text(run_files.dump(run_file), encoding="utf-8")
+    again = run_files.load(elsewhere)
     assert again == run_file
-    assert config.dump(again) == config.dump(run_file)
-    assert config.digest(again) == config.digest(run_file)
+    assert run_files.dump(again) == run_files.dump(run_file)
+    assert run_files.digest(again) == run_files.digest(run_file)
 
 
 def test_a_dump_says_what_was_left_open(write: Write, tmp_path: Path) -> None:
-    tables = tomllib.loads(config.dump(config.load(write(SMALL))))
+    tables = tomllib.loads(run_files.dump(run_files.load(write(SMALL))))
     assert tables["run"]["base"] == str(tmp_path)
     assert tables["run"]["name"] == "small"
     assert tables["data"]["batch-size"] == 32
@@ -853,11 +854,11 @@ def test_a_dump_says_what_was_left_open(write: Write, tmp_path: Path) -> None:
 
 
 def test_the_digest_knows_no_order_and_no_folder(write: Write) -> None:
-    digest = config.digest(config.load(write(DESIGN)))
+    digest = run_files.digest(run_files.load(write(DESIGN)))
     sections = re.split(r"\n(?=\[)", DESIGN.strip())
     turned = "\n".join("\n".join([head, *reversed(keys)]) for head, *keys in map(str.splitlines, reversed(sections)))
     assert turned != DESIGN
-    assert config.digest(config.load(write(turned))) == digest
+    assert run_files.digest(run_files.load(write(turned))) == digest
     assert re.fullmatch("[0-9a-f]{64}", digest)
 
 
@@ -869,7 +870,7 @@ def test_the_digest_knows_no_order_and_no_folder(write: Write) -> None:
 )  # fmt: skip
 def test_the_digest_leaves_out_what_may_change(write: Write, override: str) -> None:
     path = write(DESIGN)
-    assert config.digest(config.load(path, [override])) == config.digest(config.load(path))
+    assert run_files.digest(run_files.load(path, [override])) == run_files.digest(run_files.load(path))
 
 
 @pytest.mark.parametrize(
@@ -883,7 +884,7 @@ def test_the_digest_leaves_out_what_may_change(write: Write, override: str) -> N
 )  # fmt: skip
 def test_the_digest_changes_with_the_run(write: Write, override: str) -> None:
     path = write(DESIGN)
-    assert config.digest(config.load(path, [override])) != config.digest(config.load(path))
+    assert run_files.digest(run_files.load(path, [override])) != run_files.digest(run_files.load(path))
 
 
 @pytest.mark.parametrize(
@@ -893,14 +894,16 @@ def test_the_digest_changes_with_the_run(write: Write, override: str) -> None:
 )  # fmt: skip
 def test_the_digest_changes_with_cgds_settings(write: Write, override: str) -> None:
     path = write(SMALL)
-    assert config.digest(config.load(path, [*CGD_RUN, override])) != config.digest(config.load(path, CGD_RUN))
+    assert run_files.digest(run_files.load(path, [*CGD_RUN, override])) != run_files.digest(
+        run_files.load(path, CGD_RUN)
+    )
 
 
 def test_the_digest_knows_who_rounds_otherwise(write: Write) -> None:
     path = write(SMALL)
 
     def digest(*values: str) -> str:
-        return config.digest(config.load(path, [*BAFFLE_RUN, *(f"engine.{value}" for value in values)]))
+        return run_files.digest(run_files.load(path, [*BAFFLE_RUN, *(f"engine.{value}" for value in values)]))
 
     edge = digest('edge=["silo-2", "silo-1"]')
     assert edge != digest()
@@ -916,22 +919,24 @@ def test_the_digest_knows_who_rounds_otherwise(write: Write) -> None:
 )  # fmt: skip
 def test_the_digest_changes_with_baffles_settings(write: Write, override: str) -> None:
     path = write(SMALL)
-    assert config.digest(config.load(path, [*BAFFLE_RUN, override])) != config.digest(config.load(path, BAFFLE_RUN))
+    assert run_files.digest(run_files.load(path, [*BAFFLE_RUN, override])) != run_files.digest(
+        run_files.load(path, BAFFLE_RUN)
+    )
 
 
 def test_the_number_of_rounds_belongs_to_a_run_whose_rate_depends_on_it(write: Write) -> None:
     path, longer = write(SMALL), ["run.rounds=2"]
     growing = [*BAFFLE_RUN, "protocol.k-last=200"]
     for rate in (["protocol.lr-schedule=cosine"], [*CGD_RUN, *DECAY, "protocol.mu=0.5"], growing):
-        assert config.digest(config.load(path, rate)) != config.digest(config.load(path, [*rate, *longer]))
+        assert run_files.digest(run_files.load(path, rate)) != run_files.digest(run_files.load(path, [*rate, *longer]))
     for rate in ([], CGD_RUN, BAFFLE_RUN):
-        assert config.digest(config.load(path, rate)) == config.digest(config.load(path, [*rate, *longer]))
+        assert run_files.digest(run_files.load(path, rate)) == run_files.digest(run_files.load(path, [*rate, *longer]))
 
 
 def test_how_often_the_model_is_tested_belongs_to_a_run_that_early_stopping_ends(write: Write) -> None:
     path = write(DESIGN)
     early = ["run.early-stopping=9", "data.validation-fraction=0.2"]
-    digests = {config.digest(config.load(path, [*early, *more])) for more in ([], ["run.evaluate-every=2"])}
+    digests = {run_files.digest(run_files.load(path, [*early, *more])) for more in ([], ["run.evaluate-every=2"])}
     assert len(digests) == 2
 
 
@@ -956,13 +961,16 @@ round = 4
 silo = "silo-1"
 """
     )
-    found = config.load(write(text), ["run.rounds=3"]).engine
-    drop = (config.Fault(round=3, silo="silo-1", phase="set-up"), config.Fault(round=4, silo="silo-1", phase="upload"))
-    delay = (config.Delay(round=2, silo="silo-2", seconds=90.0),)
-    assert found == config.Engine(
-        deadline=60.0, faults=config.Faults(drop=drop, drop_probability=0.25, delay=delay, corrupt=(), seed=0)
+    found = run_files.load(write(text), ["run.rounds=3"]).engine
+    drop = (
+        run_files.Fault(round=3, silo="silo-1", phase="set-up"),
+        run_files.Fault(round=4, silo="silo-1", phase="upload"),
     )
-    assert config.load(write(SMALL)).engine.faults is None
+    delay = (run_files.Delay(round=2, silo="silo-2", seconds=90.0),)
+    assert found == run_files.Engine(
+        deadline=60.0, faults=run_files.Faults(drop=drop, drop_probability=0.25, delay=delay, corrupt=(), seed=0)
+    )
+    assert run_files.load(write(SMALL)).engine.faults is None
 
 
 @pytest.mark.parametrize(
@@ -976,35 +984,35 @@ silo = "silo-1"
     ],
 )
 def test_a_grid_says_how_many_silos_there_are(write: Write, overrides: list[str], silos: int) -> None:
-    run_file = config.load(write(SMALL), [*overrides, "data.id-column=patient"])
+    run_file = run_files.load(write(SMALL), [*overrides, "data.id-column=patient"])
     assert run_file.data.silos == silos
-    assert config.load(write(config.dump(run_file))).data == run_file.data
+    assert run_files.load(write(run_files.dump(run_file))).data == run_file.data
 
 
 def test_python_users_give_grids_too() -> None:
-    data = config.Data(source="a.csv", partition="by-feature", columns=(("age",), ("job", 2)), label_holder=(2,))
+    data = run_files.Data(source="a.csv", partition="by-feature", columns=(("age",), ("job", 2)), label_holder=(2,))
     assert (data.silos, data.columns, data.label_holder) == (2, (("age",), ("job", 2)), (2,))
-    assert config.Data(source="wdbc", partition="grid", grid=(2, 3)).silos == 6
-    assert config.Data(source="wdbc").silos == 3
+    assert run_files.Data(source="wdbc", partition="grid", grid=(2, 3)).silos == 6
+    assert run_files.Data(source="wdbc").silos == 3
 
 
 def test_python_users_write_underscores_and_cannot_change_them_later() -> None:
-    data = config.Data(source="wdbc", batch_size=8)
+    data = run_files.Data(source="wdbc", batch_size=8)
     with pytest.raises(ValidationError):
         data.batch_size = 9
     with pytest.raises(ValidationError):
-        config.Run(rounds=0)
+        run_files.Run(rounds=0)
     with pytest.raises(ParameterError, match="alpha"):
-        config.Data(source="wdbc", partition="dirichlet")
+        run_files.Data(source="wdbc", partition="dirichlet")
     with pytest.raises(ParameterError, match="one silo needs scheme"):
-        config.RunFile(
-            run=config.Run(rounds=1),
-            data=config.Data(source="wdbc", silos=1),
-            model=config.Model(source="mlp"),
+        run_files.RunFile(
+            run=run_files.Run(rounds=1),
+            data=run_files.Data(source="wdbc", silos=1),
+            model=run_files.Model(source="mlp"),
             protocol=FedSGD(),
         )
 
 
 def test_reading_a_run_file_needs_no_torch() -> None:
-    code = "import sys, moretta.config; sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
+    code = "import sys, moretta.config.run_files; sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

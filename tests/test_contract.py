@@ -27,18 +27,20 @@ from moretta import (
     Local,
     SecureAggregation,
     Silo,
-    federation,
 )
-from moretta.casting import cast
-from moretta.config import PROTOCOLS
+from moretta.config.run_files import PROTOCOLS
+from moretta.contract.messages import Message, Stamp, Tensors
+from moretta.contract.roles import Client, State
 from moretta.engines import in_process
 from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.protocol import Client, Message, Stamp, State, Tensors
-from moretta.protocols.silo_rows import Ready
-from moretta.protocols.training import Training
-from moretta.result import Result
-from moretta.roles import Cast, Setting
-from moretta.session import Session
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.silo_rows import Ready
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import cast
+from moretta.run import federation
+from moretta.run.loop import Session
+from moretta.run.result import Result
 
 CASES: Mapping[str, Training] = {
     "fedsgd": FedSGD(learning_rate=0.05, momentum=0.5),
@@ -281,7 +283,7 @@ def players_of(made: Federation) -> Cast:
         raise Enough
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moretta.federation.cast", casting)
+        patch.setattr("moretta.run.federation.cast", casting)
         with pytest.raises(Enough):
             made.train(3, seed=2)
     return found[0]

@@ -13,9 +13,9 @@ import pytest
 from safetensors import safe_open
 from test_cli import call
 
-from moretta import config, run_folder
-from moretta.engines import checkpoint, views
-from moretta.run_folder import read_json, read_model
+from moretta.config import run_files
+from moretta.engines import checkpoint, run_folder, views
+from moretta.engines.run_folder import read_json, read_model
 
 ROUNDS = 60
 
@@ -118,8 +118,8 @@ def test_views_are_recorded_in_the_rounds_of_the_run_file(demo: Path) -> None:
 
 
 def test_the_run_file_in_the_folder_is_the_run(demo: Path, root: Path) -> None:
-    kept = config.load(demo / "pbpfl" / "run.toml")
-    given = config.load(root / "examples" / "wdbc.toml", [f"run.rounds={ROUNDS}"])
+    kept = run_files.load(demo / "pbpfl" / "run.toml")
+    given = run_files.load(root / "examples" / "wdbc.toml", [f"run.rounds={ROUNDS}"])
     assert kept.model_dump(exclude={"base"}) == given.model_dump(exclude={"base"})
     assert kept.base.resolve() == given.base.resolve()
     written = tomllib.loads((demo / "pbpfl" / "run.toml").read_text())

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from moretta import config
-from moretta.config import Faults, SecureAggregation
-from moretta.deployment import silo_file, told
+from moretta.config import run_files, silo_file
+from moretta.config.run_files import Faults, SecureAggregation
+from moretta.deployment import shared_settings as told
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, public_line
@@ -92,7 +92,7 @@ def whole_examples(text: str) -> list[dict[str, object]]:
 def test_the_examples_of_deploying_load(docs: Path, tmp_path: Path) -> None:
     run, *silos = whole_examples((docs / "deploy.md").read_text())
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
-    run_file = config.load(tmp_path / "run.toml")
+    run_file = run_files.load(tmp_path / "run.toml")
     assert run_file.engine.sites == ("north", "south", "west")
     assert [silo["silo"]["name"] for silo in silos] == ["north"] * 3  # type: ignore[index]
     line = public_line(Identity.fresh().public_key)
@@ -107,7 +107,7 @@ def test_what_the_script_deals_out_is_what_the_page_shows(docs: Path, tmp_path: 
     subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
     shown, *_ = whole_examples((docs / "deploy.md").read_text())
     assert tomllib.loads((tmp_path / "server" / "run.toml").read_text()) == shown
-    run_file = config.load(tmp_path / "server" / "run.toml")
+    run_file = run_files.load(tmp_path / "server" / "run.toml")
     federation = told.site_side(run_file, silo_file.load(tmp_path / "north" / "silo.toml"))
     assert [len(silo.x) > 0 for silo in federation.silos] == [True, False, False]
     assert told.server_side(run_file, tmp_path / "out").test is not None

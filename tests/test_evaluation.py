@@ -9,8 +9,8 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_sco
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.evaluation import evaluate, largest_relative_difference
-from moretta.protocols.modules import CHUNK, outputs_of
+from moretta.protocols.common.modules import CHUNK, outputs_of
+from moretta.run.evaluation import evaluate, largest_relative_difference
 
 
 class Known(nn.Module):

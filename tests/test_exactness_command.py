@@ -13,8 +13,9 @@ import torch
 from test_cli import call
 from torch import nn
 
-from moretta import PBPFL, exactness
-from moretta.protocols.losses import Loss
+from moretta import PBPFL
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.pbpfl import exactness
 
 MODELS = """
 import torch

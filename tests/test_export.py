@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from moretta import config
-from moretta.assembly import federation_of
+from moretta.config import run_files
 from moretta.errors import MissingExtra, ParameterError
-from moretta.export import export, export_history
-from moretta.prediction import predict
+from moretta.run.assembly import federation_of
+from moretta.run.export import export, export_history
+from moretta.run.prediction import predict
 
 RUN = """
 [run]
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for protocol in ("pbpfl", "local"):
         (folder / f"{protocol}.toml").write_text(RUN.format(protocol=protocol))
-        run_file = config.load(folder / f"{protocol}.toml")
+        run_file = run_files.load(folder / f"{protocol}.toml")
         federation_of(run_file, folder / protocol).train(run_file.run.rounds, run_file.run.seed)
     return folder
 

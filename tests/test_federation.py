@@ -16,9 +16,9 @@ from sklearn.metrics import accuracy_score
 from torch import nn
 
 from moretta import PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta.engines.run_folder import FORMAT, RunFolder, read_json, read_model
 from moretta.errors import ParameterError
-from moretta.protocols import modules
-from moretta.run_folder import FORMAT, RunFolder, read_json, read_model
+from moretta.protocols.common import modules
 
 Rows = tuple[np.ndarray, np.ndarray]
 

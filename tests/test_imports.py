@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from moretta.contract.wording import did_you_mean
+from moretta.data.references import is_reference, resolve
 from moretta.errors import ParameterError
-from moretta.imports import is_reference, nearest, resolve
 
 
 def test_each_folder_has_its_own_module(tmp_path: Path) -> None:
@@ -56,4 +57,4 @@ def test_failures_are_one_sentence(tmp_path: Path, source: str, message: str) ->
 def test_names() -> None:
     assert is_reference("a.b:c")
     assert not any(map(is_reference, ["a", "a:b:c", "C:\\table", "a:b.c", ":a", "a:"]))
-    assert nearest("zzz", ["iid"]) == "Known: iid"
+    assert did_you_mean("zzz", ["iid"]) == "Known: iid"

@@ -14,10 +14,10 @@ from test_cli import call, prepare
 from torch import nn
 
 from moretta import Centralised, Engine, Faults, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError, RunFailed
-from moretta.protocols import modules
-from moretta.protocols.first_weights import first_weights
-from moretta.run_folder import read_json
+from moretta.protocols.common import modules
+from moretta.protocols.common.first_weights import first_weights
 
 COUNTS = {"north": 20, "south": 33, "east": 9, "west": 15}
 RATE = 0.05

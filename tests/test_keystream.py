@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.errors import ParameterError
-from moretta.keystream import Keystream, SecretRoot, derive, encode_purpose
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "keystream.json").read_text(encoding="utf-8"))
 DERIVATIONS = VECTORS["derivations"]

@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from test_codec import json_values, same
 
-from moretta import casting
-from moretta.codec import Codec, size
-from moretta.edge import wire as edge
+from moretta.contract.codec import Codec, size
+from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
+from moretta.engines import pipe as edge
 from moretta.errors import CodecError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Message, Spent, Stamp, Tensors
-from moretta.protocols import scoring, silo_rows
-from moretta.protocols.baffle import messages as baffle
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.seeds import SERVER, Seed, parameter_hash
+from moretta.protocols import registry as casting
+from moretta.protocols.baffle.silo import messages as baffle
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.seeds import SERVER, Seed, parameter_hash
 from moretta.protocols.cgd import messages as cgd
+from moretta.protocols.common import scoring, silo_rows
 from moretta.protocols.fedsgd import messages as fedsgd
 from moretta.protocols.pbpfl import messages as pbpfl
-from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
 
 FOLDER = Path(__file__).parent / "vectors"
 VECTORS = json.loads((FOLDER / "messages.json").read_text(encoding="utf-8"))

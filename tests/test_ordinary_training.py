@@ -12,9 +12,9 @@ from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
 from moretta.errors import ParameterError
-from moretta.protocols.augmentation import PADDING, crop_and_flip
-from moretta.protocols.first_weights import first_weights
-from moretta.protocols.training import Training
+from moretta.protocols.common.augmentation import PADDING, crop_and_flip
+from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.training import Training
 
 FEDERATED = [FedSGD, FedAvg, PBPFL, Centralised, Local]
 PLAIN = SecureAggregation(scheme="none")
@@ -100,10 +100,10 @@ def test_a_round_of_cgd_steps_by_its_rate() -> None:
 def run_of_cgd(params: CGD, rounds: int) -> dict[str, np.ndarray]:
     """Return what participants' first layers are after some rounds of three."""
     federation = Federation(model(), SILOS, params, dtype="float64", batch_size=0, insecure_secret_seed=3)
-    from moretta.casting import cast
-    from moretta.codec import Codec
+    from moretta.contract.codec import Codec
     from moretta.engines.driver import Driver
     from moretta.engines.in_process import InProcess
+    from moretta.protocols.registry import cast
 
     players = cast(params, federation._setting(5, 3))
     engine = InProcess(players.clients, Codec(players.messages))
@@ -138,7 +138,7 @@ def test_fedsgd_with_a_schedule_equals_pytorchs_own() -> None:
     ours = first_weights(model())
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds)
-    from moretta.protocols.batches import Batches
+    from moretta.protocols.common.batches import Batches
 
     batches = Batches(len(silo[0].x), 0, 5, silo[0].name)
     for number in range(1, rounds + 1):
@@ -253,10 +253,10 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
         )
         result = federation.train(1, seed=5)
         assert result.model is not None
-    from moretta.casting import cast  # what the enrolment agreed on, from the roles themselves
+    from moretta.protocols.registry import cast  # what the enrolment agreed on, from the roles themselves
 
     players = cast(FedSGD(), federation._setting(5, 1))
-    from moretta.codec import Codec
+    from moretta.contract.codec import Codec
     from moretta.engines.driver import Driver
     from moretta.engines.in_process import InProcess
 
@@ -355,12 +355,12 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, object], sent
 
 
 def test_silos_may_have_uneven_shares(tmp_path: Path) -> None:
-    from moretta import config
-    from moretta.assembly import federation_of
+    from moretta.config import run_files
+    from moretta.run.assembly import federation_of
 
     (tmp_path / "run.toml").write_text(
         '[run]\nrounds = 1\n[data]\nsource = "digits"\nsizes = [5, 3, 2]\n[model]\nsource = "mlp"\n'
         '[protocol]\nname = "fedsgd"\nloss = "cross-entropy"\n'
     )
-    rows = [len(silo.x) for silo in federation_of(config.load(tmp_path / "run.toml"), None).silos]
+    rows = [len(silo.x) for silo in federation_of(run_files.load(tmp_path / "run.toml"), None).silos]
     assert [round(10 * count / sum(rows)) for count in rows] == [5, 3, 2]

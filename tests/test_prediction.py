@@ -14,10 +14,10 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from test_cli import RUN, call, patients
 
-from moretta import data
+from moretta.data import sources
+from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
-from moretta.prediction import predict
-from moretta.run_folder import read_json, read_model
+from moretta.run.prediction import predict
 
 Train = Callable[..., Path]
 
@@ -160,7 +160,7 @@ def test_absent_values_in_arrays(train: Train, missing: str) -> None:
 def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> None:
     run = train("run.rounds=20")
     test = read_json(run / "result.json")["test"]
-    dataset = data.load("patients.csv", base=Path(), seed=7)
+    dataset = sources.load("patients.csv", base=Path(), seed=7)
     found = by_hand(run, dataset.x_test)[:, 0]
     assert test["rows"] == len(dataset.x_test) == 12
     assert test["accuracy"] == pytest.approx(((found > 0.5) == dataset.y_test).mean())
@@ -178,7 +178,7 @@ def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> Non
 def test_regression_from_a_table(train: Train) -> None:
     run = train("data.target=pressure")
     record = read_json(run / "result.json")
-    dataset = data.load("patients.csv", target="pressure", base=Path(), seed=7)
+    dataset = sources.load("patients.csv", target="pressure", base=Path(), seed=7)
     found = by_hand(run, dataset.x_test)[:, 0]
     assert record["task"] == "regression"
     assert record["test"]["mse"] == pytest.approx(np.square(found - dataset.y_test).mean(), rel=1e-5)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moretta.contract.messages import FIELD_KINDS, NAME_LIMIT, Array, Message, Stamp, Tensors, message
+from moretta.contract.roles import Ask, Replies
 from moretta.errors import PeerError
-from moretta.protocol import FIELD_KINDS, NAME_LIMIT, Array, Ask, Message, Replies, Stamp, Tensors, message
 
 NOW = Stamp("run", 1, 0)
 

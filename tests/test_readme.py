@@ -15,7 +15,8 @@ import torch
 import typer.main
 from test_cli import call
 
-from moretta import cli, config
+from moretta.commands import app as cli
+from moretta.config import run_files
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_every_command_takes_json() -> None:
 
 def test_the_example_is_the_readmes_and_its_own_commands_are_there(readme: str, root: Path) -> None:
     for path in set(re.findall(r"examples/\S+\.toml", readme)):
-        assert config.load(root / path).protocol.name in ("pbpfl", "cgd", "baffle")
+        assert run_files.load(root / path).protocol.name in ("pbpfl", "cgd", "baffle")
         own = commands((root / path).read_text())
         assert len(own) == 2
         for words in own:
@@ -97,7 +98,7 @@ def test_the_forward_example_learns_and_sends_few_numbers(root: Path, tmp_path: 
     told = call("train", path, "--out", tmp_path / "run", "--json").told
     assert told["test"]["accuracy"] > 0.93  # of 359 rows; 0.96 when this was written
     up = told["bytes"]["up_per_silo_per_round"]
-    assert f"upload {config.load(path).protocol.k + 1} numbers a round" in said
+    assert f"upload {run_files.load(path).protocol.k + 1} numbers a round" in said
     assert 8 * 101 < up < 8 * 101 + 450  # with a header and the digest of what was asked
     assert up < 4 * told["parameters"] / 7  # of float32s: a seventh of the model
 

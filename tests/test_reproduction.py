@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reproduction
+from reproduction import Reproduction, choose, find, listing
 
-from moretta import cli, reproduction
+from moretta.commands import app as cli
 from moretta.errors import ParameterError
-from moretta.reproduction import Reproduction, choose, find, listing
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NAMES = sorted(find(EXPERIMENTS))

@@ -20,15 +20,15 @@ import torch
 from torch import nn
 
 from moretta import PBPFL, Centralised, Engine, Faults, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message
 from moretta.engines import views
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import ParameterError
-from moretta.protocol import Message
-from moretta.protocols.training import Training
-from moretta.secure_aggregation import MESSAGES
+from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.agreement import KeyAdvert
 from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.schemes import MESSAGES
 
 PROTOCOLS: dict[str, Training] = {
     "fedsgd": FedSGD(learning_rate=0.05, momentum=0.9),

@@ -13,9 +13,9 @@ from test_cli import call, prepare
 from torch import nn
 
 from moretta import PBPFL, Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
+from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError, RunFailed
-from moretta.protocols.training import Training
-from moretta.run_folder import read_json
+from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 NAMES = ("north", "south", "east", "west", "centre")

@@ -14,31 +14,34 @@ import pytest
 import torch
 from test_contract import ADDITIVE, LOSSY, MORE, OPEN, ROWS, dropping, federation_of, silos, silos_of
 
-from moretta import Engine, Federation, FedSGD, SecureAggregation, Silo, config
-from moretta import federation as federations
-from moretta.casting import cast
-from moretta.config_sections import Data
-from moretta.deployment import told
-from moretta.deployment.silo_file import load
+from moretta import Engine, Federation, FedSGD, SecureAggregation, Silo
+from moretta.config import run_files
+from moretta.config.sections import Data
+from moretta.config.silo_file import load
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Aborted, Exchange, Outcome
+from moretta.deployment import shared_settings as told
 from moretta.engines.in_process import InProcess
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.evaluation import evaluate
-from moretta.protocol import Aborted, Exchange, Outcome, Stamp
-from moretta.protocols import modules
 from moretta.protocols.cgd.client import Client as Participant
-from moretta.protocols.enrolment import standardised
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import standardised
+from moretta.protocols.common.scoring import HeldOut, Score, read
 from moretta.protocols.fedsgd.server import Server
-from moretta.protocols.scoring import HeldOut, Score, read
-from moretta.report import write_report
+from moretta.protocols.registry import cast
 from moretta.report.folder import read_run
+from moretta.report.page import write_report
 from moretta.report.privacy import privacy_statements
-from moretta.result import Result
-from moretta.secure_aggregation import contributor, pairwise
+from moretta.run import federation as federations
+from moretta.run.evaluation import evaluate
+from moretta.run.loop import Session
+from moretta.run.result import Result
+from moretta.secure_aggregation import pairwise
 from moretta.secure_aggregation.masks import pair_key
 from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.sums import Sum
-from moretta.session import Session
 
 NAMES = ["fedsgd", "fedavg", "local", "pbpfl", "cgd", *OPEN, "baffle", "baffle-epochs"]
 ENDED: list[tuple[Session, Outcome]] = []
@@ -345,11 +348,11 @@ SITE = '[silo]\nname = "{silo}"\n[data]\nsource = "{silo}.npz"\n'
 def sites(folder: Path, more: str, name: str = "fedsgd") -> dict[str, Federation]:
     """Each site's own side of a run, from what it is told and its silo.toml."""
     (folder / "run.toml").write_text(RUN.format(name=name))
-    text, found = told.told(config.load(folder / "run.toml")), dict[str, Federation]()
+    text, found = told.told(run_files.load(folder / "run.toml")), dict[str, Federation]()
     for silo in silos():
         np.savez(folder / f"{silo.name}.npz", x=silo.x, y=silo.y)
         (folder / "silo.toml").write_text(SITE.format(silo=silo.name) + more)
-        found[silo.name] = told.site_side(config.loads(text, folder / "told.toml"), load(folder / "silo.toml"))
+        found[silo.name] = told.site_side(run_files.loads(text, folder / "told.toml"), load(folder / "silo.toml"))
     return found
 
 
@@ -359,7 +362,7 @@ def test_a_server_without_any_rows_has_a_score(name: str, tmp_path: Path) -> Non
         silo: made.client(silo, 1, 0, federations.NOWHERE, HelpedFile(str(tmp_path / f"{silo}.jsonl")))[0]
         for silo, made in sites(tmp_path, "test-fraction = 0.25", name).items()
     }
-    server = told.server_side(config.load(tmp_path / "run.toml"), tmp_path / "run")
+    server = told.server_side(run_files.load(tmp_path / "run.toml"), tmp_path / "run")
     result = server.train(1, through=lambda codec, place, recorder: InProcess(clients, codec, strict=True))
     if name != "cgd":
         assert set(result.test) == {"rows", "loss", "accuracy", "by"}

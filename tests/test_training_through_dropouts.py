@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta import config
-from moretta.assembly import federation_of
-from moretta.protocol import Aborted, Stamp, Tensors
-from moretta.secure_aggregation import Sum, Wanted
+from moretta.config import run_files
+from moretta.contract.messages import Stamp, Tensors
+from moretta.contract.roles import Aborted
+from moretta.run.assembly import federation_of
 from moretta.secure_aggregation.encoding import encode
 from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
 from moretta.secure_aggregation.ring import Ring
-from moretta.secure_aggregation.sums import stamp_of
+from moretta.secure_aggregation.sums import Sum, Wanted, stamp_of
 
 RING = Ring(64)
 
@@ -57,7 +57,7 @@ class Ledger:
 
 
 def accuracy(path: Path, *changes: str) -> tuple[float, list[dict[str, Any]]]:
-    run_file = config.load(path, changes)
+    run_file = run_files.load(path, changes)
     result = federation_of(run_file, None).train(run_file.run.rounds, run_file.run.seed)
     return float(result.record["test"]["accuracy"]), result.record["dropped"]
 

@@ -23,7 +23,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 
 def call(*words):
-    from moretta.cli import main
+    from moretta.commands.app import main
     sys.argv, out, err = ["moretta", *words], io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -50,16 +50,16 @@ def test_the_base_imports_sums_and_helps(tmp_path: Path) -> None:
 
 BASE = """
 import moretta
-import moretta.config, moretta.data, moretta.models
+import moretta.config.run_files, moretta.data, moretta.models.catalogue
 import moretta.protocols.fedsgd.params, moretta.protocols.pbpfl.params, moretta.protocols.cgd.params
-import moretta.secure_aggregation, moretta.codec, moretta.keystream, moretta.protocol, moretta.engines.driver
-assert moretta.PBPFL(learning_rate=0.2).loss == "mse"
+import moretta.secure_aggregation.schemes, moretta.contract.codec, moretta.secure_aggregation.keystream,
+moretta.contract.roles, moretta.engines.driver assert moretta.PBPFL(learning_rate=0.2).loss == "mse"
 assert moretta.SecureAggregation().scheme == "pairwise"
 
 code, out, err = call("--help")
 assert (code, err) == (0, ""), err
 import typer.main
-from moretta.cli import app
+from moretta.commands.app import app
 commands = list(typer.main.get_command(app).commands)
 assert {"train", "compare", "report", "predict", "check", "keys"} <= set(commands)
 for command in commands:
@@ -77,14 +77,16 @@ assert (code, err) == (0, "") and shown.splitlines()[0] in made, (shown, made, e
 
 # a table is read and dealt
 pathlib.Path("rows.csv").write_text("a,b,c\\n" + "".join(f"{n},{n % 3},{n % 2}\\n" for n in range(30)))
-dealt = moretta.data.distribute(moretta.data.load("rows.csv"), 3)
+dealt = moretta.data.partition.distribute(moretta.data.sources.load("rows.csv"), 3)
 assert [len(silo.x) for silo in dealt.silos] == [8, 8, 8]
 
 # a message survives the codec
 import numpy as np
-from moretta.codec import Codec
-from moretta.protocol import Replies, Stamp
-from moretta.secure_aggregation import MESSAGES, aggregator, answer_moments, contributor, moments
+from moretta.contract.codec import Codec
+from moretta.contract.roles import Replies
+from moretta.contract.messages import Stamp
+from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
+from moretta.secure_aggregation.statistics import answer_moments, moments
 from moretta.secure_aggregation.statistics import AskMoments
 
 codec = Codec(MESSAGES)
@@ -147,23 +149,24 @@ import importlib
 names = "params recipe messages seeds directions estimate forward row_losses private client"
 for name in names.split():
     importlib.import_module(f"moretta.protocols.baffle.{name}")
-import moretta.protocols.silo_rows, moretta.protocols.lots, moretta.protocols.accountant
+import moretta.protocols.common.silo_rows, moretta.protocols.common.lots, moretta.protocols.common.accountant
 assert moretta.BAFFLE(k=8).form == "mean"
 
 import numpy as np
-from moretta.codec import Codec
-from moretta.keystream import SecretRoot
-from moretta.protocol import Replies, Stamp
+from moretta.contract.codec import Codec
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.contract.roles import Replies
+from moretta.contract.messages import Stamp
 from moretta.protocols.baffle.client import Client
 from moretta.protocols.baffle.estimate import gradient
 from moretta.protocols.baffle.forward import Layout
 from moretta.protocols.baffle.messages import MESSAGES, Estimate
 from moretta.protocols.baffle.recipe import Recipe
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
-from moretta.protocols.batches import Batches
-from moretta.protocols.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows
-from moretta.secure_aggregation import MESSAGES as SUM_MESSAGES, aggregator, contributor
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows
+from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES, aggregator, contributor
 
 K = 512
 codec = Codec((*SUM_MESSAGES, *ROW_MESSAGES, *MESSAGES))

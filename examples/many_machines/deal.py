@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moretta import data
+from moretta.data import partition, sources
 
 SITES = ("north", "south", "west")
 SEED = 7
@@ -51,7 +51,7 @@ source = "patients.npz"
 
 def main(out: Path) -> None:
     """Deal out the Wisconsin breast cancer records."""
-    dealt = data.distribute(data.load("wdbc", seed=SEED), len(SITES), "iid", SEED)
+    dealt = partition.distribute(sources.load("wdbc", seed=SEED), len(SITES), "iid", SEED)
     server = out / "server"
     server.mkdir(parents=True)
     np.savez(server / "test.npz", x=dealt.test.x, y=dealt.test.y)

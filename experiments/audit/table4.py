@@ -41,11 +41,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from moretta import data
 from moretta.audit.inversion import Effort, Gradients, Inputs, invert
 from moretta.audit.network import loss_of
-from moretta.protocol import Array, Tensors
-from moretta.protocols import modules
+from moretta.contract.messages import Array, Tensors
+from moretta.data import sources
+from moretta.protocols.common import modules
 from moretta.secure_aggregation.ring import Ring
 
 SEED, CLASSES = 0, 100
@@ -67,7 +67,7 @@ def sigmoid_lenet() -> nn.Module:
 
 def images(folder: Path, count: int) -> tuple[Array, Array, Array]:
     """Return images [count, 3, 32, 32] in [0, 1] of different test rows, their classes, and other images."""
-    dataset = data.load("cifar100", path=folder / "cifar100_subset", seed=SEED)
+    dataset = sources.load("cifar100", path=folder / "cifar100_subset", seed=SEED)
     x, y = dataset.x_test, dataset.y_test
     order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(x))
     pixels = np.asarray(x, np.float32)

@@ -25,15 +25,18 @@ from records import SEED, Record, Row, name_of, parser, run
 from safetensors.numpy import save_file
 from torch import nn
 
-from moretta import config, data, finished, models
-from moretta.config import RunFile
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.data import dataset, domains, partition, sources
+from moretta.data.silo import Silo
 from moretta.errors import ParameterError
-from moretta.evaluation import evaluate, outputs_of
-from moretta.federation import Federation
-from moretta.protocols import modules
+from moretta.models import catalogue
+from moretta.protocols.common import modules
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.protocols.training import Training
-from moretta.roles import Silo
+from moretta.run import finished
+from moretta.run.evaluation import evaluate, outputs_of
+from moretta.run.federation import Federation
 
 HERE = Path(__file__).parent
 KS = (20, 50, 100, 200, 500)
@@ -55,11 +58,11 @@ def warm_start(backbone: nn.Module, model: nn.Module, path: Path) -> None:
     save_file({**modules.arrays(backbone), **fresh}, path)
 
 
-def dealt(run_file: RunFile, dataset: data.Dataset, trunk: nn.Module) -> tuple[list[Silo], Tests]:
+def dealt(run_file: RunFile, dataset: dataset.Dataset, trunk: nn.Module) -> tuple[list[Silo], Tests]:
     """Return the silos of a run and the test rows of each domain, all as features."""
     wanted = run_file.data
-    dataset = data.into_domains(dataset, wanted.domains or (), run_file.run.seed)
-    parts = data.distribute(dataset, wanted.silos, wanted.partition, run_file.run.seed)
+    dataset = domains.into_domains(dataset, wanted.domains or (), run_file.run.seed)
+    parts = partition.distribute(dataset, wanted.silos, wanted.partition, run_file.run.seed)
     silos = [Silo(silo.name, features(trunk, silo.x), silo.y) for silo in parts.silos]
     x, rows = features(trunk, dataset.x_test), dataset.test_rows_by_domain()
     return silos, {name: (x[rows[name]], dataset.y_test[rows[name]]) for name in wanted.domains or ()}
@@ -98,11 +101,11 @@ def measure(given: argparse.Namespace) -> Record:
     if given.data is None:
         raise ParameterError("expected --data DIR, or the variable MORETTA_DATA")
     path = json.dumps(str((given.data / "cifar10").absolute()))
-    run_file = config.load(HERE / "domains.toml", [f"data.path={path}", f"run.rounds={rounds}", f"run.seed={SEED}"])
-    dataset = data.load(run_file.data.source, path=run_file.data.path, seed=SEED)
+    run_file = run_files.load(HERE / "domains.toml", [f"data.path={path}", f"run.rounds={rounds}", f"run.seed={SEED}"])
+    dataset = sources.load(run_file.data.source, path=run_file.data.path, seed=SEED)
     dataset = dataclasses.replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
     shape, arguments = dataset.x_train.shape[1:], dict[str, Any](run_file.model.arguments)
-    model = models.build(run_file.model.source, inputs=shape, outputs=dataset.outputs, seed=SEED, **arguments)
+    model = catalogue.build(run_file.model.source, inputs=shape, outputs=dataset.outputs, seed=SEED, **arguments)
     start = HERE / "domains.safetensors"
     warm_start(finished.load(given.backbone).module, model, start)
     modules.load(model, modules.read_state_dict(start))

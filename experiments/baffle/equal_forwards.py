@@ -13,11 +13,11 @@ from pathlib import Path
 
 from records import SEED, Record, Row, name_of, parser, run
 
-from moretta import config
-from moretta.assembly import federation_of
+from moretta.config import run_files
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.estimate import forwards_of
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo.estimate import forwards_of
+from moretta.run.assembly import federation_of
 
 HERE = Path(__file__).parent
 COLUMNS = ("accuracy, %", "loss", "rounds", "MB down a silo")
@@ -25,7 +25,7 @@ COLUMNS = ("accuracy, %", "loss", "rounds", "MB down a silo")
 
 def row_of(path: Path, k: int, forwards: int, overrides: tuple[str, ...]) -> Row:
     """Train with K directions for as many rounds as the forward passes last."""
-    run_file = config.load(path, [*overrides, f"protocol.k={k}", f"run.seed={SEED}"])
+    run_file = run_files.load(path, [*overrides, f"protocol.k={k}", f"run.seed={SEED}"])
     if not isinstance(run_file.protocol, BAFFLE):
         raise ParameterError(f"{path}: expected protocol baffle")
     rounds = max(1, forwards // forwards_of(run_file.protocol.form, k))

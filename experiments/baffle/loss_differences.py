@@ -29,12 +29,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from moretta import models
-from moretta.protocols import modules
-from moretta.protocols.baffle.directions import Directions, keys_of
-from moretta.protocols.baffle.estimate import differences
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.models import catalogue
+from moretta.protocols.baffle.silo.directions import Directions, keys_of
+from moretta.protocols.baffle.silo.estimate import differences
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.common import modules
+from moretta.protocols.common.row_losses import RowLosses
 
 Vectors = NDArray[np.float64]  # [rounds, uploads a round, K]
 Kinds = Mapping[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
@@ -145,7 +145,7 @@ def measure(given: argparse.Namespace) -> Record:
     record = Record(name_of(given, "baffle-figure-5"), title, COLUMNS, settings, notes)
     rows = rounds * SILOS * batch
     x, y = images(given, "mnist", 2 * rows + 2000)
-    data, model = kinds(x, y, rows), models.build("lenet", inputs=x.shape[1:], outputs=10, seed=SEED)
+    data, model = kinds(x, y, rows), catalogue.build("lenet", inputs=x.shape[1:], outputs=10, seed=SEED)
     for where in ("start", f"after {steps} steps"):
         for row in rows_of(model, data, where, batch, k):
             record.add(row)

@@ -30,9 +30,9 @@ def backprop(model: str, batch: int, side: int) -> None:
     """Backpropagate through PyTorch and step by hand: torch.optim imports some 70 MiB that nothing here needs."""
     import torch
 
-    from moretta import models
+    from moretta.models import catalogue
 
-    network = models.build(model, inputs=(3, side, side), outputs=CLASSES, seed=1)
+    network = catalogue.build(model, inputs=(3, side, side), outputs=CLASSES, seed=1)
     x, y = rows(batch, side)
     for _ in range(BATCHES):
         network.zero_grad()
@@ -44,23 +44,23 @@ def backprop(model: str, batch: int, side: int) -> None:
 
 def torch_import(model: str, batch: int, side: int) -> None:
     """Import PyTorch and build the network, no more."""
-    from moretta import models
+    from moretta.models import catalogue
 
-    models.build(model, inputs=(3, side, side), outputs=CLASSES, seed=1)
+    catalogue.build(model, inputs=(3, side, side), outputs=CLASSES, seed=1)
 
 
 def forward(model: str, batch: int, side: int) -> None:
     """BAFFLE's differences by PyTorch, as a silo of the in-process engine."""
-    from moretta import models
+    from moretta.models import catalogue
     from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 
-    network = models.build(model, inputs=(3, side, side), outputs=CLASSES, seed=1)
+    network = catalogue.build(model, inputs=(3, side, side), outputs=CLASSES, seed=1)
     _differences(TorchForward(network, layout_of(network)), batch, side)
 
 
 def edge(model: str, batch: int, side: int) -> None:
     """BAFFLE's differences by ONNX Runtime, without PyTorch; `model` is the graph's file."""
-    from moretta.edge.onnx_forward import OnnxForward
+    from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 
     _differences(OnnxForward(Path(model).read_bytes()), batch, side)
 
@@ -69,19 +69,19 @@ def export(model: str, batch: int, side: int) -> None:
     """Write the graph that `edge` reads; `model` is NAME:FILE."""
     import torch
 
-    from moretta import models
+    from moretta.models import catalogue
     from moretta.protocols.baffle.onnx_export import graph_of
     from moretta.protocols.baffle.torch_forward import layout_of
 
     name, _, file = model.partition(":")
-    network = models.build(name, inputs=(3, side, side), outputs=CLASSES, seed=1)
+    network = catalogue.build(name, inputs=(3, side, side), outputs=CLASSES, seed=1)
     Path(file).write_bytes(graph_of(network, layout_of(network), (3, side, side), torch.float32))
 
 
 def _differences(forward: "object", batch: int, side: int) -> None:
-    from moretta.protocols.baffle.directions import Directions, keys_of
-    from moretta.protocols.baffle.estimate import differences
-    from moretta.protocols.baffle.row_losses import RowLosses
+    from moretta.protocols.baffle.silo.directions import Directions, keys_of
+    from moretta.protocols.baffle.silo.estimate import differences
+    from moretta.protocols.common.row_losses import RowLosses
 
     size = forward.layout.size  # type: ignore[attr-defined]
     at = np.random.default_rng(2).normal(0, 0.05, size).astype(np.float32)

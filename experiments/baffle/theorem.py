@@ -3,7 +3,7 @@
     python experiments/baffle/theorem.py --data DIR
 
 One batch of 32 rows of MNIST through LeNet, at its start and after some steps of Adam: the estimate of
-`moretta.protocols.baffle.estimate` beside autograd's gradient g. For n parameters, directions d_k and no curvature
+`moretta.protocols.baffle.silo.estimate` beside autograd's gradient g. For n parameters, directions d_k and no curvature
 
     Rademacher    E|g^ - g|^2 = (n - 1) / K |g|^2     since (d . g)^2 |d|^2 has the mean n |g|^2
     Gaussian                    (n + 1) / K           since there it has the mean (n + 2) |g|^2
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from records import SEED, Record, Row, images, name_of, parser, run
 from torch import nn
 
-from moretta import models
-from moretta.protocols import modules
-from moretta.protocols.baffle.directions import Directions, keys_of
-from moretta.protocols.baffle.estimate import Form, differences, gradient
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.models import catalogue
+from moretta.protocols.baffle.silo.directions import Directions, keys_of
+from moretta.protocols.baffle.silo.estimate import Form, differences, gradient
+from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.common import modules
+from moretta.protocols.common.row_losses import RowLosses
 
 KINDS = ("rademacher", "gaussian", "orthogonal")
 COLUMNS = ("relative error", "expected", "cosine", "expected cosine")
@@ -104,7 +104,7 @@ def measure(given: argparse.Namespace) -> Record:
     title = "Theorem 3.1: the estimate beside autograd's gradient, LeNet on MNIST"
     record = Record(name_of(given, "baffle-theorem"), title, COLUMNS, settings, notes)
     x, y = images(given, "mnist", 32 * 11)
-    model = models.build("lenet", inputs=x.shape[1:], outputs=10, seed=SEED)
+    model = catalogue.build("lenet", inputs=x.shape[1:], outputs=10, seed=SEED)
     for row in rows_of(model, x[:32], y[:32], ks, draws, "start"):
         record.add(row)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta import finished
 from moretta.data.images import load_images, read_npz, scaled
 from moretta.errors import MorettaError, ParameterError
-from moretta.evaluation import outputs_of
-from moretta.protocols.enrolment import standardised
+from moretta.protocols.common.enrolment import standardised
+from moretta.run import finished
+from moretta.run.evaluation import outputs_of
 
 CACHE = Path(__file__).with_name("features.npz")
 ROWS = 2000  # that are prepared at once: as pixels of float32 all of them are 700 MB

@@ -23,23 +23,26 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta import data
-from moretta.casting import cast
-from moretta.codec import Codec
-from moretta.config_sections import Engine, SecureAggregation
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp, Tensors
+from moretta.contract.roles import Phase, no_phase
+from moretta.data import dataset, partition, sources
+from moretta.data.silo import Silo
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Engine
 from moretta.errors import MorettaError
-from moretta.federation import Federation
-from moretta.models import build
-from moretta.protocol import Message, Phase, Stamp, Tensors, no_phase
+from moretta.models.catalogue import build
 from moretta.protocols.cgd.client import ROW_RING, Client
-from moretta.protocols.cgd.keyring import group_of
+from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Join, StepAlone
 from moretta.protocols.cgd.params import CGD
-from moretta.roles import Setting, Silo
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.registry import cast
+from moretta.run.federation import Federation
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.settings import SecureAggregation
 
 Matrix = NDArray[np.float64]
 SEED = 0
@@ -125,13 +128,13 @@ def play(
 
 def digits(rows: int, columns: int = 1) -> list[Silo]:
     """Return the digits (1,437 rows to train on, 64 pixels from 0 to 1) dealt to silos; a joint row's first is head."""
-    return dealt(data.load("digits", seed=SEED), rows, columns)[0]
+    return dealt(sources.load("digits", seed=SEED), rows, columns)[0]
 
 
-def dealt(dataset: data.Dataset, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
+def dealt(dataset: dataset.Dataset, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
     """Return silos named silo-1 ..., or in a grid silo-1-1 ..., and the test rows, all samples flat."""
     how, grid = ("iid", None) if columns == 1 else ("grid", (rows, columns))
-    parts = data.distribute(dataset, rows * columns, how, SEED, grid=grid)
+    parts = partition.distribute(dataset, rows * columns, how, SEED, grid=grid)
     silos = [
         Silo(one.name, one.x.reshape(len(one.x), -1), one.y if one.holds_labels else one.y[:0], one.row, one.columns)
         for one in parts.silos
@@ -171,11 +174,11 @@ def error(found: NDArray, truth: NDArray) -> float:
 def d_alone(folder: Path | None, quick: bool) -> list[Score]:
     """Any one participant of a horizontal split takes D, which it knows, as a model of its own."""
     parties, rounds, scores = (10, 30, list[Score]()) if quick else (20, 400, list[Score]())
-    cases = [("digits", data.load("digits", seed=SEED), parties, rounds, 32)]
+    cases = [("digits", sources.load("digits", seed=SEED), parties, rounds, 32)]
     if folder is not None and not quick:
-        cases.append(("mnist", data.load("mnist", path=folder / "mnist", seed=SEED), 1000, 200, 256))
-    for source, dataset, parties, rounds, width in cases:
-        silos, test = dealt(dataset, parties)
+        cases.append(("mnist", sources.load("mnist", path=folder / "mnist", seed=SEED), 1000, 200, 256))
+    for source, images, parties, rounds, width in cases:
+        silos, test = dealt(images, parties)
         model, engine = mlp(width, silos[0].x.shape[1]), Engine(name="fused")
         for delta in (0.1,) if quick else (0.1, 0.06, 0.01):
             federation = Federation(model, silos, CGD(delta=delta), test, engine=engine, batch_size=0,

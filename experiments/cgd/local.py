@@ -25,20 +25,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta import config
-from moretta.assembly import federation_of
-from moretta.config import RunFile
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.data.silo import Silo
 from moretta.errors import MorettaError, ParameterError
-from moretta.evaluation import evaluate
-from moretta.federation import Federation
-from moretta.keystream import SecretRoot
-from moretta.protocols import enrolment, modules
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.local import narrowed
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
-from moretta.result import versions
-from moretta.roles import Silo
+from moretta.protocols.common import enrolment, modules
+from moretta.run.assembly import federation_of
+from moretta.run.evaluation import evaluate
+from moretta.run.federation import Federation
+from moretta.run.result import versions
+from moretta.secure_aggregation.keystream import SecretRoot
 
 HERE = Path(__file__).parent
 COLUMNS = ("Mean %", "Standard error", "Worst %", "Mean loss", "Trained", "Of")
@@ -123,7 +123,7 @@ def run(name: str, grids: Sequence[str], sample: int, out: Path, overrides: Sequ
         if not re.fullmatch(r"[1-9][0-9]*x[1-9][0-9]*", grid):
             raise ParameterError(f"{grid}: expected a grid such as 100x49")
         cut = f"data.grid=[{grid.replace('x', ', ')}]"
-        run_file = config.load(HERE / name, [*overrides, cut, "protocol.vertical=independent"])
+        run_file = run_files.load(HERE / name, [*overrides, cut, "protocol.vertical=independent"])
         settings = {
             "rounds": run_file.run.rounds,
             "seed": run_file.run.seed,
@@ -156,7 +156,7 @@ def main(words: list[str] | None = None) -> int:
     given = parser.parse_args(words)
     overrides = list(given.set)
     try:
-        wanted = config.load(HERE / given.name).data.path
+        wanted = run_files.load(HERE / given.name).data.path
         if wanted is not None and given.data is not None:
             overrides.append(f"data.path={json.dumps(str((given.data / wanted).absolute()))}")
         if given.rounds is not None:

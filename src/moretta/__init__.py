@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moretta.config_sections import Engine, Faults, SecureAggregation
-    from moretta.federation import Federation, Result
+    from moretta.data.silo import Silo
+    from moretta.engines.settings import Engine, Faults
     from moretta.protocols.baffle.params import BAFFLE
     from moretta.protocols.cgd.params import CGD
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
-    from moretta.roles import Silo
+    from moretta.run.federation import Federation, Result
+    from moretta.secure_aggregation.settings import SecureAggregation
 
 __version__ = "0.1.0"
 
@@ -40,15 +41,15 @@ _HOMES = {
     "CGD": "moretta.protocols.cgd.params",
     "PBPFL": "moretta.protocols.pbpfl.params",
     "Centralised": "moretta.protocols.fedsgd.params",
-    "Engine": "moretta.config_sections",
-    "Faults": "moretta.config_sections",
+    "Engine": "moretta.engines.settings",
+    "Faults": "moretta.engines.settings",
     "FedAvg": "moretta.protocols.fedsgd.params",
     "FedSGD": "moretta.protocols.fedsgd.params",
-    "Federation": "moretta.federation",
+    "Federation": "moretta.run.federation",
     "Local": "moretta.protocols.fedsgd.params",
-    "Result": "moretta.federation",
-    "SecureAggregation": "moretta.config_sections",
-    "Silo": "moretta.roles",
+    "Result": "moretta.run.federation",
+    "SecureAggregation": "moretta.secure_aggregation.settings",
+    "Silo": "moretta.data.silo",
 }
 
 

@@ -6,7 +6,7 @@
     │   ├── RangeError          a value that the ring of the secure sum cannot hold, by the name of its tensor
     │   └── MissingExtra        an optional dependency is not installed
     ├── PeerError               the other side: it sent what the protocol does not allow
-    │   ├── CodecError          the bytes are no message; the only error of `moretta.codec.Codec.decode`
+    │   ├── CodecError          the bytes are no message; the only error of `moretta.contract.codec.Codec.decode`
     │   └── Disconnected        it is gone: its process or its connection ended before it had answered
     ├── SumSpent                nobody: this silo has helped to open another sum of the round, and tells the next take
     ├── MisuseError             the caller of this library: a call in the wrong order
@@ -53,7 +53,7 @@ class Disconnected(PeerError):
 class SumSpent(MorettaError):
     """A silo has helped to open a sum of this round, and what is asked now is not that sum.
 
-    next_take, survivors, whole: see `moretta.protocol.Spent`, which an engine makes of it.
+    next_take, survivors, whole: see `moretta.contract.messages.Spent`, which an engine makes of it.
     """
 
     def __init__(self, next_take: int, survivors: tuple[str, ...], whole: bool) -> None:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from silos import World
 from wiretap import Wiretap
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, State
 from moretta.errors import MorettaError
-from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, Stamp, State
 from moretta.protocols.pbpfl.messages import Softmax
 from moretta.secure_aggregation.additive import AddShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys

@@ -19,18 +19,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from moretta.casting import cast
-from moretta.config_sections import SecureAggregation
+from moretta.data.silo import Silo
 from moretta.engines.kept_lines import HelpedFile
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
-from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting, Silo
+from moretta.protocols.registry import cast
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.settings import SecureAggregation
 
 ROWS, COLUMNS, CLASSES, MOST_SILOS = 7, 3, 2, 6
 

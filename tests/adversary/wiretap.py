@@ -18,8 +18,8 @@ import pytest
 from equations import MODULUS, Equation, alone, without
 from numpy.typing import NDArray
 
-from moretta.protocol import Message, Stamp
-from moretta.protocols.batches import Batches
+from moretta.contract.messages import Message, Stamp
+from moretta.protocols.common.batches import Batches
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.secure_aggregation import additive, pairwise, shamir, unmasking
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys

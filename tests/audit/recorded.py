@@ -9,12 +9,12 @@ from typing import Any
 
 import tomli_w
 
-from moretta import config
-from moretta.assembly import federation_of
 from moretta.audit.attack import Attack, Claim, Finding
 from moretta.audit.case import Case
 from moretta.audit.truth import Truth
-from moretta.protocol import Array
+from moretta.config import run_files
+from moretta.contract.messages import Array
+from moretta.run.assembly import federation_of
 
 RUN = """
 [run]
@@ -47,7 +47,7 @@ def recorded(folder: Path, background: tuple[Array, Array] | None = None, **sect
         tables[name.replace("_", "-")] = {key: value for key, value in section.items() if value is not None}
     file = folder / "run.toml"
     file.write_text(tomli_w.dumps(tables))
-    run_file = config.load(file)
+    run_file = run_files.load(file)
     federation = federation_of(run_file, folder / "out")
     federation.train(run_file.run.rounds, run_file.run.seed)
     return Truth(folder / "out", federation, run_file.run.rounds, run_file.run.seed, background)

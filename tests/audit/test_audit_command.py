@@ -13,11 +13,13 @@ import test_cli
 from recorded import recorded
 from torch import nn
 
-from moretta import PBPFL, Federation, Silo, audit, auditing
+from moretta import PBPFL, Federation, Silo
 from moretta.audit import attacks
 from moretta.audit.attacks.gamma_least_squares import ATTACK as GAMMA
 from moretta.audit.attacks.lemma_seven import ATTACK as OTHER
+from moretta.audit.auditor import audit
 from moretta.errors import ParameterError
+from moretta.run import auditing
 
 NAME = "gamma-least-squares"
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from moretta import models
 from moretta.audit import canonical as form
-from moretta.keystream import SecretRoot
+from moretta.models import catalogue
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.secure_aggregation.keystream import SecretRoot
 
 SMALL = {
     "mlp": ((12,), {"hidden": [9, 7]}),
@@ -17,7 +17,7 @@ SMALL = {
 
 def network(source, seed):
     shape, arguments = SMALL[source]
-    model = models.build(source, inputs=shape, outputs=4, seed=seed, **arguments)
+    model = catalogue.build(source, inputs=shape, outputs=4, seed=seed, **arguments)
     plan = ScalePlan.of(model, (torch.zeros(2, *shape),))
     return plan, {name: one.detach().numpy() for name, one in model.named_parameters()}
 
@@ -62,7 +62,7 @@ def test_without_the_head_what_feeds_it_has_norm_one():
 def test_scales_alone_leave_the_function():
     plan, weights = network("mlp", 3)
     shape, arguments = SMALL["mlp"]
-    model = models.build("mlp", inputs=shape, outputs=4, **arguments).double()
+    model = catalogue.build("mlp", inputs=shape, outputs=4, **arguments).double()
     x = torch.randn(5, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     outputs = []
     for tensors in (form.whole(plan, weights), form.canonical(plan, form.whole(plan, weights))):

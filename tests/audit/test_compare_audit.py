@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 from recorded import RUN
 
-from moretta import comparison, config
+from moretta.config import run_files
 from moretta.errors import ParameterError
+from moretta.run import comparison
 
 
 @pytest.fixture
 def run_file(tmp_path):
     (tmp_path / "run.toml").write_text(RUN)
-    return config.load(tmp_path / "run.toml")
+    return run_files.load(tmp_path / "run.toml")
 
 
 def test_variants_are_named_by_what_was_written(run_file):
@@ -55,6 +56,6 @@ def test_a_variant_twice_is_refused(run_file):
 def test_an_audit_needs_views_and_takes_the_first_rounds_and_the_last(run_file, tmp_path):
     assert comparison.recording(run_file).run.record_views is True  # as it says
     (tmp_path / "run.toml").write_text(RUN.replace("record-views = true", "").replace("rounds = 6", "rounds = 300"))
-    assert comparison.recording(config.load(tmp_path / "run.toml")).run.record_views == (*range(1, 21), 300)
+    assert comparison.recording(run_files.load(tmp_path / "run.toml")).run.record_views == (*range(1, 21), 300)
     (tmp_path / "run.toml").write_text(RUN.replace("record-views = true", ""))
-    assert comparison.recording(config.load(tmp_path / "run.toml")).run.record_views == (1, 2, 3, 4, 5, 6)
+    assert comparison.recording(run_files.load(tmp_path / "run.toml")).run.record_views == (1, 2, 3, 4, 5, 6)

@@ -5,7 +5,7 @@ from recorded import attacked, recorded
 from moretta.audit.attacks import lemma_six
 from moretta.audit.attacks.lemma_six import ATTACK
 from moretta.audit.canonical import plan_of
-from moretta.keystream import SecretRoot
+from moretta.secure_aggregation.keystream import SecretRoot
 
 
 def run(folder):

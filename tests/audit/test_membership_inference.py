@@ -14,7 +14,7 @@ from moretta.audit.intervals import auc
 from moretta.audit.network import flat, loss_of
 from moretta.audit.truth import Rows, gradient
 from moretta.errors import ParameterError
-from moretta.protocols import modules
+from moretta.protocols.common import modules
 
 
 def random_labels(folder):

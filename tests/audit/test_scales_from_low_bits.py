@@ -8,14 +8,14 @@ import torch
 from recorded import attacked, recorded
 from torch import nn
 
-from moretta import models
 from moretta.audit.attacks.scales_from_low_bits import ATTACK, candidates, guessed, true_scales
 from moretta.audit.canonical import trunk
 from moretta.audit.low_bits import bits_of, half_widths
-from moretta.keystream import SecretRoot
-from moretta.protocols.first_weights import first_weights
+from moretta.models import catalogue
+from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.secure_aggregation.keystream import SecretRoot
 
 ROOT = SecretRoot.insecure(0, "server")
 # Of 24 scales that are guessed among 64 each, 6 or more are right with a chance of C(24, 6) / 64^6 = 2e-6.
@@ -36,7 +36,7 @@ def hits(model: nn.Module, dtype: torch.dtype, *, old: bool, shape: tuple[int, .
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    return models.build("mlp", inputs=(30,), outputs=1, seed=7, hidden=[16, 8]).to(dtype)
+    return catalogue.build("mlp", inputs=(30,), outputs=1, seed=7, hidden=[16, 8]).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

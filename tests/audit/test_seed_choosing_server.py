@@ -10,8 +10,8 @@ from recorded import attacked, claimed, recorded
 from moretta.audit.attacks import seed_choosing_server
 from moretta.audit.attacks.seed_choosing_server import ATTACK, gain, in_order
 from moretta.audit.estimates import recipe_of, seed_of, seeded_rounds
-from moretta.protocol import Message
-from moretta.protocols.baffle.messages import Agree, Agreed, Revealed
+from moretta.contract.messages import Message
+from moretta.protocols.baffle.silo.messages import Agree, Agreed, Revealed
 
 BAFFLE = {"name": "baffle", "k": 32, "loss": "mse"}
 

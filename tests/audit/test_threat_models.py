@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moretta import config
-from moretta.assembly import federation_of
 from moretta.audit.attacks import all_attacks
+from moretta.config import run_files
+from moretta.run.assembly import federation_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "threat-models.md"
@@ -41,7 +41,7 @@ def test_tables_are_those_of_the_results(script):
 def test_every_run_can_be_played(script):
     of_sweeps = [[*one.run, f"{one.setting}={value}"] for one in script.SWEEPS.values() for value in one.values]
     for file, *settings in (*script.RUNS.values(), *of_sweeps):
-        run_file = config.load(ROOT / file, settings)
+        run_file = run_files.load(ROOT / file, settings)
         federation_of(run_file, None).rehearse(run_file.run.rounds, run_file.run.seed)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from moretta.audit.truth import Truth
 from moretta.errors import ParameterError
-from moretta.protocols import modules
+from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
 from moretta.secure_aggregation.plain import PlainUpload

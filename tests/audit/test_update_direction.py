@@ -5,11 +5,11 @@ import pytest
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta import models
 from moretta.audit.attacks.update_direction import ATTACK, likeness, step_of
-from moretta.keystream import SecretRoot
+from moretta.models import catalogue
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+from moretta.secure_aggregation.keystream import SecretRoot
 
 
 def keys(perturbation, how):
@@ -25,7 +25,7 @@ def keys(perturbation, how):
 
 @pytest.mark.parametrize("how", ["fixed", "fresh", "fresh and permuted"])
 def test_a_step_is_seen_under_any_keys(how):
-    model = models.build("mlp", inputs=(12,), outputs=4, seed=1, hidden=[9, 7])
+    model = catalogue.build("mlp", inputs=(12,), outputs=4, seed=1, hidden=[9, 7])
     plan = ScalePlan.of(model, (torch.zeros(2, 12),))
     perturbation = Perturbation(plan, 1, "squared-error")
     before = {name: one.detach().clone() for name, one in model.named_parameters()}

@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data import Dataset, SiloData, as_features, as_targets, check_fit, class_of
+from moretta.data.checks import as_features, as_targets, check_fit, class_of
+from moretta.data.dataset import Dataset, SiloData
 from moretta.errors import ParameterError
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)

@@ -4,9 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta import assembly, config
-from moretta.data import DOMAINS, Dataset, distribute, into_domains, load
+from moretta.config import run_files
+from moretta.data.dataset import Dataset
+from moretta.data.domains import DOMAINS, into_domains
+from moretta.data.partition import distribute
+from moretta.data.sources import load
 from moretta.errors import ParameterError
+from moretta.run import assembly
 
 NAMES = ("plain", "rotated", "blurred", "recoloured")
 RNG = np.random.default_rng(11)
@@ -166,8 +170,8 @@ def test_the_run_file_makes_the_same_silos(tmp_path: Path) -> None:
         'domains = ["plain", "rotated", "blurred", "recoloured"]\n[model]\nsource = "mlp"\n'
         '[protocol]\nname = "fedsgd"\n'
     )
-    run_file = config.load(path)
-    assert config.load(path, ["run.rounds=2"]).data.domains == NAMES
+    run_file = run_files.load(path)
+    assert run_files.load(path, ["run.rounds=2"]).data.domains == NAMES
     federation = assembly.federation_of(run_file, None)
     wanted = distribute(into_domains(load("images.npz", base=tmp_path, seed=5), NAMES, 5), 8, "by-domain", 5)
     for silo, expected in zip(federation.silos, wanted.silos, strict=True):
@@ -178,4 +182,4 @@ def test_the_run_file_makes_the_same_silos(tmp_path: Path) -> None:
     without = tmp_path / "without.toml"
     without.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("domains")))
     with pytest.raises(ParameterError, match=r"needs the domain of each row.*for images set for example domains = "):
-        assembly.federation_of(config.load(without), None)
+        assembly.federation_of(run_files.load(without), None)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta.data import Dataset, Distributed, SiloData, distribute, load, partition
+from moretta.data.dataset import Dataset, SiloData
+from moretta.data.partition import Distributed, distribute, partition
+from moretta.data.sources import load
 from moretta.errors import ParameterError
 
 TABLE = "patient,age,job,balance,y\n" + "".join(

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moretta.data import load
 from moretta.data.images import from_residuals, load_images
+from moretta.data.sources import load
 from moretta.errors import ParameterError
 
 RNG = np.random.default_rng(5)

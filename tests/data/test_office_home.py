@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data import distribute, load
 from moretta.data.office_home import load_office_home
+from moretta.data.partition import distribute
+from moretta.data.sources import load
 from moretta.errors import MissingExtra, ParameterError
 
 Image = pytest.importorskip("PIL.Image")

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta.data import Dataset, distribute, partition
+from moretta.data.dataset import Dataset
+from moretta.data.partition import distribute, partition
 from moretta.data.split import split, split_groups
 from moretta.errors import ParameterError
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data import load
+from moretta.data.sources import load
 from moretta.errors import MissingExtra, ParameterError
 
 BANK_HEADER = '"age";"job";"duration";"y"\r\n'

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from loopback import Machines
 
-from moretta.engines.flare import desk as desk_module
+from moretta.engines.flare import site_worker as desk_module
 from moretta.engines.flare import sites as sites_module
 
 

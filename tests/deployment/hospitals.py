@@ -27,17 +27,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta import Federation, Silo, config, models
-from moretta.config import RunFile
-from moretta.config_sections import Engine
+from moretta import Federation, Silo
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.deployment import kits, processes
 from moretta.engines import views
-from moretta.engines.flare import kits, processes
+from moretta.engines.settings import Engine
+from moretta.models import catalogue
 
 SEED, SECRET = 7, 3
 INPUTS = 4
 WHOSE = "MORETTA_HOSPITAL"  # in the environment: the token of a `Hospitals`, a dash, and who it is
 PACE = "MORETTA_PACE"  # in the environment: the file that says how slow this site is
-MORETTA = (sys.executable, "-c", "from moretta.cli import main; main()")
+MORETTA = (sys.executable, "-c", "from moretta.commands.app import main; main()")
 
 PROTOCOLS = {
     "pbpfl": 'name = "pbpfl"\nloss = "cross-entropy"\nlearning-rate = 0.05\noptimizer = "adam"',
@@ -204,7 +206,7 @@ class Hospitals:
 
     def run_file(self) -> RunFile:
         """The run file as read."""
-        return config.load(self.server / "run.toml")
+        return run_files.load(self.server / "run.toml")
 
     def kit(self, name: str) -> Path:
         """A party's startup kit."""
@@ -345,7 +347,7 @@ class Hospitals:
         run_file = self.run_file()
         run, data = run_file.run, run_file.data
         silos = [Silo(name, *rows(number, 30 + 7 * number)) for number, name in enumerate(self.sites)]
-        model = models.build("paced:build", inputs=(INPUTS,), outputs=2, base=self.server, seed=SEED, hidden=5)
+        model = catalogue.build("paced:build", inputs=(INPUTS,), outputs=2, base=self.server, seed=SEED, hidden=5)
         Federation(
             model,
             silos,

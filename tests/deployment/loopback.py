@@ -11,22 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from moretta import config, result
-from moretta.assembly import federation_of
-from moretta.codec import Codec
-from moretta.config import RunFile
-from moretta.deployment import silo_file, told
+from moretta.config import run_files, silo_file
+from moretta.config.run_files import RunFile
+from moretta.contract.codec import Codec
+from moretta.contract.roles import Missing, Reason
+from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site, pack_released
 from moretta.engines.checkpoint import Place
-from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.flare.site_worker import Desk
 from moretta.engines.flare.sites import Sites
 from moretta.engines.views import Recorder
-from moretta.federation import Federation
-from moretta.protocol import Missing, Reason
-from moretta.protocols import modules
-from moretta.result import Result
+from moretta.protocols.common import modules
+from moretta.run import result
+from moretta.run.assembly import federation_of
+from moretta.run.federation import Federation
+from moretta.run.result import Result
 from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 SEED, ROUNDS, COLUMNS, CLASSES = 7, 3, 4, 3
@@ -105,7 +106,7 @@ class Machines:
             roster = '[secure-aggregation]\nroster = "roster.toml"\n'
             secure = f'{roster}identity = "{folder}/keys/{{silo}}"\n', roster
         (folder / "here.toml").write_text(text + secure[0])
-        self.here = config.load(folder / "here.toml")
+        self.here = run_files.load(folder / "here.toml")
         whole = self.on_one_machine(None)
         self.names = [silo.name for silo in whole.silos]
         assert whole.test is not None
@@ -128,7 +129,7 @@ class Machines:
         text = f'[run]\nname = "run"\n{run}\n[data]\nstandardise = true\n{data}\n{described}\n{rest}\n{engine}'
         (folder / "many.toml").write_text(f"{text}\n{secure[1]}")
         self.engine_names = {name: (engine_names or {}).get(name, name) for name in self.names}
-        self.run_file = config.load(folder / "many.toml")
+        self.run_file = run_files.load(folder / "many.toml")
         self.text = told.told(self.run_file)
         self.desks: dict[str, Desk] = {}
         self.made: list[Sites] = []

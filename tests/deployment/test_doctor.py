@@ -26,8 +26,7 @@ import grpc
 from test_cli import call
 from test_runs_with_a_roster import enrol
 
-from moretta.deployment import doctor
-from moretta.engines.flare import kits, processes
+from moretta.deployment import doctor, kits, processes
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 

@@ -14,21 +14,21 @@ import pytest
 from test_transcripts import models_in, seen
 from test_without_torch import ALL, without
 
-from moretta import config
-from moretta.config import RunFile
-from moretta.deployment import silo_file, told
+from moretta.config import run_files, silo_file
+from moretta.config.run_files import RunFile
+from moretta.contract.messages import Stamp
+from moretta.deployment import shared_settings as told
 from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.site import Site
 from moretta.engines.checkpoint import Place, last_checkpoint
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.run_folder import RunFolder, read_json
 from moretta.errors import MissingExtra, ParameterError
-from moretta.federation import Federation
-from moretta.protocol import Stamp
-from moretta.protocols.accountant import epsilon
 from moretta.protocols.baffle import onnx_export
-from moretta.protocols.releases import Releases
-from moretta.run_folder import RunFolder, read_json
+from moretta.protocols.common.accountant import epsilon
+from moretta.protocols.common.releases import Releases
+from moretta.run.federation import Federation
 from moretta.secure_aggregation.identity import Identity, public_line
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add(path: Path, before: str, after: str) -> None:
 def with_edge(many: Machines, more: str = "") -> Machines:
     """Let one silo be an edge client: of the run on one machine, and at its site."""
     (many.folder / "here.toml").write_text((many.folder / "here.toml").read_text() + f'\n[engine]\nedge = ["{EDGE}"]\n')
-    many.here = config.load(many.folder / "here.toml")
+    many.here = run_files.load(many.folder / "here.toml")
     add(many.folder / EDGE / "silo.toml", "[data]\n", f"edge = true\n[data]\n{more}")
     return many
 
@@ -171,15 +171,15 @@ import importlib.util, time
 from pathlib import Path
 if importlib.util.find_spec("nvflare"):
     import moretta.deployment.executor, moretta.deployment.join
-from moretta.codec import Codec
-from moretta.deployment import silo_file
+from moretta.contract.codec import Codec
+from moretta.config import silo_file
 from moretta.deployment.site import Site
-from moretta.engines.flare.desk import Desk
+from moretta.engines.flare.site_worker import Desk
 from moretta.engines.flare.envelope import Busy, Hello, Poll, Submit
 from moretta.engines.flare.signing import Session, Trust
-from moretta.protocol import Stamp
+from moretta.contract.messages import Stamp
 from moretta.protocols.baffle.messages import MESSAGES, Commit
-from moretta.protocols.silo_rows import schema_of
+from moretta.protocols.common.silo_rows import schema_of
 from moretta.secure_aggregation.identity import Identity
 
 server = Identity.fresh()
@@ -284,7 +284,7 @@ def roles(
         f'[silo]\nname = "{name}"\n{silo}\n[data]\nsource = "rows.npz"\n{rows}\n[limits]\n{limits}\n'
     )
     (folder / "run.toml").write_text(RUN.format(data=data, protocol=protocol, more=more))
-    return config.load(folder / "run.toml"), silo_file.load(folder / "silo.toml")
+    return run_files.load(folder / "run.toml"), silo_file.load(folder / "silo.toml")
 
 
 @pytest.mark.parametrize(

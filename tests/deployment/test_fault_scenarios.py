@@ -36,13 +36,12 @@ pytest.importorskip("nvflare")
 
 from hospitals import Hospitals, models_of, seen, wait_for
 
-from moretta.codec import Codec
-from moretta.config_sections import Engine, Fault, Faults
-from moretta.deployment import job
-from moretta.engines.flare import processes
-from moretta.secure_aggregation import MESSAGES
+from moretta.contract.codec import Codec
+from moretta.deployment import job, processes
+from moretta.engines.settings import Engine, Fault, Faults
 from moretta.secure_aggregation.identity import Identity, public_line
 from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.schemes import MESSAGES
 
 pytestmark = pytest.mark.slow
 

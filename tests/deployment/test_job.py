@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from moretta import config
-from moretta.config import RunFile
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
 from moretta.deployment import job
 from moretta.deployment import site as site_module
 from moretta.deployment.site import take_turn
@@ -51,7 +51,7 @@ SITE = Path("moretta-site", "config", "config_fed_client.json")
 @pytest.fixture
 def run_file(tmp_path: Path) -> RunFile:
     (tmp_path / "run.toml").write_text(RUN)
-    return config.load(tmp_path / "run.toml")
+    return run_files.load(tmp_path / "run.toml")
 
 
 def read(path: Path) -> Any:
@@ -92,7 +92,7 @@ def test_a_roster_names_sites_as_flare_does(run_file: RunFile, tmp_path: Path) -
         lines.append(f'[[silo]]\nname = "{name}"\nkey = "{public_line(Identity.fresh().public_key)}"\n{more}\n')
     (tmp_path / "roster.toml").write_text("".join(lines))
     (tmp_path / "run.toml").write_text(f'{RUN}\n[secure-aggregation]\nroster = "roster.toml"\n')
-    keyed = config.load(tmp_path / "run.toml")
+    keyed = run_files.load(tmp_path / "run.toml")
     assert job.site_names(keyed) == ["site-1", "south"]
     job.write_job(keyed, tmp_path / "job")
     assert read(tmp_path / "job" / "meta.json")["deploy_map"]["moretta-site"] == ["site-1", "south"]
@@ -115,7 +115,7 @@ def test_a_run_for_one_machine_is_no_job(tmp_path: Path) -> None:
     here = RUN.replace('"sites"\ninputs = [4]\nclasses = 3\ntest = "concealed.npz"', '"wdbc"')
     (tmp_path / "run.toml").write_text(here[: here.index("[engine]")])
     with pytest.raises(ParameterError, match="is for one machine; many need name"):
-        job.write_job(config.load(tmp_path / "run.toml"), tmp_path / "job")
+        job.write_job(run_files.load(tmp_path / "run.toml"), tmp_path / "job")
     assert not (tmp_path / "job").exists()
 
 

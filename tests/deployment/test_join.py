@@ -28,7 +28,7 @@ from test_cli import Called, call
 from test_runs_with_a_roster import enrol
 
 from moretta.deployment import join as joining
-from moretta.engines.flare import kits, processes
+from moretta.deployment import kits, processes
 from moretta.errors import ParameterError
 
 RUN = """
@@ -404,7 +404,15 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
     made = kits.provision(here / "mine", "localhost", port, ["north"])
     kits.patch(made.server)
     server = processes.start(made.server, here / "server.log")
-    words = [sys.executable, "-c", "from moretta.cli import main; main()", "join", "mine/north", "--silo", "silo.toml"]
+    words = [
+        sys.executable,
+        "-c",
+        "from moretta.commands.app import main; main()",
+        "join",
+        "mine/north",
+        "--silo",
+        "silo.toml",
+    ]
     remembered = made.sites["north"] / "local/join.json"
     joins: list[subprocess.Popen[bytes]] = []
     try:

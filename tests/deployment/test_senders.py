@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from loopback import SERVER
 
-from moretta.engines.flare import desk as desk_module
+from moretta.contract.roles import Missing, Reason
+from moretta.engines.flare import site_worker as desk_module
 from moretta.engines.flare.envelope import (
     Awake,
     Denied,
@@ -32,7 +33,6 @@ from moretta.engines.flare.envelope import (
 from moretta.engines.flare.signing import WINDOW, Session
 from moretta.engines.flare.sites import Sites
 from moretta.errors import ParameterError
-from moretta.protocol import Missing, Reason
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if "MORETTA_PLAYS" in os.environ:
 
     from moretta.deployment.executor import Executor
     from moretta.engines.flare import envelope, signing
-    from moretta.engines.flare.desk import Desk
+    from moretta.engines.flare.site_worker import Desk
     from moretta.secure_aggregation.identity import Identity
 
     got, answer, handle = [], Desk.answer, Executor.handle_event

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moretta.deployment import silo_file
+from moretta.config import silo_file
+from moretta.deployment import kits
 from moretta.deployment.server_key import check_listed, pinned, trust_of
-from moretta.engines.flare import kits
 from moretta.engines.flare.signing import Trust
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity, Roster, public_line

@@ -15,19 +15,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta import config, models, result
-from moretta.config import RunFile
-from moretta.deployment import silo_file, told
+from moretta.config import run_files, silo_file
+from moretta.config.run_files import RunFile
+from moretta.contract.messages import Stamp
+from moretta.deployment import shared_settings as told
 from moretta.deployment.site import Site, pack_released, unpack_released
 from moretta.engines.checkpoint import Place
-from moretta.engines.flare.desk import UNFIT, Desk
 from moretta.engines.flare.envelope import Busy, Hello, Refused, Reply, digest_of
 from moretta.engines.flare.signing import Session, Trust
+from moretta.engines.flare.site_worker import UNFIT, Desk
 from moretta.errors import CodecError, ParameterError
-from moretta.protocol import Stamp
-from moretta.protocols import modules
-from moretta.protocols.accountant import epsilon
+from moretta.models import catalogue
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.fedsgd.messages import TrainOn
+from moretta.run import result
 from moretta.secure_aggregation.identity import Identity, public_line
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -56,7 +58,7 @@ def toml(
 
 def load(folder: Path, **sections: str) -> RunFile:
     (folder / "many.toml").write_text(toml(**sections))
-    return config.load(folder / "many.toml")
+    return run_files.load(folder / "many.toml")
 
 
 def site(folder: Path, silo: str = "", *, name: str = "silo-1", rows: int = 20, limits: str = "") -> silo_file.SiloFile:
@@ -136,10 +138,10 @@ def test_what_is_told_reads_back_to_the_same_wherever_it_is_read(tmp_path: Path)
     """The server's job checks its digest that way, having read its run file elsewhere."""
     run_file = load(tmp_path)
     text = told.told(run_file)
-    assert told.told(config.loads(text, Path("/elsewhere/told.toml"))) == text
+    assert told.told(run_files.loads(text, Path("/elsewhere/told.toml"))) == text
     with pytest.raises(ParameterError, match=r"\[run\] base is of the machine that a run file lies on"):
-        config.loads(config.dump(run_file), Path("run.toml"))
-    assert told.told(config.loads(config.dumps(run_file), Path("/base/run.toml"))) == text
+        run_files.loads(run_files.dump(run_file), Path("run.toml"))
+    assert told.told(run_files.loads(run_files.dumps(run_file), Path("/base/run.toml"))) == text
 
 
 @settings(max_examples=40, deadline=None)
@@ -149,7 +151,7 @@ def test_what_is_told_reads_back_to_the_same_wherever_it_is_read(tmp_path: Path)
     seed=st.integers(0, 2**63 - 1),
 )
 def test_odd_values_read_back_to_the_same(name: str, rate: float, seed: int) -> None:
-    run_file = config.loads(toml(), Path("run.toml"))
+    run_file = run_files.loads(toml(), Path("run.toml"))
     run_file = run_file.model_copy(
         update={
             "run": run_file.run.model_copy(update={"name": f"_{name}", "seed": seed}),
@@ -157,7 +159,7 @@ def test_odd_values_read_back_to_the_same(name: str, rate: float, seed: int) -> 
         }
     )
     text = told.told(run_file)
-    assert told.told(config.loads(text, Path("told.toml"))) == text
+    assert told.told(run_files.loads(text, Path("told.toml"))) == text
 
 
 # -- run files for many machines ---------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def weights(module: torch.nn.Module) -> torch.Tensor:
 
 
 def built(seed: int) -> torch.Tensor:
-    return weights(models.build("mlp", inputs=(4,), outputs=3, seed=seed, hidden=[5]))
+    return weights(catalogue.build("mlp", inputs=(4,), outputs=3, seed=seed, hidden=[5]))
 
 
 @pytest.mark.parametrize("protocol", ["fedsgd", "pbpfl"])
@@ -362,7 +364,7 @@ def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:
 
 
 def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
-    run_file = config.loads(told.told(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
+    run_file = run_files.loads(told.told(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
     assert told.site_side(run_file, site(tmp_path)).insecure_secret_seed is None
     federation = told.site_side(run_file, site(tmp_path, "insecure-secret-seed = 9"))
     assert federation.insecure_secret_seed == 9
@@ -594,7 +596,7 @@ def test_a_pbpfl_silo_is_not_told_the_start(tmp_path: Path) -> None:
     run_file = load(tmp_path, protocol=PBPFL)
     theirs = modules.arrays(told.server_side(run_file, tmp_path).model)
     ours = modules.arrays(
-        told.site_side(config.loads(told.told(run_file), tmp_path / "told.toml"), site(tmp_path)).model
+        told.site_side(run_files.loads(told.told(run_file), tmp_path / "told.toml"), site(tmp_path)).model
     )
     for name, array in theirs.items():
         assert array.shape == ours[name].shape
@@ -606,12 +608,12 @@ def test_a_runs_model_above_a_sites_limit_is_refused_before_it_is_built(tmp_path
     from loopback import Machines
 
     many = Machines(tmp_path)
-    huge = config.loads(many.text.replace("hidden = [\n    5,\n]", "hidden = [2147483648, 2147483648]"), tmp_path)
+    huge = run_files.loads(many.text.replace("hidden = [\n    5,\n]", "hidden = [2147483648, 2147483648]"), tmp_path)
     assert huge.model.arguments["hidden"] == [2**31, 2**31]
     file = silo_file.load(tmp_path / "silo-1" / "silo.toml")
     with pytest.raises(ParameterError, match="here allows 100000000 in 10000"):
         told.site_side(huge, file)
     less = file.model_copy(update={"limits": file.limits.model_copy(update={"parameters": 10})})
     with pytest.raises(ParameterError, match="here allows 10 in 10000"):
-        told.site_side(config.loads(many.text, tmp_path), less)
-    assert told.site_side(config.loads(many.text, tmp_path), file).model is not None
+        told.site_side(run_files.loads(many.text, tmp_path), less)
+    assert told.site_side(run_files.loads(many.text, tmp_path), file).model is not None

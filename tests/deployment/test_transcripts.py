@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from moretta.contract.roles import Missing, Reason
 from moretta.engines import views
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.flare.envelope import (
@@ -30,8 +31,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.errors import ParameterError
-from moretta.protocol import Missing, Reason
-from moretta.session import UNMASKING_TAGS
+from moretta.run.loop import UNMASKING_TAGS
 
 if TYPE_CHECKING:
     from loopback import Machines

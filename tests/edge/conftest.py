@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moretta.protocols.baffle.forward import Layout
 from moretta.protocols.baffle.onnx_export import graph_of
+from moretta.protocols.baffle.silo.forward import Layout
 
 
 class Residual(nn.Module):

@@ -21,16 +21,17 @@ import torch
 from torch import nn
 
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
-from moretta.casting import baffle as casting
-from moretta.casting import edge as edge_casting
-from moretta.edge.memory import HEADROOM
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Aborted, Replies
 from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.protocol import Aborted, Replies, Stamp
+from moretta.protocols.baffle import edge_graphs as edge_casting
 from moretta.protocols.baffle import onnx_export
-from moretta.protocols.baffle.messages import Commit, Committed, Revealed
-from moretta.protocols.baffle.seeds import Seed, agree
+from moretta.protocols.baffle import roles as casting
+from moretta.protocols.baffle.edge.memory import HEADROOM
+from moretta.protocols.baffle.silo.messages import Commit, Committed, Revealed
+from moretta.protocols.baffle.silo.seeds import Seed, agree
 from moretta.protocols.baffle.torch_forward import layout_of
-from moretta.roles import Setting
+from moretta.protocols.common.setting import Setting
 from moretta.secure_aggregation.identity import Identity, public_line
 
 ROWS = {"north": 40, "south": 33, "east": 25}
@@ -176,9 +177,9 @@ def test_its_process_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = federation(("south", "east"), aggregation=signed, insecure_secret_seed=None).train(2)
     assert result.record["dropped"] == []
     modules = found.read_text().split()
-    assert "moretta.edge.host" in modules
+    assert "moretta.protocols.baffle.edge.host" in modules
     assert "onnxruntime" in modules
-    assert not {*ABSENT, "moretta.federation", "moretta.config", "moretta.session"}.intersection(modules)
+    assert not {*ABSENT, "moretta.run.federation", "moretta.config.run_files", "moretta.run.loop"}.intersection(modules)
 
 
 def test_rehearsing_starts_nothing(started: list[Any]) -> None:
@@ -291,9 +292,9 @@ def test_a_limit_that_suffices_stops_nothing() -> None:
     program = """
 import sys, numpy, onnx
 from onnx import helper, TensorProto
-from moretta.edge import metadata
-from moretta.edge.memory import cap, fit, peak_mib
-from moretta.edge.onnx_forward import OnnxForward
+from moretta.protocols.baffle.edge import metadata
+from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
+from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.forward import Layout
 layout = Layout({"w": (1, 1)}, "float32", bytes(32))
 put = lambda name, shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
@@ -513,6 +514,6 @@ def test_what_a_silo_says_it_runs_does_not_stop_the_server() -> None:
 
 
 def casting_root(name: str) -> Any:
-    from moretta.keystream import SecretRoot
+    from moretta.secure_aggregation.keystream import SecretRoot
 
     return SecretRoot.insecure(1, name)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moretta.edge.onnx_forward import OnnxForward
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.onnx_export import PRECISIONS, graph_of
+from moretta.protocols.baffle.silo.forward import Layout
 
 
 def layout_of(model: nn.Module) -> tuple[Layout, np.ndarray[Any, Any]]:

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from moretta.edge import strict
-from moretta.edge.onnx_forward import OnnxForward
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.edge import strict
+from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 
 
 def perturbed(flat: np.ndarray[Any, Any], sigma: float, count: int) -> list[np.ndarray[Any, Any]]:
@@ -226,8 +226,8 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 import numpy as np
-from moretta.edge.memory import fit, peak_mib
-from moretta.edge.onnx_forward import OnnxForward
+from moretta.protocols.baffle.edge.memory import fit, peak_mib
+from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 
 forward = OnnxForward(pathlib.Path("model.onnx").read_bytes())
 arrays = np.load("arrays.npz")

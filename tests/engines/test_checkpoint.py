@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moretta.contract.roles import State
 from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
 from moretta.errors import ParameterError
-from moretta.protocol import State
 
 STATE: State = {
     "model/weight": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from toy import SCHEMA, Hello, Said, Say, ToyClient
 
-from moretta.codec import Codec
-from moretta.edge import wire
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Ask, Reason
 from moretta.engines import child
+from moretta.engines import pipe as wire
 from moretta.engines.child import ChildClient
 from moretta.engines.in_process import InProcess
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError, RangeError
-from moretta.protocol import Ask, Reason, Stamp
 
 NOW = Stamp("run", 1, 0)
 ROWS = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])
@@ -33,9 +34,9 @@ import sys
 sys.path.insert(0, {folder!r})
 from toy import SCHEMA, Hello, Said
 from moretta import errors
-from moretta.codec import Codec
-from moretta.edge import wire
-from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
+from moretta.contract.codec import Codec
+from moretta.engines import pipe as wire
+from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
 codec, source, sink = Codec((*SCHEMA, *wire.MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
 while (data := wire.receive(source)) is not None:
     asked, error, answer, state = codec.decode(data), "", Done(stamp=HERE), {{}}
@@ -151,8 +152,8 @@ def test_an_answer_before_its_envelope_is_none() -> None:
 {READ}
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from toy import Said, SCHEMA
-from moretta.codec import Codec
-from moretta.edge import wire
+from moretta.contract.codec import Codec
+from moretta.engines import pipe as wire
 for _ in range(2):
     wire.send(sys.stdout.buffer, Codec(SCHEMA).encode(Said(stamp=wire.HERE, number=1)))
 """

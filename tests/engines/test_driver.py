@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 from toy import SCHEMA, Say, ToyClient, ToyServer
 
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
 from moretta.engines.driver import SAYS, Driver, Dropped, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.errors import Disconnected, MisuseError, ParameterError, PeerError, RunFailed, SumSpent
-from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, Report, Stamp
 
 Clients = dict[str, ToyClient]
 

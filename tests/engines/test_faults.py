@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from toy import SCHEMA, Hello, Said, Say, ToyClient, ToyServer
 
-from moretta.codec import Codec
-from moretta.config_sections import Delay, Fault, FaultPhase, Faults
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
 from moretta.engines import views
 from moretta.engines.driver import Driver, Dropped, RoundEnd
 from moretta.engines.faults import NO_MISHAP, Injector
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Delay, Fault, FaultPhase, Faults
 from moretta.engines.views import Recorder
 from moretta.errors import MisuseError, RunFailed
-from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Replies, Report, Stamp, message
 
 
 @message("toy/unmask")

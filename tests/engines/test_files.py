@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import reproduction
 
 import moretta
-from moretta import reproduction
 from moretta.engines.checkpoint import Place, save_checkpoint
 from moretta.engines.files import make_folder, rename, write_atomically
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from toy import SCHEMA, Hello, Said, Say, ToyClient
 
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines import views
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, MisuseError, ParameterError, PeerError
-from moretta.protocol import Ask, Message, Missing, Reason, Replies, Stamp, message
 
 NOW = Stamp("run", 1, 0)
 Clients = dict[str, ToyClient]

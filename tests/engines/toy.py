@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from moretta.contract.messages import Message, Spent, Stamp, message
+from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Report, State, no_phase, unexpected
 from moretta.errors import PeerError
-from moretta.protocol import (
-    Aborted,
-    Ask,
-    Exchange,
-    Message,
-    Outcome,
-    Report,
-    Spent,
-    Stamp,
-    State,
-    message,
-    no_phase,
-    unexpected,
-)
 
 
 @message("toy/hello")

@@ -33,24 +33,34 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "deployment")]
 
 # -- All that depends on where modules stand ---------------------------------------------------------------------------
+import reproduction  # noqa: E402
+
 import moretta  # noqa: E402
-from moretta import codec, config, keystream, reproduction, run_folder  # noqa: E402
-from moretta.assembly import federation_of  # noqa: E402
 from moretta.audit.attacks import all_attacks  # noqa: E402
 from moretta.audit.truth import Truth  # noqa: E402
-from moretta.config import RunFile  # noqa: E402
-from moretta.deployment.silo_file import SiloFile  # noqa: E402
-from moretta.edge import metadata  # noqa: E402
-from moretta.engines import checkpoint, views  # noqa: E402
-from moretta.engines.flare import desk, envelope, sites  # noqa: E402
-from moretta.protocol import Message, Reason  # noqa: E402
+from moretta.config import run_files  # noqa: E402
+from moretta.config.run_files import RunFile  # noqa: E402
+from moretta.config.silo_file import SiloFile  # noqa: E402
+from moretta.contract import codec  # noqa: E402
+from moretta.contract.messages import Message  # noqa: E402
+from moretta.contract.roles import Reason  # noqa: E402
+from moretta.engines import (  # noqa: E402
+    checkpoint,
+    run_folder,
+    views,
+)
+from moretta.engines.flare import envelope, sites  # noqa: E402
+from moretta.engines.flare import site_worker as desk  # noqa: E402
+from moretta.protocols.baffle.edge import metadata  # noqa: E402
 from moretta.report import folder as report_folder  # noqa: E402
+from moretta.run.assembly import federation_of  # noqa: E402
+from moretta.secure_aggregation import keystream  # noqa: E402
 from moretta.secure_aggregation.identity import Identity, public_line  # noqa: E402
 
 ENTRY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["moretta"]
 APP = "app"  # the name of the typer application beside the entry point
 SERVED = ("moretta.deployment.controller:Controller", "moretta.deployment.executor:Executor",
-          "moretta.engines.flare.launcher:Launcher", "moretta.edge.__main__")  # fmt: skip  # named by kits and jobs
+          "moretta.engines.flare.launcher:Launcher", "moretta.edge")  # fmt: skip  # named by kits and jobs
 FORMATS: Mapping[str, Callable[[], Any]] = {
     "codec": lambda: codec.FORMAT,
     "checkpoint": lambda: checkpoint.FORMAT,
@@ -279,7 +289,7 @@ def attacks(folder: Path) -> Record:
 
 
 def truth_of(out: Path) -> Truth:
-    run_file = config.load(out / "run.toml")
+    run_file = run_files.load(out / "run.toml")
     return Truth(out, federation_of(run_file, out), run_file.run.rounds, run_file.run.seed, None)
 
 
@@ -436,11 +446,11 @@ def outputs(folder: Path) -> Record:
 
 def digests(folder: Path) -> Record:
     """The digests of run files, by which checkpoints are resumed."""
-    found = {path.name: config.digest(config.load(path)) for path in sorted((ROOT / "examples").glob("*.toml"))}
+    found = {path.name: run_files.digest(run_files.load(path)) for path in sorted((ROOT / "examples").glob("*.toml"))}
     for name, text in {**RUNS, **{f"edge: {name}": text for name, text in EDGE.items()}}.items():
         path = folder / "digested.toml"
         path.write_text(text)
-        found[name] = config.digest(config.load(path))
+        found[name] = run_files.digest(run_files.load(path))
     return found
 
 

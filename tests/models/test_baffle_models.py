@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="models need torch")
 from torch import nn  # noqa: E402
 
 from moretta.errors import ParameterError  # noqa: E402
-from moretta.models import build  # noqa: E402
+from moretta.models.catalogue import build  # noqa: E402
 from moretta.models.layers import FrozenBatchNorm  # noqa: E402
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="models need torch")
 
 from moretta.errors import MissingExtra, ParameterError  # noqa: E402
-from moretta.models import build  # noqa: E402
+from moretta.models.catalogue import build  # noqa: E402
 
 IMAGE = (3, 32, 32)
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import models
 from moretta.errors import ParameterError
+from moretta.models import catalogue
 from moretta.models.size import build_within
 
 
 def mlp(hidden: list[int]) -> nn.Module:
-    return models.build("mlp", inputs=(4,), outputs=3, hidden=hidden)
+    return catalogue.build("mlp", inputs=(4,), outputs=3, hidden=hidden)
 
 
 def test_a_model_within_the_limit_is_what_it_is_without() -> None:
@@ -60,7 +60,7 @@ def test_a_job_that_reserves_more_than_its_limit_is_stopped_by_the_system() -> N
     """Without ONNX Runtime, which a site with PyTorch may not have."""
     script = (
         "import sys; sys.modules['onnxruntime'] = None\n"
-        "import numpy as np\nfrom moretta.edge.memory import cap\n"
+        "import numpy as np\nfrom moretta.protocols.baffle.edge.memory import cap\n"
         "cap(1.0)\n"
         "try:\n    np.ones(1 << 29, np.uint8)\nexcept MemoryError:\n    print('stopped')\n"
     )

@@ -8,7 +8,7 @@ from math import comb, exp, inf, log
 import pytest
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.accountant import Accountant, Privacy, epsilon, noise_for
+from moretta.protocols.common.accountant import Accountant, Privacy, epsilon, noise_for
 
 
 def divergences(sigma: float, q: float, rounds: int) -> dict[int, float]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.errors import ParameterError, PeerError
-from moretta.protocols.batches import Batches, UnionBatches
+from moretta.protocols.common.batches import Batches, UnionBatches
 
 ROWS, SIZES, SEEDS = st.integers(1, 60), st.integers(0, 70), st.integers(0, 2**63 - 1)
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo, federation
-from moretta.casting import cast
-from moretta.protocol import Message, Stamp
-from moretta.protocols.clipping import GROWTH, MULTIPLE, SETTLED, Clip, RunningMedian, SummedStep
-from moretta.protocols.training import Training
-from moretta.result import Result
-from moretta.roles import Cast, Setting
+from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo
+from moretta.contract.messages import Message, Stamp
+from moretta.protocols.common.clipping import GROWTH, MULTIPLE, SETTLED, Clip, RunningMedian, SummedStep
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import cast
+from moretta.run import federation
+from moretta.run.result import Result
 
 NAMES, SPOILER, ROUNDS = ("north", "south", "east", "west", "centre"), "south", 24
 SPOILED = (8, 15)

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Ask, Reason, no_phase
 from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError
-from moretta.protocol import Aborted, Ask, Message, Reason, Stamp, no_phase
-from moretta.protocols import modules, silo_rows
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import Enrolment, SiloRows, scales_of, standardised, targets
-from moretta.protocols.losses import Loss
-from moretta.secure_aggregation import MESSAGES, Contributor, aggregator, contributor
+from moretta.protocols.common import modules, silo_rows
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import Enrolment, SiloRows, scales_of, standardised, targets
+from moretta.protocols.common.losses import Loss
+from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
+from moretta.secure_aggregation.sums import Contributor
 
 SCHEMES = [("none", 64), ("pairwise", 64), ("pairwise", 32)]
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo, models
-from moretta.casting import cast
+from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
 from moretta.engines.checkpoint import Place
-from moretta.protocols import modules
-from moretta.protocols.first_weights import SPREAD, first_weights
+from moretta.models import catalogue
+from moretta.protocols.common import modules
+from moretta.protocols.common.first_weights import SPREAD, first_weights
+from moretta.protocols.registry import cast
 
 
 def arrays(model: nn.Module) -> dict[str, np.ndarray]:
@@ -21,7 +22,7 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def test_noise_is_normal_and_of_the_size_of_a_lattices_step() -> None:
-    model = models.build("mlp", inputs=(200,), outputs=3, seed=1, hidden=[100])
+    model = catalogue.build("mlp", inputs=(200,), outputs=3, seed=1, hidden=[100])
     start = first_weights(model)
     built, moved = arrays(model), arrays(start)
     for name, value in built.items():
@@ -34,7 +35,7 @@ def test_noise_is_normal_and_of_the_size_of_a_lattices_step() -> None:
 
 
 def test_it_follows_from_the_start_alone_and_leaves_it_as_it_is() -> None:
-    model = models.build("mlp", inputs=(5,), outputs=3, seed=1, hidden=[4])
+    model = catalogue.build("mlp", inputs=(5,), outputs=3, seed=1, hidden=[4])
     before = arrays(model)
     one, two = arrays(first_weights(model)), arrays(first_weights(copy.deepcopy(model).double()))
     assert all(np.array_equal(one[name], two[name]) for name in one), (
@@ -63,7 +64,7 @@ def test_frozen_and_tied_parameters_are_moved_and_buffers_and_zeros_stay() -> No
 def federation(protocol: object, **settings: object) -> Federation:
     random = np.random.default_rng(0)
     silos = [Silo(name, random.normal(size=(20, 4)), random.integers(0, 2, 20)) for name in "ab"]
-    model = models.build("mlp", inputs=(4,), outputs=1, seed=3, hidden=[6])
+    model = catalogue.build("mlp", inputs=(4,), outputs=1, seed=3, hidden=[6])
     return Federation(model, silos, protocol, aggregation=SecureAggregation(scheme="none"), **settings)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.protocols.losses import Loss, usable_density
+from moretta.protocols.common.losses import Loss, usable_density
 
 SHAPE = {"rows": st.integers(1, 9), "outputs": st.integers(2, 6), "seed": st.integers(0, 2**16)}
 SETTINGS = {"smoothing": st.sampled_from([0.0, 0.1, 0.7]), "weighted": st.booleans(), "soft": st.booleans()}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.protocols import modules
-from moretta.protocols.losses import Loss
-from moretta.protocols.modules import Optimizer
-from moretta.protocols.training import Training
+from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.modules import Optimizer
+from moretta.protocols.common.training import Training
 
 
 def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:

@@ -12,14 +12,15 @@ import torch
 from torch import nn
 
 from moretta import BAFFLE, Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Ask, Replies
 from moretta.engines.in_process import InProcess
 from moretta.engines.write_ahead import WriteAhead
 from moretta.errors import ParameterError, PeerError
-from moretta.protocol import Ask, Message, Replies, Stamp
-from moretta.protocols import modules
-from moretta.protocols.accountant import epsilon
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import epsilon
+from moretta.protocols.common.releases import KNOWN, Releases
 from moretta.protocols.fedsgd.messages import TrainOn
-from moretta.protocols.releases import KNOWN, Releases
 from moretta.secure_aggregation import additive
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.plain import PlainUpload
@@ -261,7 +262,7 @@ def test_each_silo_counts_what_it_helped_to_open_and_states_its_own_epsilon() ->
         gone = [n for n, m in ask.messages.items() if n == "silo-3" and m.stamp.round == 2]
         if not gone:
             return engine.deliver(ask)
-        from moretta.protocol import Missing, Reason
+        from moretta.contract.roles import Missing, Reason
 
         rest = {name: message for name, message in ask.messages.items() if name not in gone}
         found = engine.deliver(Ask(rest, ask.reply, ask.check))
@@ -280,7 +281,7 @@ def test_each_silo_counts_what_it_helped_to_open_and_states_its_own_epsilon() ->
 
 
 def _codec(players: Any) -> Any:
-    from moretta.codec import Codec
+    from moretta.contract.codec import Codec
 
     return Codec(players.messages)
 

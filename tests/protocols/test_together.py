@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.roles import Ask, Exchange, Missing, Reason, Replies
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, PeerError
-from moretta.protocol import Ask, Exchange, Message, Missing, Reason, Replies, Stamp, message
-from moretta.protocols.together import together
+from moretta.protocols.cgd.side_by_side import together
 
 NOW = Stamp("together", 1, 0)
 

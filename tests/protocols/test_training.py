@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from moretta.contract.settings import kebab
 from moretta.errors import ParameterError
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
 from moretta.protocols.pbpfl.params import PBPFL
-from moretta.protocols.training import Training, kebab
 
 
 @pytest.mark.parametrize("params", [FedSGD, FedAvg, Local, Centralised, PBPFL])

@@ -10,9 +10,10 @@ from safetensors.numpy import save_file
 from test_report_page import BROWSER, opened
 
 from moretta.errors import ParameterError
-from moretta.report import privacy_statements, read_run, write_report
 from moretta.report.audit import audit_lines, side_by_side
-from moretta.report.privacy import UNTESTED
+from moretta.report.folder import read_run
+from moretta.report.page import write_report
+from moretta.report.privacy import UNTESTED, privacy_statements
 
 RUN = "9f3c1a77b2d04e55"
 ATTACKS = [

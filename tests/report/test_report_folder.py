@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from moretta.errors import ParameterError
-from moretta.report import read_run
+from moretta.report.folder import read_run
 
 
 def test_a_whole_folder(make_run):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.report import write_report
+from moretta.report.page import write_report
 from moretta.report.plots import COLOURS
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

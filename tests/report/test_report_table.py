@@ -1,8 +1,8 @@
 import pytest
 from rich.console import Console
 
-from moretta.report import comparison_table, read_run
-from moretta.report.table import comparison_rows, human_bytes, human_seconds, labels, plain
+from moretta.report.folder import read_run
+from moretta.report.table import comparison_rows, comparison_table, human_bytes, human_seconds, labels, plain
 
 
 def printed(table, width=100):

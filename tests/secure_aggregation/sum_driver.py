@@ -9,29 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Spent, Stamp, message
+from moretta.contract.roles import Aborted, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, SumSpent
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Exchange, Message, Missing, Reason, Replies, Spent, Stamp, message
-from moretta.secure_aggregation import (
-    MESSAGES,
-    RULES,
-    Aggregator,
-    Asked,
-    Credentials,
-    HelpedSums,
-    Rules,
-    Sum,
-    Wanted,
-    aggregator,
-    contributor,
-)
-from moretta.secure_aggregation import asked as about_of
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.cohort import Cohort
+from moretta.secure_aggregation.asked import Asked
+from moretta.secure_aggregation.asked import asked as about_of
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, label_of
+from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.schemes import MESSAGES, RULES, aggregator, contributor
+from moretta.secure_aggregation.sums import Aggregator, Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, Unmask
 
 NOW = Stamp("test", 1, 0)

@@ -28,14 +28,17 @@ from sum_driver import (
     whole_sum,
 )
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Missing, Reason
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RangeError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Message, Missing, Reason, Stamp
-from moretta.secure_aggregation import RULES, Rules, Sum, Wanted, additive, aggregator
+from moretta.secure_aggregation import additive
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, AddShares, SealedShares
 from moretta.secure_aggregation.agreement import AdvertiseKey
+from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
-from moretta.secure_aggregation.sums import to_leave_out
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import RULES, aggregator
+from moretta.secure_aggregation.sums import Sum, Wanted, to_leave_out
 
 SCHEME = "additive-shares"
 PUBLIC = Rules(public_weights=True)

@@ -7,12 +7,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from sum_driver import rostered
 
+from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError, PeerError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Stamp
-from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.agreement import KeyAdvert, Offer, PeerKeys, pair_seed
-from moretta.secure_aggregation.cohort import Cohort, Credentials
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.keystream import SecretRoot
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "agreement.json").read_text(encoding="utf-8"))
 SETUP = VECTORS["setup"]

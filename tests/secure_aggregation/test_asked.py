@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from sum_driver import Seen, Silo, agreed, play, rostered
 
-from moretta.codec import Codec
-from moretta.protocol import Aborted, Array, Message, Reason, Stamp, Tensors, message
-from moretta.secure_aggregation import Rules, Sum, asked
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message, Stamp, Tensors, message
+from moretta.contract.roles import Aborted, Reason
 from moretta.secure_aggregation.additive import AddedShares
-from moretta.secure_aggregation.asked import _add, message_digest
+from moretta.secure_aggregation.asked import _add, asked, message_digest
+from moretta.secure_aggregation.cohort import Rules
+from moretta.secure_aggregation.sums import Sum
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares
 
 NOW = Stamp("run", 3, 1, 2)

@@ -14,14 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import ASKED, CODEC, NOW, Answer, Silo, Train, Vanished, agreed, at_upload, exact_means, play
 
-from moretta.codec import size
+from moretta.contract.codec import size
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import SecretRoot, derive
-from moretta.protocol import Aborted, Message, Stamp
-from moretta.secure_aggregation import Aggregator, Asked, Relayed, Rules, Sum, aggregator, contributor
+from moretta.secure_aggregation.asked import Asked
+from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, read
+from moretta.secure_aggregation.keystream import SecretRoot, derive
 from moretta.secure_aggregation.masks import blind_key, label_of
 from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.schemes import aggregator, contributor
+from moretta.secure_aggregation.sums import Aggregator, Relayed, Sum
 from moretta.secure_aggregation.unmasking import Unmask
 
 KEY = bytes(range(32))

@@ -35,14 +35,18 @@ from sum_driver import (
     unmask_of,
 )
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Missing, Reason
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import Keystream, SecretRoot, derive
-from moretta.protocol import Aborted, Message, Missing, Reason, Stamp
-from moretta.secure_aggregation import RULES, Aggregator, Credentials, Rules, Sum, aggregator, shamir
+from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
+from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.graph import neighbourhoods
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import pair_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.schemes import RULES, aggregator
+from moretta.secure_aggregation.sums import Aggregator, Sum
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask
 
 BEFORE: dict[str, tuple[type[Message], ...]] = {

@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import CODEC, NOW, Silo, Train, aggregator, agreed, one_sum, play, rostered
 
+from moretta.contract.messages import Message, Stamp, Tensors
+from moretta.contract.roles import Aborted
 from moretta.errors import CodecError, MorettaError, PeerError
-from moretta.protocol import Aborted, Message, Stamp, Tensors
-from moretta.secure_aggregation import MESSAGES, Rules, Sum
 from moretta.secure_aggregation.agreement import AdvertiseKey
+from moretta.secure_aggregation.cohort import Rules
+from moretta.secure_aggregation.schemes import MESSAGES
+from moretta.secure_aggregation.sums import Sum
 
 NAMES = tuple("abcd")
 

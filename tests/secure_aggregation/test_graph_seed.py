@@ -11,18 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from sum_driver import NOW
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Ask, Reason
 from moretta.engines.delivery import replies_of, valid
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Ask, Message, Reason, Stamp
-from moretta.secure_aggregation.agreement import (
-    AdvertiseKey,
-    KeyAdvert,
-    KeysAccepted,
-    PeerKeys,
-    SetUp,
-    agree_on_keys,
-)
+from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.graph_seed import (
     PART_BYTES,
@@ -34,6 +27,7 @@ from moretta.secure_aggregation.graph_seed import (
     commitment,
 )
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.keystream import SecretRoot
 
 RULES = Rules(degree=2)
 NAMES = tuple(f"s{number:02d}" for number in range(12))

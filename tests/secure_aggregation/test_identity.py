@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moretta.errors import ParameterError
-from moretta.keystream import encode_purpose
 from moretta.secure_aggregation.identity import (
     Identity,
     Roster,
@@ -26,6 +25,7 @@ from moretta.secure_aggregation.identity import (
     read_public_key,
     verify,
 )
+from moretta.secure_aggregation.keystream import encode_purpose
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text(encoding="utf-8"))
 STATEMENTS, ROSTER, BAD_KEYS = VECTORS["statements"], VECTORS["roster"], VECTORS["bad_keys"]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moretta.contract.messages import Stamp
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError, PeerError, SumSpent
-from moretta.protocol import Stamp
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.one_sum import AHEAD, TABLE, Event, HelpedSums, Relation, State
 

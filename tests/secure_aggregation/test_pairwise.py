@@ -13,16 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import ASKED, CODEC, NOW, Answer, Late, Seen, Silo, Train, Vanished, agreed, play, whole_sum
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RangeError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Message, Reason, Stamp
-from moretta.secure_aggregation import Credentials, Rules, Sum, Wanted, aggregator, contributor
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
+from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import add_masks, label_of, pair_key, self_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.schemes import aggregator, contributor
+from moretta.secure_aggregation.sums import Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sums.json").read_text(encoding="utf-8"))

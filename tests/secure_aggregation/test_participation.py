@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from sum_driver import NOW, Silo, Train, about_of, one_sum, play, unmask_of  # noqa: F401  # the driver's own way of asking
 
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Aborted
 from moretta.errors import MorettaError, PeerError
-from moretta.protocol import Aborted, Stamp
-from moretta.secure_aggregation import Rules, Sum, aggregator
-from moretta.secure_aggregation.cohort import Cohort, Participation
+from moretta.secure_aggregation.cohort import Cohort, Participation, Rules
+from moretta.secure_aggregation.schemes import aggregator
+from moretta.secure_aggregation.sums import Sum
 
 NAMES = tuple(f"s{number}" for number in range(10))
 

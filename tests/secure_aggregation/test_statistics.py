@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import NOW, play
 
+from moretta.contract.messages import Message
+from moretta.contract.roles import Aborted
 from moretta.errors import ParameterError, PeerError, RangeError
-from moretta.protocol import Aborted, Message
-from moretta.secure_aggregation import Moments, aggregator, answer_moments, contributor, moments
-from moretta.secure_aggregation.statistics import AskMoments, from_limbs, to_limbs
+from moretta.secure_aggregation.schemes import aggregator, contributor
+from moretta.secure_aggregation.statistics import AskMoments, Moments, answer_moments, from_limbs, moments, to_limbs
 
 WAYS = [("none", 64), ("pairwise", 64), ("pairwise", 32)]
 

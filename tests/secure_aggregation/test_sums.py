@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_driver import ASKED, NOW, Silo, Train, play, whole_sum
 
+from moretta.contract.messages import Message
+from moretta.contract.roles import Missing, Reason
 from moretta.errors import MisuseError, ParameterError, RangeError
-from moretta.protocol import Message, Missing, Reason
-from moretta.secure_aggregation import SCHEMES, Sum, aggregator, contributor
 from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.schemes import SCHEMES, aggregator, contributor
+from moretta.secure_aggregation.sums import Sum
 
 WAYS = [("none", 64), ("pairwise", 64), ("pairwise", 32), ("additive-shares", 32)]
 RECOVERING = ["pairwise", "none"]  # which sum those who are left
@@ -165,7 +167,7 @@ def test_no_torch_is_needed() -> None:
     code = """
         import sys
         sys.modules["torch"] = sys.modules["sklearn"] = None
-        import moretta, moretta.codec, moretta.secure_aggregation
+        import moretta, moretta.contract.codec, moretta.secure_aggregation.schemes
         sys.path.insert(0, {here!r})
         from sum_driver import Silo, whole_sum
         total = whole_sum({{name: Silo("pairwise", name, 64, {{"w": [2.0]}}) for name in "ab"}}, "pairwise")

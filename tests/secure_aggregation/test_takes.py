@@ -26,33 +26,17 @@ from sum_driver import (
     unmask_of,
 )
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Exchange, Outcome, Reason, Report, State, no_phase, unexpected
 from moretta.engines.driver import Driver, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.errors import PeerError, RunFailed, SumSpent
-from moretta.protocol import (
-    Aborted,
-    Exchange,
-    Message,
-    Outcome,
-    Reason,
-    Report,
-    Stamp,
-    State,
-    no_phase,
-    unexpected,
-)
-from moretta.secure_aggregation import (
-    Aggregator,
-    Credentials,
-    HelpedSums,
-    Rules,
-    Sum,
-    aggregator,
-    answer_moments,
-    moments,
-)
 from moretta.secure_aggregation.additive import AddShares
-from moretta.secure_aggregation.statistics import AskMoments
+from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.one_sum import HelpedSums
+from moretta.secure_aggregation.schemes import aggregator
+from moretta.secure_aggregation.statistics import AskMoments, answer_moments, moments
+from moretta.secure_aggregation.sums import Aggregator, Sum
 from moretta.secure_aggregation.unmasking import Survivors, Unmask
 
 NAMES, VICTIM = tuple("abcdef"), "f"

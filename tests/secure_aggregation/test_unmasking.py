@@ -26,12 +26,15 @@ from sum_driver import (
     unmask_of,
 )
 
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Reason
 from moretta.errors import MisuseError, PeerError
-from moretta.protocol import Aborted, Message, Reason, Stamp
-from moretta.secure_aggregation import Aggregator, Rules, Sum, Wanted, shamir
+from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, PeerKeys
+from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.masks import Label
 from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.sums import Aggregator, Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask, share_digest
 
 NAMES = tuple("abcdef")  # of whom 5 are needed

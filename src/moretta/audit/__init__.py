@@ -20,20 +20,3 @@ a stronger attack may exist.
 Rooms: `attack` says what one is, `attacks/` has one a file, `case` is what an attacker is given, `truth` what a scorer
 reads, `attacker` the child process, `auditor` runs them all, `intervals` has the statistics.
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from moretta.audit.auditor import Audit, audit
-
-__all__ = ["Audit", "audit"]
-
-
-def __getattr__(name: str) -> Any:
-    # An attacker's process imports this package, and must not wait for torch, which the auditor needs.
-    if name not in __all__:
-        raise AttributeError(f"module 'moretta.audit' has no attribute {name!r}")
-    return getattr(importlib.import_module("moretta.audit.auditor"), name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from moretta.audit.case import Case
 from moretta.audit.run import Run
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

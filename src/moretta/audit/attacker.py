@@ -143,7 +143,7 @@ def readable() -> Sequence[Path]:
 
 
 def _built_in() -> Sequence[str]:
-    from moretta.models import BUILT_IN
+    from moretta.models.catalogue import BUILT_IN
 
     return BUILT_IN
 

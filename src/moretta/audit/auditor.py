@@ -21,12 +21,12 @@ from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.confinement import landlock
 from moretta.audit.truth import Truth
+from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.files import write_atomically
+from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
-from moretta.federation import Federation
-from moretta.protocol import Array
-from moretta.run_folder import RunFolder
+from moretta.run.federation import Federation
 
 SECONDS = 120.0  # that an attack may take
 SECONDS_THOROUGH = 3600.0

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError, UnsupportedModel
-from moretta.protocol import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

@@ -16,11 +16,11 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from moretta.audit.run import Run
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message
 from moretta.engines import views
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Message
-from moretta.protocols import silo_rows
+from moretta.protocols.common import silo_rows
 
 if TYPE_CHECKING:
     import torch
@@ -113,9 +113,9 @@ class Case:
         """Built once: what builds a user's model may read files, which an attack may not."""
         import torch
 
-        from moretta import models
+        from moretta.models import catalogue
 
-        made = models.build(
+        made = catalogue.build(
             self.architecture.source,
             inputs=self.run.shape,
             outputs=self.run.outputs,

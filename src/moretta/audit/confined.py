@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from moretta.audit.heads import classes
 from moretta.audit.intervals import Interval, bootstrapped
 from moretta.audit.truth import Rows, Truth
+from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import no_phase
+from moretta.data.holders import Grid, grid_of
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Tensors, no_phase
-from moretta.protocols import modules
-from moretta.protocols.batches import Batches
 from moretta.protocols.cgd.client import ROW_RING, Client
-from moretta.protocols.cgd.grid import Grid
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.local import Local, head_pass, part_of_z, whole_gradient
 from moretta.protocols.cgd.messages import Descend, Join
-from moretta.protocols.enrolment import SiloRows
-from moretta.roles import grid_of
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
 
 
 def check_whole(truth: Truth) -> None:

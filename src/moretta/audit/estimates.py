@@ -1,8 +1,8 @@
 """What BAFFLE's server sees of its rounds: parameters, directions, the loss differences x_k, and the seed's agreement.
 
 The seed follows from contributions that the server relays, so that directions are derived here as any role derives
-them (`moretta.protocols.baffle.seeds`, `moretta.protocols.baffle.recipe`). What a secure sum opened is the server's own
-result and stands in no message; `opened` computes it again, for the attacker to be given.
+them (`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). What a secure sum opened is the
+server's own result and stands in no message; `opened` computes it again, for the attacker to be given.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from moretta.audit.case import Heard
 from moretta.audit.run import Run
 from moretta.audit.uploads import from_heard, rows_of
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.keystream import derive, encode_parts
-from moretta.protocol import Array
-from moretta.protocols.baffle.directions import Directions
-from moretta.protocols.baffle.estimate import differences, directions_of
-from moretta.protocols.baffle.messages import Agree, Estimate
-from moretta.protocols.baffle.recipe import Recipe
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.silo.directions import Directions
+from moretta.protocols.baffle.silo.estimate import differences, directions_of
+from moretta.protocols.baffle.silo.messages import Agree, Estimate
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.common.row_losses import RowLosses
 from moretta.secure_aggregation.additive import SealedShares
+from moretta.secure_aggregation.keystream import derive, encode_parts
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import Unmask
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from moretta.audit.truth import Truth
-    from moretta.protocols.baffle.forward import Forward
+    from moretta.protocols.baffle.silo.forward import Forward
 
 ROUNDS = 12  # the last so many
 FIXED = "fixed/"
@@ -200,7 +200,7 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     number = seen.ask.stamp.round
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    from moretta.protocols.baffle.client import Client
+    from moretta.protocols.baffle.silo.client import Client
 
     client = truth.role(silo, number)
     if not isinstance(client, Client):

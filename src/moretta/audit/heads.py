@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.run import Run
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 Matrix = NDArray[np.float64]
 SUM_WEIGHT = 100.0  # how much "the parts sum to 1" counts beside the equations

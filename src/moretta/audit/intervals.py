@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.protocol import Array
+from moretta.contract.messages import Array
 
 Interval = tuple[float, float]
 

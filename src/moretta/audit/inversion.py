@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from moretta.audit import work
 from moretta.audit.heads import softmax
 from moretta.audit.network import outputs_at
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 Matrix = NDArray[np.float64]
 EXACT = 1e-10  # of the squared relative distance: what float32's rounding of a gradient leaves is below

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.run import Run

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from moretta.audit import work
-from moretta.config_sections import SecureAggregation
-from moretta.protocol import Array, Tensors
-from moretta.protocols import modules
+from moretta.contract.messages import Array, Tensors
+from moretta.protocols.common import modules
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.private import clipped_sum
-from moretta.protocols.training import Training
+from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
     from moretta.audit.run import Run

@@ -15,20 +15,22 @@ from numpy.typing import NDArray
 
 from moretta.audit.case import Architecture, Case, Heard, codec, exported
 from moretta.audit.run import Run
+from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import Client, State
+from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
 from moretta.engines.checkpoint import Place, last_checkpoint, rounds_kept
+from moretta.engines.run_folder import ROWS, read_json, read_model
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
-from moretta.federation import Federation
-from moretta.protocol import Array, Client, Stamp, State, Tensors
-from moretta.protocols import modules
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows, standardised, targets
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows, standardised, targets
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.silo_rows import Begin
 from moretta.protocols.pbpfl.perturbation import Key
 from moretta.protocols.pbpfl.server import Server as PBPFLServer
-from moretta.protocols.silo_rows import Begin
-from moretta.roles import Cast, row_shape, rows_digest
-from moretta.run_folder import ROWS, read_json, read_model
+from moretta.run.federation import Federation
 
 PUBLIC = ("batch-size", "standardise", "augment")  # of [data]
 AGREED = ("input_mean", "input_deviation", "scales", "has_statistics")  # once, in a run's first set-up
@@ -38,7 +40,7 @@ UNTOLD_SECURE = ("roster", "identity")
 
 @dataclass(frozen=True)
 class Rows:
-    """A party's rows as its model takes them: x standardised, y as the loss wants it (`moretta.protocols.targets`)."""
+    """A party's rows as its model takes them: x standardised, y as the loss wants it (`protocols.common.targets`)."""
 
     x: Array
     y: Array
@@ -285,7 +287,7 @@ class Truth:
 
     @property
     def loss(self) -> Any:
-        """The loss, of outputs and targets (`moretta.protocols.losses.Loss`)."""
+        """The loss, of outputs and targets (`moretta.protocols.common.losses.Loss`)."""
         return self.federation.protocol.loss_function
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from moretta.audit.case import Case, Heard
 from moretta.audit.run import Run
+from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import ParameterError, PeerError
-from moretta.protocol import Array, Message, Stamp, Tensors
-from moretta.protocols.baffle.messages import Estimate
+from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import Softmax
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy

@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.wording import did_you_mean
 from moretta.data.checks import Array, class_of
 from moretta.data.dataset import Dataset
 from moretta.data.split import generator
 from moretta.errors import ParameterError
-from moretta.imports import nearest
 
 Pictures = NDArray[np.float32]  # [rows, channels, height, width]
 
@@ -35,7 +35,7 @@ def check_domains(names: Sequence[str]) -> None:
         raise ParameterError(f"domains is empty; name at least one of {', '.join(DOMAINS)}")
     for place, name in enumerate(names):
         if name not in DOMAINS:
-            raise ParameterError(f'domains: "{name}" is unknown; {nearest(name, DOMAINS)}')
+            raise ParameterError(f'domains: "{name}" is unknown; {did_you_mean(name, DOMAINS)}')
         if name in names[:place]:
             raise ParameterError(f'domains names "{name}" twice; name every domain once')
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from moretta.contract.wording import did_you_mean
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.split import Rows, cut, generator
 from moretta.data.table import fill_missing
 from moretta.errors import ParameterError
-from moretta.imports import nearest
 
 GRIDS = ("by-feature", "grid")
 Columns = Sequence[Sequence[str | int]]  # of each column part: features by name, or columns by index from 0
@@ -229,4 +229,4 @@ def _meant(entry: str | int, named: dict[str, list[int]], origins: tuple[str, ..
         raise ParameterError(
             f'columns: "{entry}" is a name, but these samples have none; give indices from 0 to {width - 1}'
         )
-    raise ParameterError(f'columns: there is no column "{entry}"; {nearest(entry, set(origins))}')
+    raise ParameterError(f'columns: there is no column "{entry}"; {did_you_mean(entry, set(origins))}')

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.wording import did_you_mean
 from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
 from moretta.data.split import Rows, cut, generator
 from moretta.data.table import fill_missing
 from moretta.errors import ParameterError
-from moretta.imports import nearest
 
 HOW = ("iid", "dirichlet", "by-label", "by-domain")
 
@@ -142,7 +142,7 @@ def _check(rows: int, silos: int, how: str, alpha: float | None, sizes: Sequence
     if how in GRIDS:
         raise ParameterError(f'partition = "{how}" deals columns, not rows; here expected one of {", ".join(HOW)}')
     if how not in HOW:
-        raise ParameterError(f'partition = "{how}" is unknown; {nearest(how, (*HOW, *GRIDS))}')
+        raise ParameterError(f'partition = "{how}" is unknown; {did_you_mean(how, (*HOW, *GRIDS))}')
     if silos < 1:
         raise ParameterError(f"expected at least one silo, got {silos}")
     if silos > rows:

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
+from moretta.contract.wording import did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
 from moretta.data.checks import Array, Task, as_features, as_targets
 from moretta.data.dataset import Dataset, Missing
 from moretta.data.images import SETS, Images, load_images, read_npz, scaled
 from moretta.data.office_home import SIZE, load_office_home
+from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import Rows, split, split_groups
 from moretta.data.table import Encoding, read_table
 from moretta.errors import MissingExtra, ParameterError
-from moretta.imports import beside, is_reference, nearest, resolve, said
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
@@ -45,9 +46,11 @@ def load(
     Pillow.
     """
     if missing not in ("error", "median", "indicator"):
-        raise ParameterError(f'missing = "{missing}" is unknown; {nearest(missing, ("error", "median", "indicator"))}')
+        raise ParameterError(
+            f'missing = "{missing}" is unknown; {did_you_mean(missing, ("error", "median", "indicator"))}'
+        )
     if task not in (None, "classification", "regression"):
-        raise ParameterError(f'task = "{task}" is unknown; {nearest(str(task), ("classification", "regression"))}')
+        raise ParameterError(f'task = "{task}" is unknown; {did_you_mean(str(task), ("classification", "regression"))}')
     default_test, default_validation = (0.1, 0.1) if source == "bank-marketing" else (0.2, 0.0)
     wish = Wish(
         source,
@@ -91,7 +94,7 @@ def load(
         return from_arrays(called(source, base), wish)
     raise ParameterError(
         f'source = "{source}" is neither a built-in set, nor a .csv, .csv.gz or .npz file, nor "module:function"; '
-        f"{nearest(source, BUILT_IN)}"
+        f"{did_you_mean(source, BUILT_IN)}"
     )
 
 

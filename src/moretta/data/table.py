@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.wording import did_you_mean
 from moretta.data.checks import Task
 from moretta.data.dataset import Missing
 from moretta.errors import ParameterError
-from moretta.imports import nearest
 
 Encoding = Literal["one-hot", "ordinal"]
 ABSENT = frozenset({"", "NA", "NaN", "nan", "?"})
@@ -66,15 +66,19 @@ def read_table(
     Raises ParameterError, naming the file and the column or line, for anything that cannot be read so.
     """
     if encoding not in ("one-hot", "ordinal"):
-        raise ParameterError(f'encoding = "{encoding}" is unknown; {nearest(encoding, ("one-hot", "ordinal"))}')
+        raise ParameterError(f'encoding = "{encoding}" is unknown; {did_you_mean(encoding, ("one-hot", "ordinal"))}')
     if missing not in ("error", "median", "indicator"):
-        raise ParameterError(f'missing = "{missing}" is unknown; {nearest(missing, ("error", "median", "indicator"))}')
+        raise ParameterError(
+            f'missing = "{missing}" is unknown; {did_you_mean(missing, ("error", "median", "indicator"))}'
+        )
     header, columns = _cells(path)
     wanted = target if target is not None or not labelled else header[-1]
     if wanted is not None and wanted not in header:
-        raise ParameterError(f'{path.name} has no column "{wanted}" for the target; {nearest(wanted, header)}')
+        raise ParameterError(f'{path.name} has no column "{wanted}" for the target; {did_you_mean(wanted, header)}')
     if id_column is not None and id_column not in header:
-        raise ParameterError(f'{path.name} has no column "{id_column}" for id-column; {nearest(id_column, header)}')
+        raise ParameterError(
+            f'{path.name} has no column "{id_column}" for id-column; {did_you_mean(id_column, header)}'
+        )
     if id_column is not None and id_column == wanted:
         which = "the last column, and so the target as none is named" if target is None else "the target too"
         raise ParameterError(f'{path.name}: id-column "{wanted}" is {which}; name another column as target')

@@ -17,22 +17,24 @@ from nvflare.apis.impl.controller import Controller as FlareController
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from moretta import config, result
-from moretta.codec import Codec
-from moretta.config import RunFile
-from moretta.deployment import server_key, told
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.contract.codec import Codec
+from moretta.contract.roles import Missing, Reason
+from moretta.deployment import server_key
+from moretta.deployment import shared_settings as told
+from moretta.deployment.server_key import identity_of
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.files import write_atomically
-from moretta.engines.flare import kits
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
 from moretta.engines.flare.sites import Send, Sites
+from moretta.engines.run_folder import read_json
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed
-from moretta.federation import Federation
-from moretta.protocol import Missing, Reason
-from moretta.protocols import modules
-from moretta.run_folder import read_json
+from moretta.protocols.common import modules
+from moretta.run import result
+from moretta.run.federation import Federation
 from moretta.secure_aggregation.identity import Roster
 
 log = logging.getLogger("moretta")
@@ -92,7 +94,7 @@ class Controller(FlareController):
             self._fail(f"{type(error).__name__}: {error}", 1, fl_ctx)
 
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
-        run_file = config.loads(self._run, self._base / "run.toml")
+        run_file = run_files.loads(self._run, self._base / "run.toml")
         if digest_of(told.told(run_file)) != self._digest:
             raise ParameterError(
                 "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
@@ -103,7 +105,7 @@ class Controller(FlareController):
         federation = told.server_side(run_file, out)
         secure, names = run_file.secure_aggregation, list(run_file.engine.sites)
         roster = None if secure.roster is None else Roster.load(run_file.resolve(secure.roster))
-        identity = kits.identity_of(Path(workspace.get_site_config_dir()))
+        identity = identity_of(Path(workspace.get_site_config_dir()))
         server_key.check_listed(identity, roster)
         if roster is not None:
             names = [roster.engine_name(name) for name in names]

@@ -19,17 +19,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moretta import __version__, config
-from moretta.config import RunFile
-from moretta.deployment import server_key, silo_file
-from moretta.deployment.silo_file import SiloFile
-from moretta.engines.flare import kits, processes
+from moretta import __version__
+from moretta.config import run_files, silo_file
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.deployment import kits, processes, server_key
+from moretta.deployment.server_key import identity_of, server_keys
 from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
-from moretta.shell import out_of
 
 if TYPE_CHECKING:
-    from moretta.federation import Federation
+    from moretta.run.federation import Federation
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def _findings(
 ) -> Iterator[Finding]:
     run_file, file, server, of_files = None, None, False, list[Finding]()
     if run is not None:
-        run_file, finding = _loaded("run file", run, lambda: config.load(run))
+        run_file, finding = _loaded("run file", run, lambda: run_files.load(run))
         of_files.append(finding)
     if silo is not None:
         file, finding = _loaded("silo.toml", silo, lambda: silo_file.load(silo))
@@ -103,7 +103,7 @@ def _findings(
     if kit is None and silo is None:
         server = True
         if run_file is not None:
-            beside = out_of(run_file)
+            beside = run_file.folder
             beside = beside.with_name(f"{beside.name}-kits") / kits.SERVER_FOLDER
             kit = beside if beside.is_dir() else None
     if kit is not None:
@@ -313,7 +313,7 @@ def pinned(kit: Path, file: SiloFile) -> str:
     if not keys:
         raise ParameterError(server_key.NONE_PINNED)
     said = f"{' and '.join(map(fingerprint, keys))}, of {where}"
-    others = kits.server_keys(local)
+    others = server_keys(local)
     if others and not set(others) & set(keys):
         return Warned(f"{said}; the kit has {' and '.join(map(fingerprint, others))}: ask which the server has")
     return said
@@ -323,7 +323,7 @@ def openable(file: SiloFile) -> str:
     """Check that the file of a site's rows can be opened. Raises `moretta.errors.ParameterError`."""
     source = file.data.source
     if not source.endswith((".csv", ".csv.gz", ".npz")):
-        from moretta.imports import resolve
+        from moretta.data.references import resolve
 
         resolve(source, file.base)
         return f"{source} can be imported; give --run to see whether its rows fit"
@@ -404,7 +404,7 @@ def _of_run(run_file: RunFile | None, file: SiloFile | None, server: bool) -> It
     size = _bytes_of(built[0]) if built else 0
     holders = len(built[0].silos) if built and server else 0
     yield _look("memory", lambda: _memory(size, holders))
-    out = file.out if file is not None else out_of(run_file) if run_file is not None and server else None
+    out = file.out if file is not None else run_file.folder if run_file is not None and server else None
     if out is not None:
         yield _look("out", lambda: _out(out, server))
         yield _look("disk", lambda: _disk(out, size))
@@ -419,18 +419,18 @@ def _many(run_file: RunFile) -> str:
 
 def _model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
     """Build the model as the server does, or from what a site is told; there only of code that silo.toml lists."""
-    from moretta.deployment import told
+    from moretta.deployment import shared_settings as told
 
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:
         return f"{source}: an edge site runs no code of it, and the server sends the graph"
     if server:
-        federation = told.server_side(run_file, out_of(run_file))
+        federation = told.server_side(run_file, run_file.folder)
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
     else:
         told.check_code(source, () if file is None else file.silo.models)
         base = run_file.base if file is None else file.base
-        run_file = config.loads(told.told(run_file), base / "told.toml")
+        run_file = run_files.loads(told.told(run_file), base / "told.toml")
         federation = told.server_side(run_file, base)
     built.append(federation)
     digest = told.model_digest(federation, run_file)[:16]
@@ -446,16 +446,14 @@ def _roster(run_file: RunFile) -> str:
 
 
 def _own_key(local: Path) -> str:
-    return (
-        f"{fingerprint(kits.identity_of(local).public_key)}; sites have it pinned, and compare it (moretta keys show)"
-    )
+    return f"{fingerprint(identity_of(local).public_key)}; sites have it pinned, and compare it (moretta keys show)"
 
 
 def _rows(run_file: RunFile, file: SiloFile) -> str:
-    from moretta.deployment import told
+    from moretta.deployment import shared_settings as told
     from moretta.deployment.edge_role import EdgeRole
 
-    known = config.loads(told.told(run_file), file.base / "told.toml")
+    known = run_files.loads(told.told(run_file), file.base / "told.toml")
     silos = EdgeRole(known, file).silos if file.silo.edge else told.site_side(known, file).silos
     mine = next(silo for silo in silos if not silo.elsewhere)
     return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"

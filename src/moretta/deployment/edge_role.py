@@ -11,26 +11,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.config import RunFile
-from moretta.config_sections import LEAST_ROWS_MISSING, Engine
-from moretta.deployment import told
-from moretta.deployment.silo_file import SiloFile
-from moretta.edge.client import RUNS, check_memory, check_packages, check_sigma, edge_client
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.contract.messages import Array, Message
+from moretta.contract.roles import Client, State
+from moretta.data.silo import check_least
+from moretta.deployment import shared_settings as told
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.run_folder import PRIVACY, RunFolder
+from moretta.engines.settings import Engine
 from moretta.errors import MissingExtra, ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Client, Message, State
-from moretta.protocols.baffle.messages import MESSAGES
+from moretta.protocols.baffle.edge_client import RUNS, check_memory, check_packages, check_sigma, edge_client
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.private import PrivateScalars
-from moretta.protocols.scoring import HeldOut, figures_of
-from moretta.protocols.silo_rows import schema_of
-from moretta.protocols.targets import encode
-from moretta.roles import check_least, check_scores, settings_digest
-from moretta.run_folder import PRIVACY, RunFolder
+from moretta.protocols.baffle.silo.messages import MESSAGES
+from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.common.scoring import HeldOut, figures_of
+from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_scores, settings_digest
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keystream import SecretRoot
 
 
 class EdgeRole:
@@ -71,7 +73,7 @@ class EdgeRole:
     def check(self, hello: Hello) -> None:
         """Check nothing more: tensors are compared when the server begins, and there is no PyTorch to be of a version.
 
-        The process compares the graph's weights with the round's hash (`moretta.protocols.baffle.client`).
+        The process compares the graph's weights with the round's hash (`moretta.protocols.baffle.silo.client`).
         """
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:

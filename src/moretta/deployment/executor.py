@@ -16,15 +16,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from moretta.deployment import silo_file
-from moretta.deployment.server_key import trust_of
-from moretta.deployment.silo_file import SiloFile
+from moretta.config import silo_file
+from moretta.config.silo_file import SiloFile
+from moretta.deployment.server_key import SILO, trust_of
 from moretta.deployment.site import Site, log_to, take_turn
-from moretta.edge.memory import cap
-from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
-from moretta.engines.flare.kits import SILO
+from moretta.engines.flare.site_worker import Desk
 from moretta.errors import ParameterError, PeerError
+from moretta.protocols.baffle.edge.memory import cap
 
 log = logging.getLogger("moretta")
 

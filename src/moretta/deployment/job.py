@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moretta import config
-from moretta.config import RunFile
-from moretta.deployment import told
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.deployment import shared_settings as told
+from moretta.deployment.kits import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
-from moretta.engines.flare.kits import CONTROLLER, EXECUTOR
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Roster
 
@@ -52,7 +52,7 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
     shutil.rmtree(folder, ignore_errors=True)
     names, text = site_names(run_file), told.told(run_file)
     server = {
-        "run": config.dumps(run_file),
+        "run": run_files.dumps(run_file),
         "base": str(run_file.base.absolute()),
         "digest": digest_of(text),
         **controller,

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moretta.deployment import doctor, silo_file
-from moretta.edge.client import RUNS, check_packages
+from moretta.config import silo_file
+from moretta.deployment import doctor, kits, processes
+from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
-from moretta.engines.flare import kits, processes
 from moretta.errors import ParameterError, RunFailed
+from moretta.protocols.baffle.edge_client import RUNS, check_packages
 
 LOOK = 0.2
 AGAIN = 2.0  # seconds between two tries to reach a server that is not there yet
@@ -57,7 +58,7 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
             say("ended what an earlier join of this kit, which was killed, had left running")
         for change in kits.patch(kit):
             say(change)
-        write_atomically(kit / "local" / kits.SILO, (json.dumps(settings, indent=2) + "\n").encode())
+        write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
         _wait_for_server(kit, say)
         host, port = kits.address_of(kit)
         say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moretta.config import RunFile
-from moretta.deployment import job, server_key, told
+from moretta.config.run_files import RunFile
+from moretta.deployment import job, kits, processes, server_key
+from moretta.deployment import shared_settings as told
+from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.files import new_lines
-from moretta.engines.flare import kits, processes
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, public_line
 
@@ -95,7 +96,7 @@ def serve(
 
 def _key(local: Path, run_file: RunFile) -> Identity:
     """Return the server's key. Raises `moretta.errors.ParameterError` where sites would not take it."""
-    path, identity = run_file.secure_aggregation.roster, kits.identity_of(local)
+    path, identity = run_file.secure_aggregation.roster, identity_of(local)
     server_key.check_listed(identity, None if path is None else Roster.load(run_file.resolve(path)))
     return identity
 

@@ -10,14 +10,17 @@ none of them, or where the server's kit says.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-from moretta.deployment.silo_file import SiloFile
-from moretta.engines.flare import kits
+from moretta.config.silo_file import SiloFile
 from moretta.engines.flare.signing import Trust
 from moretta.errors import ParameterError, PeerError
-from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_server_keys
+from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, fingerprint, parse_server_keys
 
+SILO = "moretta.json"  # in local/: at a site where its silo.toml is, at the server where its key is
+SERVER_KEY = "moretta-server.pub"  # in local/ of a site: the server's public key, a line, or two while it changes
 NONE_PINNED = (
     "no key of the server's is pinned here, so that anybody could play it: have its operator run moretta keys show "
     "KITS, and put that line into silo.toml as [silo] server-key, or run moretta kit patch KIT --server-key LINE"
@@ -33,7 +36,7 @@ def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
         return parse_server_keys(file.silo.server_key), "silo.toml"
     if file.silo.roster is not None and (keys := Roster.load(file.base / file.silo.roster).server):
         return keys, str(file.silo.roster)
-    return kits.server_keys(local), kits.SERVER_KEY
+    return server_keys(local), SERVER_KEY
 
 
 def trust_of(file: SiloFile, local: Path) -> Trust:
@@ -55,3 +58,45 @@ def check_listed(identity: Identity, roster: Roster | None) -> None:
             f"the roster lists {' and '.join(map(fingerprint, roster.server))} as the server's key, and this server's "
             f"is {fingerprint(identity.public_key)}; serve by that key, or correct [server] in all copies of the roster"
         )
+
+
+def server_keys(local: Path) -> tuple[bytes, ...]:
+    """Return the server's public keys that a site's kit has, by its local folder; none where it has none.
+
+    Raises ParameterError for a file that holds something else.
+    """
+    path = local / SERVER_KEY
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return parse_server_keys(lines) if lines else ()
+    except (OSError, ValueError, ParameterError) as error:
+        raise ParameterError(
+            f"{path} was expected to hold the server's public key ({error}); write it anew by moretta kit patch KIT "
+            "--server-key"
+        ) from None
+
+
+def identity_of(local: Path) -> Identity:
+    """Return the server's own key: what the local folder of its kit names, else what is beside the kit.
+
+    Raises ParameterError where there is neither.
+    """
+    beside = local.resolve().parent.parent / KEY_FILE
+    path = (load_json(local / SILO) if (local / SILO).exists() else {}).get("identity", str(beside))
+    if not isinstance(path, str) or (path == str(beside) and not beside.exists()):
+        raise ParameterError(
+            f"{local / SILO} does not say where the server's key is; run: moretta keys new --out DIR, and then: "
+            "moretta kit patch KIT --server-key DIR"
+        )
+    return Identity.load(path)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises ParameterError for anything else."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path} was expected to be readable JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ParameterError(f"{path} was expected to hold a JSON object, and holds a {type(found).__name__}")
+    return found

@@ -27,20 +27,22 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta import __version__, config
-from moretta.codec import Codec
-from moretta.config import RunFile
+from moretta import __version__
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Tensors
+from moretta.contract.roles import Client
 from moretta.deployment.edge_role import EdgeRole
-from moretta.deployment.silo_file import SiloFile
 from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
-from moretta.engines.flare.desk import UNFIT
 from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.flare.site_worker import UNFIT
 from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError
-from moretta.protocol import Client, Message, Tensors
-from moretta.run_folder import RunFolder
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 log = logging.getLogger("moretta")
@@ -65,7 +67,7 @@ class Role(Protocol):
 
 
 class Site:
-    """One site, as `moretta.engines.flare.desk.Desk` wants it.
+    """One site, as `moretta.engines.flare.site_worker.Desk` wants it.
 
     file: its silo.toml. text: what it was told of the run. certificate: the name in its startup kit's certificate.
     Raises `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
@@ -82,7 +84,7 @@ class Site:
             )
         self._file, self._job = file, digest_of(text)
         self.largest = file.limits.message_mib << 20
-        self._run_file = config.loads(text, file.base / "told.toml")
+        self._run_file = run_files.loads(text, file.base / "told.toml")
         self.timed = getattr(self._run_file.protocol, "privacy", None) is None  # else seconds tell of a secret lot
         self._role = _role(self._run_file, file)
         identity = file.silo.identity
@@ -154,7 +156,7 @@ class Site:
             return
         if self._recorder is not None:
             self._recorder.flush()
-        write_atomically(self._folder.path / "run.toml", config.dump(self._run_file).encode())
+        write_atomically(self._folder.path / "run.toml", run_files.dump(self._run_file).encode())
         if released:
             inputs, tensors = unpack_released(released)
             self._folder.write_json("inputs.json", inputs)

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import torch
 
-from moretta import result
-from moretta.config import RunFile
-from moretta.deployment import told
-from moretta.deployment.silo_file import SiloFile
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.contract.messages import Message
+from moretta.contract.roles import Client
+from moretta.deployment import shared_settings as told
 from moretta.engines.checkpoint import Place
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.errors import ParameterError
-from moretta.protocol import Client, Message
-from moretta.protocols.baffle.client import Client as BaffleClient
+from moretta.protocols.baffle.silo.client import Client as BaffleClient
 from moretta.protocols.cgd.client import Client as Participant
 from moretta.protocols.fedsgd.client import Client as FedSGDClient
-from moretta.run_folder import PRIVACY, RunFolder
-from moretta.session import SMALL
+from moretta.run import result
+from moretta.run.loop import SMALL
 
 
 class TorchRole:

@@ -17,9 +17,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
+from moretta.contract.roles import State
 from moretta.engines.files import make_folder, rename, write_atomically
 from moretta.errors import ParameterError
-from moretta.protocol import State
 
 FORMAT = 2  # 1 had neither norms of earlier rounds nor counted rows, and pbpfl's weights in the run's dtype
 KEPT = 2

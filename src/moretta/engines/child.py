@@ -8,22 +8,21 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO
 
-from moretta.codec import Codec
-from moretta.edge import wire
-from moretta.edge.wire import HERE, BeSilo, Done, Envelope, Restore
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message
+from moretta.contract.roles import Phase, State, no_phase
+from moretta.engines import pipe as wire
+from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
 from moretta.errors import CodecError, Disconnected, MisuseError
-from moretta.protocol import Array, Message, Phase, State, no_phase
 
 log = logging.getLogger("moretta")
 
-COMMAND = (sys.executable, "-P", "-m", "moretta.edge")
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each has buffers of its own
 START = 120.0  # seconds in which it is to start and take its rows up, whatever the deadline
 LONGEST = 600.0  # seconds in which it is to answer where no deadline is given: one that hangs is not to hang the run
@@ -32,14 +31,15 @@ STDERR_TAIL = 4096  # bytes in which the last line is looked for
 
 
 class ChildClient:
-    """Plays a silo's role by a process of `moretta.edge`, which starts when the first message comes.
+    """Plays a silo's role by a process of its own, which starts when the first message comes.
 
     The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up,
     sends what is no answer, or none in time, costs the silo that exchange (`moretta.errors.Disconnected`); the next
     message starts another in its place, with the state that it had last told of, which a new set-up can go on from.
 
-    settings: `moretta.edge.settings.Settings`, dumped. state: the role's at first, of which its secrets follow.
-    x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
+    settings: `moretta.protocols.baffle.edge.settings.Settings`, dumped. state: the role's at first, of which its
+    secrets follow.
+    command: of the process. x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
     charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
     deadline: seconds in which it is to take a message, and again to answer it; `START` where it has to start first.
     ends: how often its process has ended by itself, or had to be.
@@ -53,9 +53,8 @@ class ChildClient:
         state: Mapping[str, bytes],
         rows: tuple[Array, Array],
         messages: Sequence[type[Message]],
-        *,
+        command: Sequence[str],
         insecure: bytes = b"",
-        command: Sequence[str] = COMMAND,
     ) -> None:
         self.phase: Phase = no_phase  # the process has its own clock
         self.charge: Callable[[str, float], None] = lambda phase, seconds: None

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from moretta.codec import size
+from moretta.contract.codec import size
+from moretta.contract.messages import Message, Spent
+from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
 from moretta.errors import PeerError
-from moretta.protocol import Ask, Message, Missing, Reason, Replies, Spent
 
 log = logging.getLogger("moretta")
 

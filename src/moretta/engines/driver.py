@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
-from moretta.protocol import (
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import (
     Aborted,
     Ask,
     Exchange,
@@ -30,9 +30,9 @@ from moretta.protocol import (
     Replies,
     Report,
     Server,
-    Stamp,
     no_phase,
 )
+from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moretta.config_sections import Fault, FaultPhase, Faults
-from moretta.protocol import Message, Missing, Reason, Stamp
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Missing, Reason
+from moretta.engines.settings import Fault, FaultPhase, Faults
 
 INJECTED = "fault injection: "
 

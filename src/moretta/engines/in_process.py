@@ -6,7 +6,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from moretta.codec import Codec, size
+from moretta.contract.codec import Codec, size
+from moretta.contract.messages import Message
+from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, answered
 from moretta.engines.checkpoint import Place
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
@@ -14,7 +16,6 @@ from moretta.engines.delivery import Traffic, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
-from moretta.protocol import Ask, Client, Message, Missing, Reason, Replies, answered
 
 log = logging.getLogger("moretta")
 

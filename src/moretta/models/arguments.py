@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from moretta.contract.wording import did_you_mean
 from moretta.errors import ParameterError
-from moretta.imports import nearest
 
 
 def positive(value: object, name: str) -> int:
@@ -31,7 +31,7 @@ def flag(value: object, name: str) -> bool:
 def one_of(value: object, name: str, choices: Sequence[str]) -> str:
     """`value` if it is one of the choices, else ParameterError naming the nearest."""
     if value not in choices:
-        raise ParameterError(f"model: {name} = {value!r} is unknown; {nearest(str(value), choices)}")
+        raise ParameterError(f"model: {name} = {value!r} is unknown; {did_you_mean(str(value), choices)}")
     return str(value)
 
 

@@ -9,10 +9,3 @@
 A report reads what the run wrote and computes nothing new: each number on the page is in a `result.json` or a
 `history.jsonl`, but for sums over phases and the moving averages of the curves.
 """
-
-from moretta.report.folder import RunRecord, read_run
-from moretta.report.page import write_report
-from moretta.report.privacy import Statement, privacy_statements
-from moretta.report.table import comparison_table
-
-__all__ = ["RunRecord", "Statement", "comparison_table", "privacy_statements", "read_run", "write_report"]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moretta.protocols.accountant import WITH_NOISE_OF
+from moretta.protocols.common.accountant import WITH_NOISE_OF
 from moretta.report.folder import Attacked, RunRecord
 from moretta.report.table import MISSING
 

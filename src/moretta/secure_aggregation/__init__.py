@@ -35,7 +35,7 @@ the server divides by N = sum_S N_k without having seen any N_k.
 vanish at any time. With threshold t, the server and fewer than t of them together learn the sum over the other
 survivors and nothing else of them. Two sums of the same uploads would be subtracted, so a silo helps to open one sum of
 a round's take, over one set of survivors, once in its life (`moretta.secure_aggregation.one_sum`); what is summed again
-over others has other rows (`moretta.protocols.batches`). Revealed to the server: the sum, the total
+over others has other rows (`moretta.protocols.common.batches`). Revealed to the server: the sum, the total
 weight N, which silos were in which sum and when, the lengths of messages, and the sentence of a silo that refuses (for
 a value out of range that names the value's magnitude). A silo sees the others' names and public keys, and who is in a
 sum. A silo that lies about its numbers is not caught here; what no silos that follow the protocol could come to is
@@ -71,100 +71,3 @@ weight too, and the members, who are told which silos are in the sum, take the k
 The scheme ``none`` (`moretta.secure_aggregation.plain`) has the same faces without the masks: the server sees
 everything, and a single silo is allowed.
 """
-
-from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
-from moretta.secure_aggregation import additive, agreement, pairwise, plain, statistics, unmasking
-from moretta.secure_aggregation.additive import AdditiveAggregator, AdditiveContributor
-from moretta.secure_aggregation.asked import Asked, asked
-from moretta.secure_aggregation.cohort import Credentials, Rules
-from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
-from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
-from moretta.secure_aggregation.ring import Ring
-from moretta.secure_aggregation.statistics import Moments, answer_moments, moments
-from moretta.secure_aggregation.sums import Aggregator, Contributor, Relayed, Sum, Wanted
-
-MESSAGES = (
-    *agreement.MESSAGES,
-    *pairwise.MESSAGES,
-    *unmasking.MESSAGES,
-    *additive.MESSAGES,
-    *plain.MESSAGES,
-    *statistics.MESSAGES,
-)
-"""The messages of this room, part of every protocol's schema."""
-
-SCHEMES = ("pairwise", "additive-shares", "none")
-
-__all__ = [
-    "MESSAGES",
-    "SCHEMES",
-    "Aggregator",
-    "Asked",
-    "Contributor",
-    "Credentials",
-    "HelpedSums",
-    "Moments",
-    "Relayed",
-    "Rules",
-    "Sum",
-    "Wanted",
-    "aggregator",
-    "answer_moments",
-    "asked",
-    "contributor",
-    "moments",
-]
-
-RULES = Rules()
-
-
-def aggregator(scheme: str, ring_bits: int = 64, rules: Rules = RULES) -> Aggregator:
-    """Return the server's half of a scheme. Raises `moretta.errors.ParameterError` for one that is not there.
-
-    ring_bits: 32 or 64, the b of Z_2^b; without meaning for the scheme ``none``.
-    """
-    match scheme:
-        case "pairwise":
-            return PairwiseAggregator(Ring(ring_bits), rules)
-        case "additive-shares":
-            return AdditiveAggregator(Ring(ring_bits), rules)
-        case "none":
-            return PlainAggregator(rules.min_survivors)
-    raise _unknown(scheme)
-
-
-def contributor(
-    scheme: str,
-    name: str,
-    ring_bits: int = 64,
-    rules: Rules = RULES,
-    *,
-    credentials: Credentials | None = None,
-    insecure: SecretRoot | None = None,
-    session: int = 0,
-    helped: HelpedSums | None = None,
-) -> Contributor:
-    """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for a scheme that is not there.
-
-    credentials: the silo's identity and roster; None trusts the keys that the server relays.
-    insecure: for tests only, a root from which key pairs, self-masks and shares follow; None draws them from the
-        operating system.
-    session: how often the run was resumed, so that even then no key is used twice.
-    helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by whoever gives it; None
-        begins with nothing, and forgets it with this object.
-    """
-    helped = HelpedSums() if helped is None else helped
-    match scheme:
-        case "pairwise":
-            return PairwiseContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped)
-        case "additive-shares":
-            return AdditiveContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped)
-        case "none":
-            return PlainContributor()
-    raise _unknown(scheme)
-
-
-def _unknown(scheme: str) -> ParameterError:
-    return ParameterError(f'scheme = "{scheme}" is not there; expected one of {", ".join(SCHEMES)}')

@@ -53,17 +53,14 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from moretta.contract.messages import Array, Message, Stamp, Tensors, message
+from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.keystream import Keystream, SecretRoot, derive
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Stamp, Tensors, message
-from moretta.secure_aggregation.agreement import (
-    AdvertiseKey,
-    SetUp,
-    agree_on_keys,
-)
+from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
 from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.ring import Ring, Words
@@ -208,7 +205,7 @@ class AdditiveContributor:
         *,
         asked: Asked,
     ) -> Message:
-        """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.Contributor`.
+        """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.sums.Contributor`.
 
         Also raises `moretta.errors.MisuseError` for a second upload under the same stamp and name,
         `moretta.errors.PeerError` for an encoding of other tensors, and `moretta.errors.ParameterError` for shares of
@@ -245,7 +242,7 @@ class AdditiveContributor:
         *,
         asked: Asked,
     ) -> Sum:
-        """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.Contributor`."""
+        """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         agreement, _ = self._keys.agreed
         label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
         return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
-from moretta.keystream import SecretRoot, derive
-from moretta.protocol import Aborted, Ask, Exchange, Message, Missing, Reason, Stamp, message
 from moretta.secure_aggregation import graph_seed
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.graph_seed import (
@@ -42,6 +42,7 @@ from moretta.secure_aggregation.graph_seed import (
     draw_part,
 )
 from moretta.secure_aggregation.identity import Roster, verify
+from moretta.secure_aggregation.keystream import SecretRoot, derive
 from moretta.secure_aggregation.masks import Labels
 from moretta.secure_aggregation.public_keys import (
     check_keys,

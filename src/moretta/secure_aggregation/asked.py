@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from moretta.contract.messages import Message
 from moretta.errors import PeerError
-from moretta.keystream import encode_parts, encode_purpose
-from moretta.protocol import Message
+from moretta.secure_aggregation.keystream import encode_parts, encode_purpose
 
 BYTES = 32
 

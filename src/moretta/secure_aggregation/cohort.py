@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.keystream import encode_purpose
-from moretta.protocol import Stamp
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.keystream import encode_purpose
 
 NONE: Mapping[str, bytes] = {}
 

@@ -6,7 +6,7 @@
 bits leave the ring just enough room that no sum reads as more than twice all silos at their limit. Within that, what
 silos that follow the protocol cannot come to is clipped to what they can, and the log says so: a total weight to 1 a
 silo to W, a mean to the range that each silo's own entries have. So a silo neither ends a run by an impossible weight
-nor makes means large by a small one. `moretta.protocols.clipping` bounds what is left from round to round.
+nor makes means large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Tensors
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.protocol import Tensors
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key
 from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, largest_magnitude
 from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_real, check_limits, check_weight
@@ -33,7 +33,8 @@ Each silo needs W to refuse what could wrap: it knows neither the others' weight
 
 
 def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
-    """Choose the fraction bits of each tensor from its limit. Raises as `moretta.secure_aggregation.Aggregator.want`.
+    """Choose the fraction bits of each tensor from its limit. Raises as
+    `moretta.secure_aggregation.sums.Aggregator.want`.
 
     parties: how many silos' entries are added, at most.
     """
@@ -47,7 +48,7 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
 def encode(ring: Ring, tensors: Tensors, weight: int, encoding: Mapping[str, int], parties: int) -> dict[str, Words]:
     """Return round(2^f N_k x_k) mod 2^b by tensor, new contiguous arrays of the ring in the tensors' shapes.
 
-    weight, encoding: as for `moretta.secure_aggregation.Contributor.upload`, which raises the same; beside that
+    weight, encoding: as for `moretta.secure_aggregation.sums.Contributor.upload`, which raises the same; beside that
     `moretta.errors.PeerError` for an encoding of other tensors.
     """
     check_weight(weight)

@@ -37,7 +37,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from moretta.errors import MisuseError, ParameterError
-from moretta.keystream import Keystream, derive
+from moretta.secure_aggregation.keystream import Keystream, derive
 
 COMPLETE_TO = 50  # silos, unless a degree is asked for
 CORRUPT_RATE = DROPOUT_RATE = 0.1

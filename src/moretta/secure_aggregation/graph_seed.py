@@ -28,9 +28,9 @@ import hmac
 import os
 from collections.abc import Mapping
 
+from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import PeerError
-from moretta.keystream import SecretRoot, encode_purpose
-from moretta.protocol import Message, Stamp, message
+from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 from moretta.secure_aggregation.public_keys import check_keys, check_public_key, check_signature_length
 
 PART_BYTES = 32

@@ -9,9 +9,9 @@
                     [server]                                   # if there is one: whose envelopes sites take
                     key = "moretta-public-1 <base64>"          # or a list of two, while one takes the other's place
 
-What is signed is a purpose (`moretta.keystream.encode_purpose`) that begins with "signed", so that different
-statements have different bytes and a signature serves one use. Whoever holds the same roster knows whose statement it
-is; that all silos hold the same one is for them to see to, by comparing its digest.
+What is signed is a purpose (`moretta.secure_aggregation.keystream.encode_purpose`) that begins with "signed", so that
+different statements have different bytes and a signature serves one use. Whoever holds the same roster knows whose
+statement it is; that all silos hold the same one is for them to see to, by comparing its digest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from moretta.config_errors import nearest
+from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.keystream import encode_purpose
+from moretta.secure_aggregation.keystream import encode_purpose
 
 KEY_BYTES = 32
 KEY_FILE, PUBLIC_FILE = "identity.key", "identity.pub"
@@ -95,7 +95,7 @@ class Identity:
     def sign(self, *purpose: int | str | bytes) -> bytes:
         """Return the signature of a statement, 64 bytes, the same each time.
 
-        purpose: as for `moretta.keystream.encode_purpose`; first what kind of statement it is.
+        purpose: as for `moretta.secure_aggregation.keystream.encode_purpose`; first what kind of statement it is.
         """
         return self._private.sign(encode_purpose("signed", *purpose))
 

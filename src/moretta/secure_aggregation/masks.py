@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError
-from moretta.keystream import Keystream, derive, encode_purpose
-from moretta.protocol import Stamp
+from moretta.secure_aggregation.keystream import Keystream, derive, encode_purpose
 from moretta.secure_aggregation.ring import CHUNK, Words
 
 Label = tuple[str, int, int, int, bytes, bytes]

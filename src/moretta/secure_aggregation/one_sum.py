@@ -47,8 +47,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from moretta.contract.messages import Stamp
 from moretta.errors import PeerError, SumSpent
-from moretta.protocol import Stamp
 from moretta.secure_aggregation.asked import Asked
 
 AHEAD = 16  # rounds that one force to the disk is good for

@@ -12,17 +12,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from moretta.contract.messages import Array, Message, Stamp, Tensors, message
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Missing, Reason, Replies, Stamp, Tensors, message
-from moretta.secure_aggregation.agreement import (
-    AdvertiseKey,
-    SetUp,
-    agree_on_keys,
-)
+from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.ring import Ring
@@ -138,7 +135,7 @@ class PairwiseContributor:
         *,
         asked: Asked,
     ) -> Message:
-        """Return the masked upload. Raises as `moretta.secure_aggregation.Contributor`.
+        """Return the masked upload. Raises as `moretta.secure_aggregation.sums.Contributor`.
 
         Also raises `moretta.errors.MisuseError` for a second upload under the same stamp and name, and
         `moretta.errors.PeerError` for an encoding of other tensors.
@@ -176,7 +173,7 @@ class PairwiseContributor:
         *,
         asked: Asked,
     ) -> Sum:
-        """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.Contributor`."""
+        """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         agreement, _ = self._keys.agreed
         label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
         return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)

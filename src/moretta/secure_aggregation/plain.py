@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array, Message, Stamp, Tensors, message
+from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError
-from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, Tensors, message
 from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.ring import largest_magnitude
 from moretta.secure_aggregation.sums import (
@@ -77,7 +78,7 @@ class PlainContributor:
         *,
         asked: Asked,
     ) -> Message:
-        """Return the upload in the clear. Raises as `moretta.secure_aggregation.Contributor`."""
+        """Return the upload in the clear. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         check_weight(weight)
         if blind is not None:
             raise MisuseError(IN_THE_CLEAR)

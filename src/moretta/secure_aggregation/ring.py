@@ -28,8 +28,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError, PeerError, RangeError
-from moretta.protocol import Array
 
 Words = NDArray[np.unsignedinteger]
 """Ring elements, uint32 or uint64."""

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError
-from moretta.protocol import Aborted, Array, Exchange, Message, Stamp, message
 from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 

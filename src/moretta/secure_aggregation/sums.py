@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array, Message, Stamp, Tensors
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.protocol import Aborted, Array, Ask, Exchange, Message, Missing, Reason, Replies, Stamp, Tensors
 from moretta.secure_aggregation.asked import Asked
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -97,7 +98,7 @@ class Aggregator(Protocol):
 
         ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
         ``wanted.fraction_bits``. A silo without one counts as missing.
-        expected: the digest of what all silos were asked (`moretta.secure_aggregation.asked.Asked`); None where
+        expected: the digest of what all silos were asked (`moretta.secure_aggregation.asked.asked.Asked`); None where
         whoever adds up does not know all of it. Then silos that say another digest than most are left out.
         whole: abort where any silo is missing.
         Aborts, too, where any silo has helped to open another sum of this round (`Reason.SPENT`).

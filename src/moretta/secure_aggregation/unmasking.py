@@ -42,14 +42,14 @@ from functools import lru_cache
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import derive, encode_parts, encode_purpose
-from moretta.protocol import Message, Stamp, message
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, verify
+from moretta.secure_aggregation.keystream import derive, encode_parts, encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.public_keys import check_signature_length

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import SCHEMA, Said, Say, ToyClient
 
-from moretta.codec import Codec
-from moretta.engines.flare import desk as desk_module
-from moretta.engines.flare.desk import UNFIT, Desk
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Client, Missing, Reason
+from moretta.engines.flare import site_worker as desk_module
 from moretta.engines.flare.envelope import (
     Busy,
     Denied,
@@ -38,8 +39,8 @@ from moretta.engines.flare.envelope import (
     reply_of,
 )
 from moretta.engines.flare.signing import Session, Trust
+from moretta.engines.flare.site_worker import UNFIT, Desk
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError
-from moretta.protocol import Client, Message, Missing, Reason, Stamp
 from moretta.secure_aggregation.identity import Identity
 
 CODEC = Codec(SCHEMA)

@@ -18,7 +18,8 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from nvflare.apis.job_launcher_spec import JobReturnCode
 
-from moretta.engines.flare import launcher, processes
+from moretta.deployment import processes
+from moretta.engines.flare import launcher
 from moretta.engines.flare.launcher import Respawned
 
 SLEEPS = "import time; time.sleep(60)"

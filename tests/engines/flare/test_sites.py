@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from toy import SCHEMA, Said, Say, ToyClient
 
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines import views
 from moretta.engines.checkpoint import Place
-from moretta.engines.flare import desk as desk_module
+from moretta.engines.flare import site_worker as desk_module
 from moretta.engines.flare import sites as sites_module
-from moretta.engines.flare.desk import Desk
 from moretta.engines.flare.envelope import (
     Awake,
     Busy,
@@ -40,11 +41,11 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import Gate, Trust
+from moretta.engines.flare.site_worker import Desk
 from moretta.engines.flare.sites import AGAIN, BACK, KEEPING, LATER, LONGEST, MISSES, PATIENCE, WAIT, Sites
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, RunFailed
-from moretta.protocol import Array, Ask, Client, Message, Missing, Reason, Replies, Stamp, message
 from moretta.secure_aggregation.identity import Identity, fingerprint
 
 NOW = Stamp("run", 1, 0)

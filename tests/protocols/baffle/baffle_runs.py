@@ -12,14 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo, federation
-from moretta.casting import cast
-from moretta.protocol import Message
-from moretta.protocols import modules
-from moretta.protocols.baffle.client import Client
+from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
+from moretta.contract.messages import Message
 from moretta.protocols.baffle.server import Server
-from moretta.result import Result
-from moretta.roles import Cast, Setting
+from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.common import modules
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.registry import cast
+from moretta.run import federation
+from moretta.run.result import Result
 
 SEED = 3
 CLASSES, COLUMNS = 4, 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.protocols.baffle.directions import Directions, keys_of
-from moretta.protocols.baffle.estimate import Form, differences, directions_of, gradient
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.silo.directions import Directions, keys_of
+from moretta.protocols.baffle.silo.estimate import Form, differences, directions_of, gradient
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.common.row_losses import RowLosses
 
 MSE = RowLosses("mse")
 FORMS: tuple[Form, ...] = ("mean", "base", "twice-forward", "central")

@@ -11,7 +11,7 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.protocols.baffle.directions import Directions, gaussian_table, keys_of
+from moretta.protocols.baffle.silo.directions import Directions, gaussian_table, keys_of
 
 SECRET = bytes(range(32))
 SIZE = 2**15 + 1003  # beyond one step, and no multiple of anything

@@ -30,17 +30,18 @@ from baffle_runs import (
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from moretta import BAFFLE, SecureAggregation, Silo, config
-from moretta.codec import Codec
+from moretta import BAFFLE, SecureAggregation, Silo
+from moretta.config import run_files
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Stamp
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
-from moretta.protocol import Stamp
-from moretta.protocols.baffle.client import Client
-from moretta.protocols.baffle.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
-from moretta.protocols.baffle.recipe import Recipe
-from moretta.protocols.baffle.row_losses import RowLosses
-from moretta.protocols.baffle.seeds import parameter_hash
+from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, layout_of
+from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.secure_aggregation.plain import PlainUpload
 
@@ -116,10 +117,10 @@ name = "baffle"
 def test_a_run_file_takes_the_settings_and_keeps_them(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE + 'k = 20\nk-last = 40\nform = "central"\nseed-pool = 48\nema = 0.9\ntrainable = ["2"]')
-    found = config.load(path).protocol
+    found = run_files.load(path).protocol
     assert found == BAFFLE(k=20, k_last=40, form="central", seed_pool=48, ema=0.9, trainable=("2",))
-    path.write_text(config.dump(config.load(path)))
-    assert config.load(path).protocol == found
+    path.write_text(run_files.dump(run_files.load(path)))
+    assert run_files.load(path).protocol == found
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_run_file_with_a_mistake_says_where(tmp_path: Path, line: str, said: s
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE + line)
     with pytest.raises(ParameterError, match=said):
-        config.load(path)
+        run_files.load(path)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moretta import SecureAggregation, Silo
-from moretta.keystream import SecretRoot
-from moretta.protocol import Stamp
-from moretta.protocols.accountant import Privacy, epsilon
-from moretta.protocols.baffle.messages import Estimate
-from moretta.protocols.baffle.private import PrivateScalars
-from moretta.result import Result
+from moretta.contract.messages import Stamp
+from moretta.protocols.baffle.silo.messages import Estimate
+from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.common.accountant import Privacy, epsilon
+from moretta.run.result import Result
+from moretta.secure_aggregation.keystream import SecretRoot
 
 CLIP = 0.5
 PURPOSE = ("run", 1, b"hash", b"seed")

@@ -23,10 +23,10 @@ from baffle_runs import (
 )
 
 from moretta import Engine, Federation, SecureAggregation
+from moretta.contract.messages import Stamp
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import ParameterError
-from moretta.protocol import Stamp
-from moretta.protocols.baffle.messages import Commit, Committed
+from moretta.protocols.baffle.silo.messages import Commit, Committed
 
 ROUNDS = 5
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.2}

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from moretta import Engine, FedSGD, SecureAggregation, Silo
 from moretta.errors import ParameterError
-from moretta.protocols.accountant import epsilon
-from moretta.protocols.baffle.directions import gaussian_table
+from moretta.protocols.baffle.silo.directions import gaussian_table
+from moretta.protocols.common.accountant import epsilon
 
 
 class Mixing(nn.Module):

@@ -30,16 +30,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta import BAFFLE, Engine, FedSGD, SecureAggregation, Silo
+from moretta.contract.messages import Message
 from moretta.errors import RunFailed
-from moretta.protocol import Message
-from moretta.protocols.baffle.directions import Directions, keys_of
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.messages import Estimate
-from moretta.protocols.baffle.seeds import parameter_hash
+from moretta.protocols.baffle.silo.directions import Directions, keys_of
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import Estimate
+from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
-from moretta.protocols.batches import Batches
-from moretta.protocols.first_weights import first_weights
-from moretta.result import Result
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.first_weights import first_weights
+from moretta.run.result import Result
 from moretta.secure_aggregation.plain import PlainUpload
 
 TEST = table(400, 5)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from moretta.models.lenet import lenet
 from moretta.models.mlp import mlp
-from moretta.protocols import modules
 from moretta.protocols.baffle.torch_forward import SMALL, TorchForward, layout_of
+from moretta.protocols.common import modules
 
 Build = Callable[[], nn.Module]
 

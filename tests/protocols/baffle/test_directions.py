@@ -25,8 +25,8 @@ from scipy.linalg import hadamard
 from scipy.special import ndtri
 
 from moretta.errors import ParameterError
-from moretta.protocols.baffle import directions as module
-from moretta.protocols.baffle.directions import BLOCK, MOST, STEP, Directions, gaussian_table, keys_of
+from moretta.protocols.baffle.silo import directions as module
+from moretta.protocols.baffle.silo.directions import BLOCK, MOST, STEP, Directions, gaussian_table, keys_of
 
 FOLDER = Path(__file__).parent
 GOLDEN: dict[str, str] = json.loads((FOLDER / "golden.json").read_text(encoding="utf-8"))["sha256"]
@@ -38,7 +38,7 @@ def matrix(of: Directions) -> NDArray[np.float64]:
 
 
 def stream(key: bytes, count: int) -> bytes:
-    """AES-128 in counter mode, without `moretta.keystream`."""
+    """AES-128 in counter mode, without `moretta.secure_aggregation.keystream`."""
     return Cipher(algorithms.AES(key[:16]), modes.CTR(key[16:])).encryptor().update(bytes(count))
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.errors import ParameterError
-from moretta.protocols import modules
-from moretta.protocols.baffle.estimate import Form, check_sigma, differences, directions_of, forwards_of, gradient
-from moretta.protocols.baffle.row_losses import RowLosses
+from moretta.protocols.baffle.silo.estimate import Form, check_sigma, differences, directions_of, forwards_of, gradient
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
-from moretta.protocols.losses import Loss
+from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.row_losses import RowLosses
 
 SIZE, ROWS, OUTPUTS = 16, 5, 3
 KINDS = ("rademacher", "gaussian", "orthogonal")

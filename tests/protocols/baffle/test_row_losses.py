@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.protocols.baffle.row_losses import RowLosses
-from moretta.protocols.losses import Loss
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.row_losses import RowLosses
 
 SHAPE = {
     "rows": st.integers(1, 9), "outputs": st.integers(2, 6), "models": st.integers(1, 5), "seed": st.integers(0, 99)

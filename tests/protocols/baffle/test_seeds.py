@@ -12,15 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo, federation
-from moretta.casting import cast
+from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
+from moretta.contract.messages import Message, Stamp
 from moretta.errors import PeerError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Message, Stamp
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
-from moretta.protocols.baffle.seeds import SERVER, Seed, commitment, parameter_hash
-from moretta.roles import Cast, Setting
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
+from moretta.protocols.baffle.silo.seeds import SERVER, Seed, commitment, parameter_hash
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.registry import cast
+from moretta.run import federation
+from moretta.secure_aggregation.keystream import SecretRoot
 
 RUN, NAMES = "run", ("anna", "bea", "carla")
 NOW = Stamp(RUN, 1, 0)

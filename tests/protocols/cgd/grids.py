@@ -14,14 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta import CGD, Engine, Federation, SecureAggregation, Silo, federation
-from moretta.casting import cast
-from moretta.protocol import Array, Client, Message, Tensors
-from moretta.protocols.batches import Batches
+from moretta import CGD, Engine, Federation, SecureAggregation, Silo
+from moretta.contract.messages import Array, Message, Tensors
+from moretta.contract.roles import Client
 from moretta.protocols.cgd.client import Client as Participant
-from moretta.protocols.cgd.keyring import group_of
-from moretta.result import Result
-from moretta.roles import Cast, Setting
+from moretta.protocols.cgd.group_keys import group_of
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.registry import cast
+from moretta.run import federation
+from moretta.run.result import Result
 from moretta.secure_aggregation.sums import Contributor
 
 CLASSES = 3

@@ -31,12 +31,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from moretta import CGD, SecureAggregation, Silo
-from moretta.protocol import Tensors
-from moretta.protocols.batches import Batches
+from moretta.contract.messages import Tensors
 from moretta.protocols.cgd import client as client_module
 from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
-from moretta.roles import Cast
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.players import Cast
 
 DELTA = (0.1, 0.3)
 JOINT = grid([9, 5, 12], [4, 1, 3], holders=[1, 0, 2], order=[3, 0, 7, 5, 2, 6, 1, 4])

@@ -14,9 +14,9 @@ from grids import CLASSES, Run, furthest, run
 from torch import Tensor, nn
 
 from moretta import CGD, Silo
-from moretta.protocol import Tensors
-from moretta.protocols import modules
-from moretta.protocols.first_weights import first_weights
+from moretta.contract.messages import Tensors
+from moretta.protocols.common import modules
+from moretta.protocols.common.first_weights import first_weights
 
 
 def pictures(rows: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -14,14 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moretta import CGD
-from moretta.casting import cast
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message, Stamp
+from moretta.data.holders import grid_of
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, PeerError, RunFailed
-from moretta.protocol import Array, Message, Stamp
 from moretta.protocols.cgd.client import Client, _displacement_after
-from moretta.protocols.cgd.keyring import NAME, Keyring, Membership, at
+from moretta.protocols.cgd.group_keys import NAME, Keyring, Membership, at
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -35,7 +35,8 @@ from moretta.protocols.cgd.messages import (
     TakeKey,
 )
 from moretta.protocols.cgd.takes import Takes
-from moretta.roles import Cast, grid_of
+from moretta.protocols.common.players import Cast
+from moretta.protocols.registry import cast
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask

@@ -13,25 +13,14 @@ from grids import CLASSES, FIRST, Fault, bytes_of, failing, grid, make, network,
 from pydantic import ValidationError
 from torch import nn
 
-from moretta import (
-    CGD,
-    PBPFL,
-    Centralised,
-    Engine,
-    FedAvg,
-    Federation,
-    FedSGD,
-    Local,
-    SecureAggregation,
-    Silo,
-    config,
-)
-from moretta.assembly import federation_of
+from moretta import CGD, PBPFL, Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta.config import run_files
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import ParameterError, RunFailed
-from moretta.finished import model_file
 from moretta.protocols.cgd.messages import Descend, DescribeRows
-from moretta.protocols.training import Training
+from moretta.protocols.common.training import Training
+from moretta.run.assembly import federation_of
+from moretta.run.finished import model_file
 
 JOINT = grid([6, 4, 7], [3, 2], holders=1)
 ENGINES = ("in-process", "fused", "exact-ring")
@@ -83,12 +72,12 @@ def run_file(folder: Path, **data: Any) -> Path:
 def test_a_run_file_that_cuts_wrongly(data: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = run_file(tmp_path, **data)
     with pytest.raises(ParameterError, match=said):
-        federation_of(config.load(path, []), None)
+        federation_of(run_files.load(path, []), None)
 
 
 def test_a_run_file_that_cuts_well(tmp_path: Path) -> None:
     path = run_file(tmp_path, partition='"grid"', grid=[3, 2])
-    result = federation_of(config.load(path, []), None).train(2)
+    result = federation_of(run_files.load(path, []), None).train(2)
     assert result.record["silos"] == 6
 
 

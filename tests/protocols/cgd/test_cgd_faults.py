@@ -29,9 +29,11 @@ from grids import (
 )
 
 from moretta import CGD, Engine, Faults, SecureAggregation
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted
+from moretta.data.silo import Silo
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import RunFailed
-from moretta.protocol import Aborted, Message, Stamp
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -50,8 +52,8 @@ from moretta.protocols.cgd.messages import (
     Where,
 )
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.silo_rows import Begin
-from moretta.roles import Cast, Silo
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.silo_rows import Begin
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import AdvertiseKey, PeerKeys
 from moretta.secure_aggregation.unmasking import Survivors, Unmask

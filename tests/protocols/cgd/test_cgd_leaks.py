@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moretta import config
+from moretta.config import run_files
 
 SCRIPT = Path(__file__).parents[3] / "experiments" / "cgd" / "leaks.py"
 
@@ -120,4 +120,4 @@ def test_the_run_files_on_the_page_load(tmp_path: Path) -> None:
     for number, block in enumerate(blocks):
         file = tmp_path / f"{number}.toml"
         file.write_text(re.sub(r"^    ", "", block, flags=re.MULTILINE))
-        assert config.load(file).protocol.name == "cgd"
+        assert run_files.load(file).protocol.name == "cgd"

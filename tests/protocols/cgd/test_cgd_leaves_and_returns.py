@@ -29,15 +29,15 @@ from grids import (
 )
 
 from moretta import CGD, Engine, Faults, Silo
-from moretta.casting import cast
-from moretta.codec import Codec
+from moretta.contract.codec import Codec
+from moretta.contract.roles import Server
 from moretta.engines import views
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
-from moretta.protocol import Server
-from moretta.protocols.cgd.keyring import group_of
+from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import CatchUp, Displacement, ShowDisplacement
-from moretta.roles import Cast
+from moretta.protocols.common.players import Cast
+from moretta.protocols.registry import cast
 
 JOINT = grid([6, 4, 7, 5], [3, 2], holders=[0, 1, 0, 0])
 ROWS = grid([6, 4, 7, 5], [5])

@@ -14,12 +14,12 @@ import pytest
 from grids import FIRST, Fault, Run, Seen, both, failing, grid, participants, run, watched
 
 from moretta import CGD, SecureAggregation, Silo
+from moretta.contract.messages import Message
 from moretta.engines import views
 from moretta.errors import MorettaError, PeerError
-from moretta.protocol import Message
-from moretta.protocols.cgd.keyring import group_of
+from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Forward, Join
-from moretta.roles import Cast
+from moretta.protocols.common.players import Cast
 
 ROUNDS = 3
 JOINT = grid([6, 4, 7, 5], [3, 2, 2], holders=[0, 1, 0, 2], ids=True)

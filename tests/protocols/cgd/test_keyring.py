@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Replies
+from moretta.data.holders import Grid, Part
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Replies, Stamp
-from moretta.protocols.cgd.grid import Grid, Part
-from moretta.protocols.cgd.keyring import (
+from moretta.protocols.cgd.group_keys import (
     KEY_BYTES,
     NAME,
     NONCE_BYTES,
@@ -28,10 +28,10 @@ from moretta.protocols.cgd.keyring import (
     row_group,
 )
 from moretta.protocols.cgd.messages import Where
-from moretta.secure_aggregation import Rules
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
-from moretta.secure_aggregation.cohort import Cohort, complete
+from moretta.secure_aggregation.cohort import Cohort, Rules, complete
 from moretta.secure_aggregation.encoding import add_up
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
 

@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from moretta import CGD, Federation, SecureAggregation, Silo, federation
+from moretta import CGD, Federation, SecureAggregation, Silo
+from moretta.contract.messages import Tensors
+from moretta.contract.roles import State
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocol import State, Tensors
-from moretta.protocols import modules
 from moretta.protocols.cgd.start import centers, confined, delta_of, noise
+from moretta.protocols.common import modules
+from moretta.run import federation
+from moretta.secure_aggregation.keystream import SecretRoot
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "cgd.json").read_text(encoding="utf-8"))["starts"]
 ROOT, OTHER = SecretRoot(bytes(range(32))), SecretRoot(bytes(32))

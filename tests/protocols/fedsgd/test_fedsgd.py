@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from moretta import Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
-from moretta.evaluation import largest_relative_difference
-from moretta.protocols import modules
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import targets
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import targets
+from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd import ideal
-from moretta.protocols.first_weights import first_weights
-from moretta.protocols.losses import Loss
-from moretta.protocols.training import Training
-from moretta.result import Result
+from moretta.run.evaluation import largest_relative_difference
+from moretta.run.result import Result
 
 ROUNDS, SEED, BATCH = 30, 7, 8
 CLEAR = SecureAggregation(scheme="none")

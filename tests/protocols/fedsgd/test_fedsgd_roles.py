@@ -10,18 +10,19 @@ import torch
 from torch import nn
 
 from moretta import Federation, FedSGD, Local, SecureAggregation, Silo
-from moretta.casting import cast
+from moretta.contract.messages import Message, Stamp
 from moretta.errors import MisuseError, PeerError
-from moretta.protocol import Message, Stamp
-from moretta.protocols import modules
-from moretta.protocols.batches import Batches
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd import ideal
 from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
-from moretta.protocols.first_weights import first_weights
-from moretta.protocols.losses import Loss
-from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting
+from moretta.protocols.registry import cast
 
 NOW = Stamp("run", 1, 0)
 
@@ -57,7 +58,7 @@ def players_of(made: Federation) -> Cast:
         raise Enough
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moretta.federation.cast", casting)
+        patch.setattr("moretta.run.federation.cast", casting)
         with pytest.raises(Enough):
             made.train(3, seed=2)
     return found[0]

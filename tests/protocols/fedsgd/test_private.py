@@ -15,17 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from moretta import Engine, Faults, Federation, FedSGD, SecureAggregation, Silo, config
+from moretta import Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
+from moretta.config import run_files
+from moretta.contract.messages import Stamp
 from moretta.errors import MissingExtra, ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Stamp
-from moretta.protocols import modules
-from moretta.protocols.accountant import Privacy, epsilon
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import Privacy, epsilon
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 from moretta.protocols.fedsgd.private import PrivateGradient, clipped_sum
-from moretta.protocols.losses import Loss
-from moretta.result import Result
+from moretta.run.result import Result
+from moretta.secure_aggregation.keystream import SecretRoot
 
 NOW = Stamp("run", 1, 0)
 ROWS, CLIP = 40, 0.5
@@ -357,7 +358,7 @@ def test_standardised_inputs_are_named_as_left_out() -> None:
 
 @pytest.mark.parametrize("scheme", ["none", "pairwise"])
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: Any) -> None:
-    monkeypatch.setattr("moretta.federation.secrets.token_hex", lambda count: "5" * 2 * count)
+    monkeypatch.setattr("moretta.run.federation.secrets.token_hex", lambda count: "5" * 2 * count)
     secure = SecureAggregation(scheme=scheme)
 
     def begin() -> None:
@@ -467,7 +468,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, lines: str, said: 
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE + lines)
     with pytest.raises(ParameterError, match=said):
-        config.load(path)
+        run_files.load(path)
 
 
 RUN_FILE = """
@@ -485,13 +486,13 @@ name = "fedsgd"
 def test_a_run_file_takes_the_settings_and_keeps_them(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE + "dp-noise = 1.5\ndp-clip = 2.0\ndp-delta = 1e-6")
-    found = config.load(path).protocol
+    found = run_files.load(path).protocol
     assert isinstance(found, FedSGD)
     assert found.privacy == Privacy(1.5, 2.0, 1e-6)
-    path.write_text(config.dump(config.load(path)))
-    assert config.load(path).protocol == found
+    path.write_text(run_files.dump(run_files.load(path)))
+    assert run_files.load(path).protocol == found
     path.write_text(RUN_FILE)
-    plain = config.load(path).protocol
+    plain = run_files.load(path).protocol
     assert isinstance(plain, FedSGD)
     assert plain.privacy is None
 
@@ -500,4 +501,4 @@ def test_other_protocols_do_not_know_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE.replace("fedsgd", "fedavg") + "dp-noise = 1.0")
     with pytest.raises(ParameterError, match="dp-noise is a key of fedsgd and baffle, not of fedavg"):
-        config.load(path)
+        run_files.load(path)

@@ -14,17 +14,17 @@ from test_exactness import mlp
 from torch import nn
 
 from moretta.errors import PeerError
-from moretta.protocols import enrolment
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.losses import Loss
+from moretta.protocols.common import enrolment
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.softmax import check_answer
-from moretta.secure_aggregation import contributor
+from moretta.secure_aggregation.schemes import contributor
 
 NAMES = ("one", "two", "three", "four", "five")
 FEATURES, CLASSES, ROWS = 12, 4, 32

@@ -17,14 +17,12 @@ from test_exactness import mlp, relative_error
 from torch import Tensor, nn
 
 from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo
+from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError, PeerError
-from moretta.evaluation import largest_relative_difference
-from moretta.keystream import SecretRoot
-from moretta.protocol import Stamp
-from moretta.protocols import enrolment, modules
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.losses import Loss
+from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.ideal import gradient
@@ -32,8 +30,10 @@ from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.softmax import TrueSoftmax
-from moretta.result import Result
-from moretta.secure_aggregation import contributor
+from moretta.run.evaluation import largest_relative_difference
+from moretta.run.result import Result
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import contributor
 
 ROOT = SecretRoot.insecure(1, "server")
 NOW = Stamp("run", 1, 0)

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Stamp
-from moretta.protocols import enrolment
-from moretta.protocols.batches import Batches
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.losses import Loss
+from moretta.protocols.common import enrolment
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.ideal import gradient
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.secure_aggregation import contributor
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import contributor
 
 ROOT = SecretRoot.insecure(1, "server")
 

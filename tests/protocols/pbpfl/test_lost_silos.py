@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import PBPFL, Engine, Faults, Federation, FedSGD, Silo, federation
-from moretta.casting import cast
-from moretta.protocol import Client, Message
+from moretta import PBPFL, Engine, Faults, Federation, FedSGD, Silo
+from moretta.contract.messages import Message
+from moretta.contract.roles import Client
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.training import Training
 from moretta.protocols.pbpfl.messages import Softmax
-from moretta.protocols.training import Training
-from moretta.roles import Cast, Setting
+from moretta.protocols.registry import cast
+from moretta.run import federation
 
 COUNTS = {"north": 20, "south": 33, "east": 9, "west": 15, "centre": 27}
 LOST = {2: "south", 4: "north"}

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import PBPFL, Federation, Silo, federation
-from moretta.casting import cast
-from moretta.protocol import Message, Reason
+from moretta import PBPFL, Federation, Silo
+from moretta.contract.messages import Message
+from moretta.contract.roles import Reason
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.training import Training
 from moretta.protocols.pbpfl.messages import Predictions
-from moretta.protocols.training import Training
-from moretta.result import Result
-from moretta.roles import Cast, Setting
+from moretta.protocols.registry import cast
+from moretta.run import federation
+from moretta.run.result import Result
 
 NAMES = ("north", "south", "east", "west", "centre")
 LIAR, ROUNDS = "south", 5

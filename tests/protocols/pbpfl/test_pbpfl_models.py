@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torchvision_stub import OUTPUTS
 
-from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo, models
-from moretta.evaluation import largest_relative_difference
-from moretta.exactness import BARS, Input, check
-from moretta.protocols import modules
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.first_weights import first_weights
-from moretta.result import Result
+from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo
+from moretta.models import catalogue
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.pbpfl.exactness import BARS, Input, check
+from moretta.run.evaluation import largest_relative_difference
+from moretta.run.result import Result
 
 IMAGE = (3, 16, 16)
 MLPS: dict[str, dict[str, Any]] = {f"mlp-{layers}": {"layers": layers, "width": 32} for layers in (3, 5, 7)}
@@ -43,7 +44,7 @@ def build(name: str) -> tuple[nn.Module, Input]:
     source = name.split("-")[0]
     shape = (12,) if source == "mlp" else IMAGE
     arguments = (MLPS | RESNETS | DENSENETS)[name]
-    return models.build(source, inputs=shape, outputs=OUTPUTS, seed=1, **arguments), Input(shape)
+    return catalogue.build(source, inputs=shape, outputs=OUTPUTS, seed=1, **arguments), Input(shape)
 
 
 def check_one(name: str, protocol: PBPFL) -> dict[str, Any]:
@@ -237,7 +238,7 @@ LONG = 300
 
 
 def long_run(protocol: FedSGD | PBPFL, dtype: str, made: list[Silo]) -> dict[str, np.ndarray]:
-    model = models.build("resnet", inputs=(3, 8, 8), outputs=4, seed=1, depth=20, width=8)
+    model = catalogue.build("resnet", inputs=(3, 8, 8), outputs=4, seed=1, depth=20, width=8)
     result = run(model, protocol, made, LONG, dtype=dtype)
     x = np.concatenate([silo.x for silo in silos((200,), (3, 8, 8))])
     return arrays(result.model) | {"predicted": outputs_of(result.model, x).argmax(1).numpy()}

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+from moretta.secure_aggregation.keystream import SecretRoot
 
 
 class Numbers:

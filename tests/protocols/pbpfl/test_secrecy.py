@@ -12,14 +12,14 @@ from torch import nn
 
 from moretta import PBPFL, Federation, SecureAggregation, Silo
 from moretta.audit.low_bits import bits_of
-from moretta.casting import cast
+from moretta.contract.messages import Stamp
 from moretta.engines.checkpoint import last_checkpoint
-from moretta.keystream import SecretRoot
-from moretta.protocol import Stamp
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.registry import cast
+from moretta.secure_aggregation.keystream import SecretRoot
 
 
 def federation_of(out: Path | None = None) -> Federation:
@@ -118,7 +118,7 @@ def test_delta_stays_within_one_and_p_is_what_is_left() -> None:
     perturbation = Perturbation(plan, 2, "paper")
     stream = SecretRoot.insecure(0, "server").stream("test")
     key = perturbation.draw_key(stream, 1.0)
-    from moretta.protocol import Stamp
+    from moretta.contract.messages import Stamp
 
     now = Stamp("run", 1, 0)
     z = model(torch.randn(50, 3).double()).detach().numpy()

@@ -16,7 +16,7 @@ from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.case import Case
 from moretta.audit.intervals import kept, of_errors, relative_error, to_error
 from moretta.audit.run import Run
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.canonical import Named
@@ -110,7 +110,7 @@ def _apart(truth: Truth, claim: Tensors, true: Tensors) -> float:
 def _outputs(truth: Truth, tensors: Tensors, x: Array) -> Array:
     import torch
 
-    from moretta.protocols import modules
+    from moretta.protocols.common import modules
 
     model = copy.deepcopy(truth.federation.model)
     modules.load(model, tensors)

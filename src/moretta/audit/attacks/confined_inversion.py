@@ -27,8 +27,8 @@ from moretta.audit.case import Case
 from moretta.audit.intervals import gain, of_gain, units
 from moretta.audit.run import Run
 from moretta.audit.uploads import under
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocol import Array
 
 if TYPE_CHECKING:
     from moretta.audit.inversion import Effort

@@ -24,9 +24,9 @@ from moretta.audit.attacks import server_and_silos
 from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate
 from moretta.audit.uploads import NOISY, PREFIX, Uploads, first_rounds, of_round, rows_of, under, uploaded
-from moretta.keystream import digest_of
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
+from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.ring import Ring
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from moretta.audit.heads import classes, counts_from_head
 from moretta.audit.intervals import gain, of_gain
 from moretta.audit.run import Run
 from moretta.audit.uploads import gradient_of, of_round, recovered_gradients, rows_of, survivors, under
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.inversion import Effort, Inputs, Inverted

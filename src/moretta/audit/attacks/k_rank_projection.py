@@ -41,10 +41,10 @@ from moretta.audit.estimates import (
     used,
 )
 from moretta.audit.intervals import of_mean, relative_error
+from moretta.contract.messages import Array, Message
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Message
-from moretta.protocols.baffle.estimate import gradient as estimated
-from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.silo.estimate import gradient as estimated
+from moretta.protocols.baffle.silo.forward import Layout
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Rows, Truth
@@ -251,7 +251,7 @@ def _model(truth: Truth) -> Any:
 
 def _true(truth: Truth, layout: Layout, at: Array, rows: Rows) -> NDArray[np.float64]:
     from moretta.audit.truth import gradient
-    from moretta.protocols import modules
+    from moretta.protocols.common import modules
 
     model = _model(truth)
     tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}

@@ -19,8 +19,8 @@ from moretta.audit.case import Case
 from moretta.audit.heads import classes
 from moretta.audit.intervals import SIDE, Interval
 from moretta.audit.run import Run
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocol import Array
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

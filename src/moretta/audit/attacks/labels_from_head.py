@@ -23,7 +23,7 @@ from moretta.audit.heads import classes, counts_from_head, whole_numbers
 from moretta.audit.intervals import of_mean, units
 from moretta.audit.run import Run
 from moretta.audit.uploads import first_rounds, gradient_of, of_round, recovered_gradients, rows_of, sum_of, under
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

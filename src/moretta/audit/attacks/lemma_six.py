@@ -26,10 +26,10 @@ from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate
 from moretta.audit.run import Run
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.keystream import digest_of
-from moretta.protocol import Array, Tensors
 from moretta.protocols.pbpfl.messages import TrainOn
+from moretta.secure_aggregation.keystream import digest_of
 
 if TYPE_CHECKING:
     from moretta.audit.canonical import Named

@@ -41,7 +41,7 @@ from moretta.audit.estimates import (
     seeded_rounds,
 )
 from moretta.audit.intervals import auc
-from moretta.protocol import Array, Message
+from moretta.contract.messages import Array, Message
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

@@ -34,9 +34,9 @@ from moretta.audit.heads import classes
 from moretta.audit.intervals import auc
 from moretta.audit.run import Run
 from moretta.audit.uploads import under
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Tensors
-from moretta.protocols.baffle.messages import Estimate
+from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.fedsgd.messages import TrainOn
 
 if TYPE_CHECKING:
@@ -206,8 +206,8 @@ def _earlier(case: Case, model: Any, held: Tensors) -> dict[int, dict[str, Array
     if not case.views:
         return {}
     from moretta.audit.estimates import partly_trained
-    from moretta.protocols import modules
     from moretta.protocols.baffle.torch_forward import layout_of
+    from moretta.protocols.common import modules
 
     (silo,) = case.views
     found = {n: {**held, **one.parameters} for n, one in case.last_of_each_round(silo, TrainOn).items()}

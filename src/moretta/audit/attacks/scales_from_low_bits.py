@@ -9,7 +9,8 @@ Scales are taken from the input upwards, each with those below as they were foun
 channels is not asked after; s_i is the scale of the channel in place i of the noisy model.
 
 Against it the server holds W in float64 and sends fewer bits than that of R o W, and moves each tensor of the start by
-noise of a lattice's step (`moretta.protocols.first_weights`). What is left is no matter of low bits and is not measured
+noise of a lattice's step (`moretta.protocols.common.first_weights`). What is left is no matter of low bits and is not
+measured
 here: rows of two rounds find each other by direction, and give the ratio of their scales.
 """
 
@@ -25,8 +26,8 @@ from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate
 from moretta.audit.run import Run
+from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Tensors
 from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:

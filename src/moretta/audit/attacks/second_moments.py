@@ -22,8 +22,8 @@ from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
 from moretta.audit.intervals import kept, recovered, to_error
 from moretta.audit.run import Run
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth
@@ -70,7 +70,7 @@ def given(truth: Truth) -> Given:
 def _check_linear(truth: Truth) -> None:
     """Raise `moretta.errors.ParameterError` unless the architecture is x W' + b."""
     from moretta.audit import confined
-    from moretta.protocols import modules
+    from moretta.protocols.common import modules
 
     model, run = truth.federation.model, truth.run
     generator = np.random.default_rng(0)

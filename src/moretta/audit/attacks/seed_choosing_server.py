@@ -9,8 +9,8 @@ server cannot write them down, but it can try seeds, before it sends one. Of a t
 times what it would learn with any seed, and the best of M seeds has S ~ 1 + sqrt(2 / K) sqrt(2 log M).
 
 Here all roles contribute to the seed, and each is committed before it sees another's contribution
-(`moretta.protocols.baffle.seeds`). Two checks of the first round after that: the view shows all commitments before the
-first contribution, each contribution is the one committed to, and the seed follows from them; and S of the recorded
+(`moretta.protocols.baffle.silo.seeds`). Two checks of the first round after that: the view shows all commitments before
+the first contribution, each contribution is the one committed to, and the seed follows from them; and S of the recorded
 seed has its place among M seeds drawn at random, u, which is uniform if nobody chose. There is one u in a run, so its
 interval is that of the share of all seeds that lie below the recorded one, counted in M of them; and beside it stands
 0.975, below which an agreed seed lies with 97.5 %. If the first check finds the commitments not in order, the server
@@ -33,11 +33,11 @@ from moretta.audit.case import Case, Heard
 from moretta.audit.estimates import DRAWN, FIXED, Round, fixed_of, forward_of, partly_trained, recipe_of, seeded_rounds
 from moretta.audit.intervals import of_rate
 from moretta.audit.run import Run
-from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Message
-from moretta.protocols.baffle.directions import Directions
-from moretta.protocols.baffle.messages import Agree, Commit, Committed, Reveal, Revealed
-from moretta.protocols.baffle.seeds import SERVER, commitment
+from moretta.contract.messages import Array, Message
+from moretta.protocols.baffle.silo.directions import Directions
+from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
+from moretta.protocols.baffle.silo.seeds import SERVER, commitment
+from moretta.secure_aggregation.keystream import SecretRoot
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

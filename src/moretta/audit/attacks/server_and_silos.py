@@ -24,7 +24,7 @@ from moretta.audit.case import Case
 from moretta.audit.intervals import kept, of_errors, recovered, relative_error, to_error
 from moretta.audit.run import Run
 from moretta.audit.uploads import NOISY, PREFIX, first_rounds, gradient_of, of_round, rows_of, under, uploaded
-from moretta.protocol import Array, Tensors
+from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
     from moretta.audit.truth import Truth

@@ -24,7 +24,7 @@ from moretta.audit.attacks.softmax_from_sum import ROUNDS, by_round, scores, squ
 from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate, relative_error, to_error
 from moretta.audit.run import Run
-from moretta.protocol import Array
+from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
 

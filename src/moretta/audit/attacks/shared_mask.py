@@ -19,8 +19,8 @@ from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
 from moretta.audit.intervals import of_rate
 from moretta.audit.run import Run
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Tensors
 from moretta.protocols.pbpfl.messages import Softmax, TrainOn
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.ring import Ring

@@ -40,9 +40,9 @@ from moretta.audit.estimates import rows_in
 from moretta.audit.heads import as_outputs
 from moretta.audit.intervals import FEWEST, SIDE
 from moretta.audit.run import Run
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocol import Array
-from moretta.protocols.baffle.messages import Estimate
+from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.pbpfl.messages import TrainOn as NoisyTrainOn
@@ -178,7 +178,7 @@ def _equations(
     case: Case, network: Any, at: Any, after: Any, number: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return Q - T, [outputs, labels], and g_others, [outputs]; of numeric targets the mean of q in the place of Q."""
-    from moretta.protocols.training import Training
+    from moretta.protocols.common.training import Training
 
     run, index = case.run, case.arrays[f"{OWN}{number}"]
     schedule = run.setting("lr-schedule") or "constant"

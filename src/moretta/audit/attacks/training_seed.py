@@ -1,7 +1,7 @@
 """A silo that has the run file builds the true model of round 1: initial weights follow from its seed alone.
 
 `moretta.models.build` draws weights from the seed of the run file, which silos usually hold as well: it is needed to
-draw batches. By how much W(1) is moved from them follows from them (`moretta.protocols.first_weights`), so that
+draw batches. By how much W(1) is moved from them follows from them (`moretta.protocols.common.first_weights`), so that
 W^(1) / W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients; a model
 that starts warm from a file that only the server has does not either.
 """
@@ -16,8 +16,8 @@ from moretta.audit.attack import Attack, Claim, Finding, Given
 from moretta.audit.case import Architecture, Case, torch_dtype
 from moretta.audit.intervals import recovered, relative_error, to_error
 from moretta.audit.run import Run
+from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,8 +50,8 @@ def attack(case: Case) -> Claim:
 
 
 def _weights(made: Architecture, run: Run, seed: int) -> Tensors:
-    from moretta.protocols import modules
-    from moretta.protocols.first_weights import first_weights
+    from moretta.protocols.common import modules
+    from moretta.protocols.common.first_weights import first_weights
 
     return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
 
@@ -59,9 +59,9 @@ def _weights(made: Architecture, run: Run, seed: int) -> Tensors:
 def _built(made: Architecture, run: Run, seed: int) -> nn.Module:
     from pathlib import Path
 
-    from moretta import models
+    from moretta.models import catalogue
 
-    built = models.build(
+    built = catalogue.build(
         made.source, inputs=run.shape, outputs=run.outputs, base=Path(made.base), seed=seed, **made.arguments
     )
     return built.to(torch_dtype(run))

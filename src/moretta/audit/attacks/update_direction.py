@@ -20,8 +20,8 @@ from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.case import Case
 from moretta.audit.intervals import kept, of_errors
 from moretta.audit.run import Run
+from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Tensors
 from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:

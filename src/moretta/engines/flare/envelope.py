@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from moretta.codec import LARGEST
+from moretta.contract.codec import LARGEST
 from moretta.errors import CodecError
 
 TOPIC = "moretta"  # of FLARE's aux messages
@@ -63,9 +63,10 @@ class Hello(_Header):
     once. serial: of all that a session sends. key, exchange: the session's own, to sign and to have answers sealed.
     certificate: the server's signature of them.
 
-    job: the digest of what sites were told (`moretta.deployment.told`). versions: of Moretta and PyTorch; torch: which
-    of PyTorch's a site may have. model: the digest of the model as the server has it. tensors: that of its tensors
-    alone (`moretta.protocols.modules.schema`), and outputs: how many it has, for a site that cannot build it.
+    job: the digest of what sites were told (`moretta.deployment.shared_settings`). versions: of Moretta and PyTorch;
+    torch: which of PyTorch's a site may have. model: the digest of the model as the server has it. tensors: that of its
+    tensors alone (`moretta.protocols.common.modules.schema`), and outputs: how many it has, for a site that cannot
+    build it.
     """
 
     kind: Literal["hello"] = "hello"
@@ -139,7 +140,7 @@ class Done(_Header):
 
 
 class Failed(_Header):
-    """Work could not be done: one of `moretta.protocol.Reason`, and a sentence."""
+    """Work could not be done: one of `moretta.contract.roles.Reason`, and a sentence."""
 
     kind: Literal["failed"] = "failed"
     reason: Literal["bad input", "disconnected", "refused", "failed", "malformed"]

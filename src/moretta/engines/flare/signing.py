@@ -38,7 +38,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from moretta.codec import LARGEST
+from moretta.contract.codec import LARGEST
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.envelope import (
     FORMAT,
@@ -56,8 +56,8 @@ from moretta.engines.flare.envelope import (
     reply_of,
 )
 from moretta.errors import CodecError, PeerError
-from moretta.keystream import derive
 from moretta.secure_aggregation.identity import Identity, fingerprint, verify
+from moretta.secure_aggregation.keystream import derive
 
 WINDOW = 64  # serials
 PIECE, TAG = 1 << 30, 16  # bytes: the cipher seals 2 GiB at most at a time

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moretta.codec import LARGEST, Codec
+from moretta.contract.codec import LARGEST, Codec
+from moretta.contract.messages import Message
+from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import Traffic, replies_of, valid
@@ -38,7 +40,6 @@ from moretta.engines.flare.envelope import (
 from moretta.engines.flare.signing import Session
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError, PeerError
-from moretta.protocol import Ask, Message, Missing, Reason, Replies
 from moretta.secure_aggregation.identity import Identity
 
 log = logging.getLogger("moretta")

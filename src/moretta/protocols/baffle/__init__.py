@@ -10,10 +10,10 @@ silos' mean x_k of (L(w + sigma d_k) - ...) / sigma is the derivative along d_k 
 is an unbiased estimate of the gradient. It lies in the span of K directions: its squared error is about n / K times the
 gradient's square (Theorem 3.1), so progress a round is some K / n of that of a true gradient, and K forwards cost K
 times a forward. Rademacher directions lose less to the curvature than Gaussian ones
-(`moretta.protocols.baffle.directions`); the forms are in `moretta.protocols.baffle.estimate`.
+(`moretta.protocols.baffle.silo.directions`); the forms are in `moretta.protocols.baffle.silo.estimate`.
 
     server                                              silo c
-      enrolment; commitments, contributions      <->      (`moretta.protocols.baffle.seeds`)
+      enrolment; commitments, contributions      <->      (`moretta.protocols.baffle.silo.seeds`)
       Estimate(w, hash, K)                       -->      L_k = loss of its batch at w + sigma d_k, k = 1 .. K
                                                  <--    secure-sum upload of N_c (x_1, .. x_K, loss)
       g = sum_k x_k d_k / (K - 1);  w <- w - Adam or SGD;  average of w

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.silo.forward import Layout
 
 ELEMENTWISE = (
     nn.Hardswish,

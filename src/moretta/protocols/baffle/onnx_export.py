@@ -1,7 +1,8 @@
 """A PyTorch model as an ONNX graph whose trained weights are inputs: what `moretta.edge` runs at many weights.
 
 The weights are arguments of what is exported, so that nothing can fold them into other constants. The graph says in its
-metadata (`moretta.edge.metadata`) which `Layout` its weights have, so that it can be run without torch.
+metadata (`moretta.protocols.baffle.edge.metadata`) which `Layout` its weights have, so that it can be run without
+torch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moretta.edge import metadata
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols import modules
-from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.edge import metadata
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.common import modules
 
 try:
     import onnx

@@ -6,10 +6,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from moretta.contract.settings import Positive
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.directions import BLOCK, MOST
-from moretta.protocols.baffle.estimate import Form, directions_of
-from moretta.protocols.training import Positive, PrivateTraining
+from moretta.protocols.baffle.silo.directions import BLOCK, MOST
+from moretta.protocols.baffle.silo.estimate import Form, directions_of
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.training import PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
 # A lot's sum and the noise in it stay below so many times the clip norm but for a chance below 1e-9: what is refused
@@ -23,8 +26,8 @@ class BAFFLE(PrivateTraining):
     k: K, how many directions a round has (twice as many with form "twice-forward"). k_last: that of the last round;
         K grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
-    form: the finite difference (`moretta.protocols.baffle.estimate`). direction: "rademacher", entries -1 and +1, or
-        "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
+    form: the finite difference (`moretta.protocols.baffle.silo.estimate`). direction: "rademacher", entries -1 and +1,
+        or "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
         Rademacher directions lose less to the curvature (`moretta.protocols.baffle`).
     orthogonal: make the directions of a round orthogonal to each other.
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
@@ -97,3 +100,19 @@ class BAFFLE(PrivateTraining):
                 'set optimizer = "sgd", and no momentum or weight-decay'
             )
         return self
+
+    def recipe(self, rounds: int) -> Recipe:
+        """Return what a silo is set to do in a run of so many rounds."""
+        epochs = self.local_epochs or 0
+        return Recipe(
+            self.form,
+            self.sigma,
+            RowLosses(self.loss, self.label_smoothing, self.class_weights),
+            max(self.k, self.k_last or 0),
+            self.direction,
+            self.orthogonal,
+            self.seed_pool or 0,
+            epochs,
+            tuple(self.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
+            self.clip_norm or 0.0,
+        )

@@ -10,23 +10,25 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from moretta.contract.messages import Array, Stamp
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Array, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
-from moretta.protocols import modules
-from moretta.protocols.accountant import Accountant
-from moretta.protocols.baffle.estimate import check_sigma, directions_of, forwards_of, gradient
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.messages import Estimate
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.recipe import Recipe
-from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
-from moretta.protocols.clipping import SummedStep
-from moretta.protocols.enrolment import Enrolment
-from moretta.protocols.losses import usable_density
-from moretta.protocols.releases import Releases, counted
-from moretta.protocols.training import Training
-from moretta.secure_aggregation import Sum, asked
+from moretta.protocols.baffle.silo.estimate import check_sigma, directions_of, forwards_of, gradient
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import Estimate
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.seeds import SERVER, Seed, agree, parameter_hash
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.clipping import SummedStep
+from moretta.protocols.common.enrolment import Enrolment
+from moretta.protocols.common.losses import usable_density
+from moretta.protocols.common.releases import Releases, counted
+from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.sums import Sum
 
 
 class Server:

@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocol import Array
-from moretta.protocols import modules
 from moretta.protocols.baffle.batched import Batched
-from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.common import modules
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
 MIXING = 1e-3  # of the largest output: what a row may differ beside others; rounding is far below
@@ -61,7 +61,7 @@ class TorchForward:
         return {name: value.cpu().numpy().copy() for name, value in names.items() if name not in self.layout.shapes}
 
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
-        """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.forward.Forward`."""
+        """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.silo.forward.Forward`."""
         inputs = torch.from_numpy(x).to(self._flat.device)
         with torch.inference_mode():
             if self._batched is not None and len(parameters) > 1:

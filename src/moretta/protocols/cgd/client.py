@@ -11,21 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moretta.contract.messages import Array, Message, Stamp, Tensors
+from moretta.contract.roles import Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.keystream import SecretRoot, digest_of, encode_parts
-from moretta.protocol import Array, Message, Phase, Stamp, State, Tensors, no_phase
-from moretta.protocols import modules, scoring
-from moretta.protocols.cgd.grid import Group
-from moretta.protocols.cgd.keyring import Keyring, group_of
+from moretta.protocols.cgd.group_keys import Keyring, group_of
+from moretta.protocols.cgd.groups import Group
 from moretta.protocols.cgd.layers import Layers, summed
-from moretta.protocols.cgd.local import (
-    Local,
-    head_pass,
-    narrowed,
-    part_of_gradient,
-    part_of_z,
-    whole_gradient,
-)
+from moretta.protocols.cgd.local import Local, head_pass, narrowed, part_of_gradient, part_of_z, whole_gradient
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -52,15 +44,17 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.cgd.takes import Takes
-from moretta.protocols.clipping import Clip, scaled
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.scoring import Score
-from moretta.protocols.silo_rows import Begin, Ready
-from moretta.secure_aggregation import Asked, Contributor, Relayed, Sum, asked
+from moretta.protocols.common import modules, scoring
+from moretta.protocols.common.clipping import Clip, scaled
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.secure_aggregation.agreement import PeerKeys
-from moretta.secure_aggregation.asked import message_digest
+from moretta.secure_aggregation.asked import Asked, asked, message_digest
+from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.sums import Contributor, Relayed, Sum
 
 ROW_RING = Ring(64)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocol import Array, Tensors
-from moretta.protocols import modules
+from moretta.protocols.common import modules
 
 
 @dataclass(frozen=True)

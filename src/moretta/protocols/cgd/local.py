@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from moretta.protocol import Array, Phase, Tensors
-from moretta.protocols import modules
+from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import Phase
 from moretta.protocols.cgd.layers import Layers
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.losses import Loss
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from moretta.contract.messages import Array, Message, Tensors, message
 from moretta.errors import PeerError
-from moretta.protocol import Array, Message, Tensors, message
 
 
 @message("cgd/where")
@@ -141,7 +141,7 @@ class Contribute(Message):
 
 @message("cgd/descend")
 class Descend(Message):
-    """Step by this sum. tensors, weight: as `moretta.secure_aggregation.Relayed`. silos: in it, sorted.
+    """Step by this sum. tensors, weight: as `moretta.secure_aggregation.sums.Relayed`. silos: in it, sorted.
 
     encoding: as it was for the uploads, whose stamp is this one.
     """

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from moretta.contract.settings import NonNegative, Positive
 from moretta.errors import ParameterError
-from moretta.protocols.training import NonNegative, Positive, Training
+from moretta.protocols.common.training import Training
 
 Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 

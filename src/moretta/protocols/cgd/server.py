@@ -9,26 +9,25 @@ from typing import TypeVar
 
 import numpy as np
 
-from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.protocol import (
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import (
     Aborted,
     Ask,
     Exchange,
-    Message,
     Missing,
     Outcome,
     Phase,
     Reason,
     Replies,
     Report,
-    Stamp,
     State,
     no_phase,
 )
-from moretta.protocols import scoring
-from moretta.protocols.cgd.grid import Grid, Group
-from moretta.protocols.cgd.keyring import NAME as EVERYBODY
-from moretta.protocols.cgd.keyring import at, row_group, row_groups
+from moretta.data.holders import Grid
+from moretta.errors import ParameterError, PeerError, RunFailed
+from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
+from moretta.protocols.cgd.group_keys import at, row_group, row_groups
+from moretta.protocols.cgd.groups import Group
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -52,14 +51,15 @@ from moretta.protocols.cgd.messages import (
     TakeKey,
     Where,
 )
-from moretta.protocols.enrolment import Enrolment
-from moretta.protocols.together import together
-from moretta.secure_aggregation import Relayed, Rules
+from moretta.protocols.cgd.side_by_side import together
+from moretta.protocols.common import scoring
+from moretta.protocols.common.enrolment import Enrolment
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
+from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import add_up
 from moretta.secure_aggregation.ring import Ring
-from moretta.secure_aggregation.sums import to_leave_out
+from moretta.secure_aggregation.sums import Relayed, to_leave_out
 from moretta.secure_aggregation.unmasking import Unmask
 
 log = logging.getLogger("moretta")

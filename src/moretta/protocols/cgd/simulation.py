@@ -29,16 +29,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
-from moretta.keystream import SecretRoot
-from moretta.protocol import Aborted, Array, Exchange, Outcome, Phase, Report, Stamp, State, Tensors, no_phase
-from moretta.protocols import modules
-from moretta.protocols.batches import Batches
-from moretta.protocols.cgd.grid import Grid
 from moretta.protocols.cgd.layers import Layers, joined, summed
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
 from moretta.secure_aggregation.encoding import add_up, decode, encode, plan
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.ring import Ring
 
 BLOCK = 8192

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from torch import nn
 
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot
-from moretta.protocol import Array, Tensors
-from moretta.protocols import modules
 from moretta.protocols.cgd.params import CGD, Delta
+from moretta.protocols.common import modules
+from moretta.secure_aggregation.keystream import SecretRoot
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
+from moretta.contract.messages import Stamp
 from moretta.errors import PeerError
-from moretta.protocol import Stamp
 
 Take = tuple[int, int]
 

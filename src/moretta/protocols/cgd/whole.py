@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.protocol import Array, Tensors
-from moretta.protocols import modules
+from moretta.contract.messages import Array, Tensors
+from moretta.data.holders import Grid
 from moretta.protocols.cgd.client import Client
-from moretta.protocols.cgd.grid import Grid
 from moretta.protocols.cgd.layers import Layers, joined
-from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import Enrolment
 
 
 class Whole:

@@ -27,18 +27,18 @@ differentially private for data that differ in one example, added or removed, at
   theirs: ``epsilon_with_noise_of_<k>`` is what is left where the noise of k silos is unknown, for a few k.
 - What it assumes: that the noise of ``noise_silos`` silos is in every sum that is opened. Shares are sized by that: by
   the threshold of the secure sum, or `min-survivors` if that is more, which under noise no cohort may fall below
-  (`moretta.config_sections.SecureAggregation.sharing_noise`). With more silos in a sum there is more noise than is
-  accounted for, sqrt(10 / 8) times the deviation with ten where eight are the fewest. A silo that adds no noise, or
-  less, is not caught.
+  (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). With more silos in a sum there is more noise
+  than is accounted for, sqrt(10 / 8) times the deviation with ten where eight are the fewest. A silo that adds no
+  noise, or less, is not caught.
 - What is public: batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, from which
   the number of rows of the smallest follows. A silo with more rows, or that was away, has a smaller epsilon of its own,
   which its site states (`client.Client.privacy`). All releases count for every silo in the run's own statement.
 - What is not covered: the common means and deviations of the set-up, where inputs are standardised (the run's facts say
   so); how long a silo takes; and whatever else is measured on training rows.
 - What counts (``releases``): a take of a round from when what opens its sum is asked for, whatever came of it; not the
-  same again, as when a resumed run plays rounds over among the same silos (`moretta.protocols.releases`). The server's
-  count is on disk before it asks. That two sums of one take over different silos have the same noise, and so differ by
-  what few silos' noise hides, is no matter of counting: silos are to help to open one of them only.
+  same again, as when a resumed run plays rounds over among the same silos (`moretta.protocols.common.releases`). The
+  server's count is on disk before it asks. That two sums of one take over different silos have the same noise, and so
+  differ by what few silos' noise hides, is no matter of counting: silos are to help to open one of them only.
 - Two runs of one id, of which a server that names the id can make as many as it likes, have noises that are
   independent of each other, as these follow from all settings too (`private`). Their epsilons add up.
 """

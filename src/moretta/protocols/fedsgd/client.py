@@ -10,14 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.protocol import Array, Message, Phase, State, no_phase
-from moretta.protocols import modules
-from moretta.protocols.enrolment import SiloRows
+from moretta.contract.messages import Array, Message
+from moretta.contract.roles import Phase, State, no_phase
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.fedsgd.private import PrivateGradient
-from moretta.protocols.training import Training
-from moretta.secure_aggregation import Contributor, asked
+from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.sums import Contributor
 
 
 class Client:

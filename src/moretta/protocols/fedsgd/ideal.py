@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from moretta.protocols.losses import Loss
+from moretta.protocols.common.losses import Loss
 
 
 def train(

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from moretta.contract.messages import Message, Tensors, message
 from moretta.errors import PeerError
-from moretta.protocol import Message, Tensors, message
 
 
 @message("fedsgd/train-on")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from moretta.protocols.training import PrivateTraining, Training
+from moretta.protocols.common.training import PrivateTraining, Training
 
 
 class FedSGD(PrivateTraining):

@@ -7,10 +7,10 @@ One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or m
     upload     x_k = (sum_i g_i + N(0, sigma^2 C^2 / S)) / L_k, with the weight L_k
 
 so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). S is the fewest
-silos whose sum is ever opened (`moretta.config_sections.SecureAggregation.sharing_noise`), so the noise in it has at
-least the deviation sigma C, and with all of K silos there sqrt(K / S) times that; under ``scheme = "none"`` each upload
-is seen, S is 1 and each has all of the noise. A silo whose own noise is known to who looks (its own, or a colluding
-silo's) is one of S less: `moretta.protocols.accountant` states epsilon for some of those too.
+silos whose sum is ever opened (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`), so the noise in
+it has at least the deviation sigma C, and with all of K silos there sqrt(K / S) times that; under ``scheme = "none"``
+each upload is seen, S is 1 and each has all of the noise. A silo whose own noise is known to who looks (its own, or a
+colluding silo's) is one of S less: `moretta.protocols.common.accountant` states epsilon for some of those too.
 
 What is drawn follows from the silo's secret root, the take, and a digest of everything that the gradient depends on:
 the run's settings, the model's code and parameters, the silo's rows and how they are standardised. Were it the root and
@@ -39,15 +39,16 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import State
 from moretta.errors import ParameterError
-from moretta.keystream import SecretRoot, digest_of
-from moretta.protocol import Array, Stamp, State, Tensors
-from moretta.protocols import modules
-from moretta.protocols.accountant import Accountant, Privacy
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.losses import Loss
-from moretta.protocols.lots import Lots, Purpose, purpose_of
-from moretta.protocols.releases import OwnReleases
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import Accountant, Privacy
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.lots import Lots, Purpose, purpose_of
+from moretta.protocols.common.releases import OwnReleases
+from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 
 MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
 MOST_ROWS = 256  # that pass through the model at once

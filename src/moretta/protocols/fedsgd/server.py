@@ -8,19 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import PeerError
-from moretta.keystream import digest_of
-from moretta.protocol import Aborted, Ask, Exchange, Outcome, Phase, Report, Stamp, State, no_phase
-from moretta.protocols import modules
-from moretta.protocols.accountant import Accountant
-from moretta.protocols.clipping import SummedStep
-from moretta.protocols.enrolment import Enrolment
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.clipping import SummedStep
+from moretta.protocols.common.enrolment import Enrolment
+from moretta.protocols.common.losses import usable_density
+from moretta.protocols.common.releases import Releases, counted
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
-from moretta.protocols.losses import usable_density
-from moretta.protocols.releases import Releases, counted
-from moretta.protocols.training import Training
-from moretta.secure_aggregation import Sum, asked
+from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.sums import Sum
 
 
 class Server:

@@ -60,7 +60,7 @@ deviation of 8 %, a normalisation layer's ones exactly), and nothing of it from 
 gave more where W was a float32, or fresh from an initialiser of 24 random bits: W then has few values, of which W^ / R
 is one for the true R alone (`moretta.audit.attacks.scales_from_low_bits`). So the server holds W in float64 and sends
 24 bits of R o W, under float64 41, and the start is moved by noise of a lattice's step
-(`moretta.protocols.first_weights`). Differs from the paper, which does not speak of floats.
+(`moretta.protocols.common.first_weights`). Differs from the paper, which does not speak of floats.
 
 Rooms: `params`, `messages`, `server`, `client`, `ideal`; `perturbation` is the key, `terms` the mathematics at the
 head, `softmax` the server's half of the exchange, `sizes` what the key and the ring are sized by, `trunk` the passes

@@ -10,18 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moretta.contract.messages import Array, Message, Stamp
+from moretta.contract.roles import Phase, State, no_phase
 from moretta.errors import MisuseError, PeerError
-from moretta.keystream import digest_of
-from moretta.protocol import Array, Message, Phase, Stamp, State, no_phase
-from moretta.protocols import modules
-from moretta.protocols.enrolment import SiloRows
-from moretta.protocols.losses import Loss
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
 from moretta.protocols.pbpfl import softmax, terms
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
 from moretta.protocols.pbpfl.trunk import Trunk
-from moretta.secure_aggregation import Asked, Contributor, asked
+from moretta.secure_aggregation.asked import Asked, asked
+from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.sums import Contributor
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from moretta.contract.messages import Array, Message, Tensors, message
 from moretta.errors import PeerError
-from moretta.protocol import Array, Message, Tensors, message
 
 LARGEST = 1e30  # of predictions and of what answers them: squares of it still fit float64
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from moretta.protocols.training import Positive, Training
+from moretta.contract.settings import Positive
+from moretta.protocols.common.training import Training
 
 Scales = Literal["continuous", "powers-of-two"]
 

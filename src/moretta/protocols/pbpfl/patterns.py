@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moretta.protocol import Array
+from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.solver import ANY, Channels, Ids, SignedUnion, Stored, compress, names_in
 
 Indices = NDArray[np.int64]

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.keystream import Keystream
-from moretta.protocol import Array, Tensors
 from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+from moretta.secure_aggregation.keystream import Keystream
 
 DROPPED = 12  # bits of float64's 53 that are not sent: each value stands for 2^12 true ones, whatever its scale
 LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in is at most 4

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError, UnsupportedModel
-from moretta.protocol import Array
 from moretta.protocols.pbpfl import patterns, selfcheck
 from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_structures
 from moretta.protocols.pbpfl.layers import LAYERS
@@ -43,7 +43,7 @@ Pairs = Iterable[tuple[str, Values]]
 
 
 class Stream(Protocol):
-    """What a key is drawn from, for example a `moretta.keystream.Keystream`."""
+    """What a key is drawn from, for example a `moretta.secure_aggregation.keystream.Keystream`."""
 
     def uniform(self, count: int, /) -> NDArray[np.float64]:
         """Return numbers in [0, 1)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,12 +18,25 @@ from moretta.errors import UnsupportedModel
 from moretta.protocols.pbpfl.graph import Call, Trace, record
 from moretta.protocols.pbpfl.solver import Ids
 
-if TYPE_CHECKING:
-    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
-
 ROWS = 4
 FORWARD, BACKWARD = 1e-9, 1e-7
 """Bars for the relative error in float64: rounding stays far below them, a wrong rule far above."""
+
+
+class Plan(Protocol):
+    """What is tried: which scales a model has, as `moretta.protocols.pbpfl.scales.ScalePlan` says."""
+
+    def draw(self, stream: Any, /) -> Any:
+        """Return a key."""
+
+    def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
+        """Return tensors scaled by a key."""
+
+    def recover(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
+        """Return what gradients of scaled parameters come to without the key."""
+
+    def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
+        """Return what buffers of the scaled model come to without the key."""
 
 
 @contextmanager
@@ -119,7 +132,7 @@ def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
-def agrees(plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
+def agrees(plan: Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a random key leaves outputs, gradients and buffers of the model as they are."""
     key = plan.draw(RandomNumbers(1))
     parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
@@ -165,7 +178,7 @@ def _train_step(
 
 
 def first_deviation(
-    plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, ScaleKey], Tensor],
+    plan: Plan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
     history: Sequence[Sequence[Ids | None]],
 ) -> str:  # fmt: skip
     """Return a message that names the first call of the model whose result has another scale than predicted."""
@@ -183,9 +196,7 @@ def first_deviation(
     )
 
 
-def _deviates(
-    was: Call, now: Call, ids: Sequence[Ids | None], predict: Callable[[Ids, ScaleKey], Tensor], key: ScaleKey
-) -> bool:
+def _deviates(was: Call, now: Call, ids: Sequence[Ids | None], predict: Callable[[Ids, Any], Tensor], key: Any) -> bool:
     return any(
         one is not None and before.is_floating_point() and not close(after, before * predict(one, key), FORWARD)
         for before, after, one in zip(was.copies, now.copies, ids, strict=False)

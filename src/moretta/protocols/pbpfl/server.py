@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, State, no_phase
 from moretta.errors import PeerError
-from moretta.keystream import Keystream, SecretRoot, digest_of
-from moretta.protocol import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, Stamp, State, no_phase
-from moretta.protocols import modules
-from moretta.protocols.clipping import SummedStep
-from moretta.protocols.enrolment import Enrolment
-from moretta.protocols.losses import usable_density
+from moretta.protocols.common import modules
+from moretta.protocols.common.clipping import SummedStep
+from moretta.protocols.common.enrolment import Enrolment
+from moretta.protocols.common.losses import usable_density
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
@@ -25,7 +25,8 @@ from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, sizes_of
 from moretta.protocols.pbpfl.trunk import Trunk
-from moretta.secure_aggregation import asked
+from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
 from moretta.secure_aggregation.sums import spent_of
 
 SYNTHETIC_ROWS = 256

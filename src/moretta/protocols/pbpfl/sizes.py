@@ -7,9 +7,9 @@ voice, so that of two silos neither has its way. Less than half of the silos can
 
 Under the squared error the figure comes out of the secure sum, where one silo can make it anything. In both cases it
 grows by rounds within bounds: it is taken between 1/16 and 16 times its running median
-(`moretta.protocols.clipping.RunningMedian`). alpha = sum_j s_j h_j with scales s_j from 1/2 to 2, drawn anew each
-round, so the key alone changes it by up to 4 between rounds (where h has one sign, as after ReLU); as much again is for
-another batch and a step.
+(`moretta.protocols.common.clipping.RunningMedian`). alpha = sum_j s_j h_j with scales s_j from 1/2 to 2, drawn anew
+each round, so the key alone changes it by up to 4 between rounds (where h has one sign, as after ReLU); as much again
+is for another batch and a step.
 
 A silo whose own figure is above 2^10 times the median, or positive and below 2^-20 times it, is named and sits the
 round out. The bound below is wider because a small figure harms nobody, and an honest alpha can be small by chance: it
@@ -24,8 +24,8 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from moretta.protocol import Missing, Reason, State
-from moretta.protocols.clipping import RunningMedian
+from moretta.contract.roles import Missing, Reason, State
+from moretta.protocols.common.clipping import RunningMedian
 from moretta.protocols.pbpfl.softmax import TrueSoftmax
 
 APART = 16.0  # from the running median, up or down

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Stamp
 from moretta.errors import PeerError
-from moretta.keystream import Keystream
-from moretta.protocol import Stamp
 from moretta.protocols.pbpfl.messages import Predictions, Softmax
 from moretta.protocols.pbpfl.perturbation import Key
+from moretta.secure_aggregation.keystream import Keystream
 
 Rows = NDArray[np.float64]
 

@@ -1,0 +1,498 @@
+"""The papers' tables from one command each: a run file, a grid of overrides, and what the paper printed.
+
+An experiment stands in ``experiments/PROTOCOL/tables.toml``: the run file beside it, axes whose levels override keys
+of that file, the figures read from each run, and the paper's own. A cell is one level of every axis; it is trained once
+for each seed, and a finished one is kept in ``OUT/NAME.json``, so that an interrupted table goes on where it stopped.
+A cell whose settings have changed since is trained again.
+
+Rows and columns: with one figure the last axis makes the columns; with several, each figure is a column.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+from rich.table import Table
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.contract.settings import Section, Seed
+from moretta.contract.wording import did_you_mean
+from moretta.engines.files import write_atomically
+from moretta.errors import MorettaError, ParameterError
+
+if TYPE_CHECKING:
+    from moretta.run.federation import Federation
+
+FORMAT = 1
+TABLES = "tables.toml"
+CURVE_COLOURS = ("#e69f00", "#0072b2", "#009e73", "#cc79a7")
+DATA = "MORETTA_DATA"
+"""The environment variable that names the folder of data sets."""
+
+Number = int | float
+Say = Callable[[str], None]
+"""Called with one line about each cell that is done."""
+Watch = Callable[[str, int, int], None]
+"""Called after each round with the cell in words, the round's number and how many there are."""
+
+
+class Level(Section):
+    """One level of an axis: its name in the table, and the keys of the run file that it sets."""
+
+    name: str
+    set: tuple[str, ...] = ()
+
+
+class Axis(Section):
+    """Rows or columns of a table."""
+
+    levels: Annotated[tuple[Level, ...], Field(min_length=1)]
+
+
+class Figure(Section):
+    """What is read from a run's record: `path` in result.json, such as "test.mse", times `times`, to so many digits."""
+
+    name: str
+    path: str
+    times: float = 1.0
+    digits: int = 3
+
+
+class Quick(Section):
+    """What the quick form changes. keep: the levels that stay of an axis; an axis without any of them stays whole."""
+
+    epochs: PositiveInt | None = None
+    rounds: PositiveInt | None = None
+    seeds: tuple[Seed, ...] = ()
+    set: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+class Experiment(Section):
+    """One table or figure of a paper.
+
+    run: the run file, beside the file that names it. epochs: of the silo with most rows; a round is one batch a silo,
+    or one epoch where the protocol is fedavg. rounds: instead of epochs. set: overrides of every cell. on: the rows
+    that figures are measured on. curve: a figure of the history, such as "test_accuracy", kept along the way.
+    printed: the paper's figures of a row, by its levels' names joined by ", ". notes: why ours differ.
+    """
+
+    title: str
+    paper: str
+    run: str
+    axes: Annotated[tuple[Axis, ...], Field(min_length=1)]
+    figures: Annotated[tuple[Figure, ...], Field(min_length=1)]
+    epochs: PositiveInt | None = None
+    rounds: PositiveInt | None = None
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (1,)
+    set: tuple[str, ...] = ()
+    on: Literal["test", "validation"] = "test"
+    curve: str | None = None
+    printed: Mapping[str, tuple[Number, ...]] = {}
+    notes: tuple[str, ...] = ()
+    quick: Quick = Quick()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.epochs is None) == (self.rounds is None):
+            raise ValueError("give either epochs or rounds")
+        columns, rows = len(self.columns), [", ".join(row) for row in self.rows]
+        for row, printed in self.printed.items():
+            if row not in rows:
+                raise ValueError(f"printed: no row is called {row}")
+            if len(printed) != columns:
+                raise ValueError(f"printed: {row} has {len(printed)} figures, and the table {columns} columns")
+        return self
+
+    @property
+    def length(self) -> dict[str, int]:
+        """How long a cell is trained, and in what that is counted."""
+        return {"rounds": self.rounds} if self.rounds else {"epochs": self.epochs or 1}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The heads of the table's columns."""
+        if len(self.figures) > 1:
+            return tuple(figure.name for figure in self.figures)
+        return tuple(level.name for level in self.axes[-1].levels)
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The levels of each row."""
+        axes = self.axes if len(self.figures) > 1 else self.axes[:-1]
+        return list(itertools.product(*([level.name for level in axis.levels] for axis in axes)))
+
+    def shortened(self) -> Experiment:
+        """Return the quick form."""
+        quick, axes = self.quick, []
+        for axis in self.axes:
+            kept = tuple(level for level in axis.levels if level.name in quick.keep)
+            axes.append(axis.model_copy(update={"levels": kept or axis.levels}))
+        length = {"epochs": quick.epochs, "rounds": quick.rounds} if quick.epochs or quick.rounds else {}
+        form = {"axes": tuple(axes), "seeds": quick.seeds or self.seeds, "set": (*self.set, *quick.set)}
+        return self.model_copy(update={**form, **length})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of an experiment: the levels that make it, their overrides, its seed."""
+
+    levels: tuple[str, ...]
+    overrides: tuple[str, ...]
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The cell in words."""
+        return f"{', '.join(self.levels)}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """An experiment in the form that is to be run.
+
+    whole: the experiment as written; quick: whether its quick form is meant. home: the folder of its run file.
+    data: the folder of data sets, if one was named. overrides: of every cell, after its own.
+    """
+
+    name: str
+    whole: Experiment
+    home: Path
+    data: Path | None = None
+    quick: bool = False
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment in the form that is meant."""
+        return self.whole.shortened() if self.quick else self.whole
+
+    def cells(self) -> list[Cell]:
+        """Return every cell, the seeds of one beside each other."""
+        of, found = self.experiment, []
+        for levels in itertools.product(*(axis.levels for axis in of.axes)):
+            overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
+            found += [Cell(tuple(level.name for level in levels), overrides, seed) for seed in of.seeds]
+        return found
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """Return what a cell's figures depend on, as far as the experiment and its run file say it."""
+        of = self.experiment
+        tables = tomllib.loads((self.home / of.run).read_text(encoding="utf-8"))
+        keys = {f"{name}.{key}": _text(value) for name, table in tables.items() for key, value in table.items()}
+        for override in cell.overrides:
+            place, _, value = override.partition("=")
+            keys[place.strip()] = value.strip()
+        for idle in ("run.rounds", "run.seed", "run.name", "run.checkpoint-every"):
+            keys.pop(idle, None)
+        figures = {figure.name: f"{figure.times:g} {figure.path}" for figure in of.figures}
+        return {**keys, "length": of.length, "seed": cell.seed, "on": of.on, "curve": of.curve, "figures": figures}
+
+    def run_file(self, cell: Cell) -> RunFile:
+        """Return a cell's run file, its data found in the folder of data sets.
+
+        Raises `moretta.errors.ParameterError` where they are not there.
+        """
+        run_file = run_files.load(self.home / self.whole.run, [*cell.overrides, f"run.seed={cell.seed}"])
+        wanted = run_file.data.path
+        if wanted is None:
+            return run_file
+        what = f"{self.name} needs the data set {wanted} (of source {run_file.data.source})"
+        if self.data is None:
+            raise ParameterError(f"{what}; name the folder that holds it by --data, or by the variable {DATA}")
+        path = (self.data / wanted).absolute()
+        if not path.exists():
+            raise ParameterError(f"{what}, and {self.data} has none of that name; name another folder by --data")
+        return run_file.model_copy(update={"data": run_file.data.model_copy(update={"path": path})})
+
+    def train(self, cell: Cell, watch: Watch | None = None) -> dict[str, Any]:
+        """Train one cell and return its record: figures, settings, seconds, versions."""
+        from moretta.run.assembly import federation_of
+        from moretta.run.result import versions
+
+        run_file, of = self.run_file(cell), self.experiment
+        federation = federation_of(run_file, None)
+        if of.on == "validation":
+            if federation.validation is None:
+                raise ParameterError(f"{self.name} is measured on validation rows; give [data] validation-fraction")
+            federation = dataclasses.replace(federation, test=federation.validation)
+        epoch = 1 if run_file.protocol.name == "fedavg" else _batches(federation)
+        rounds = of.rounds or epoch * (of.epochs or 1)
+        record: dict[str, Any] = {
+            "levels": list(cell.levels),
+            "seed": cell.seed,
+            "settings": self.settings(cell),
+            "rounds": rounds,
+            "epochs": round(rounds / epoch, 3),
+            "parameters": sum(parameter.numel() for parameter in federation.model.parameters()),
+            "versions": versions(),
+        }
+        began, done = time.perf_counter(), 0
+
+        def progress(number: int, rounds: int, _: Mapping[str, Any]) -> None:
+            nonlocal done
+            done = number
+            if watch is not None:
+                watch(cell.label, number, rounds)
+
+        try:
+            result = federation.train(rounds, cell.seed, progress=progress)
+        except MorettaError as error:
+            if not done:
+                raise
+            return record | {"failed": str(error), "figures": {}, "curve": [], "wall_seconds": _since(began)}
+        if of.curve is not None:
+            points = [(line["round"] / epoch, line[of.curve]) for line in result.history if of.curve in line]
+            record["curve"] = [[round(at, 3), round(float(value), 5)] for at, value in points]
+        figures = {figure.name: figure.times * _read(result.record, figure.path) for figure in of.figures}
+        return record | {"figures": figures, "wall_seconds": _since(began)}
+
+    def run(self, out: Path, say: Say, watch: Watch | None = None) -> dict[str, Any]:
+        """Train the cells that `out` does not hold yet; keep and return the results.
+
+        Raises `moretta.errors.ParameterError`, before anything is trained, where a cell cannot be: no data, a bad key.
+        """
+        path, cells = self.path(out), self.cells()
+        records = _kept(path)
+        kept = [(old["levels"], old["settings"]) for old in records]
+        done = {cell: records[kept.index(key)] for cell in cells if (key := self._key(cell)) in kept}
+        for cell in cells:
+            if cell not in done:
+                self.run_file(cell)
+        say(f"{self.name}: {len(cells)} cells, {len(cells) - len(done)} to train; results in {path}")
+        for number, cell in enumerate(cells, 1):
+            if cell not in done:
+                done[cell] = record = self.train(cell, watch)
+                _write(path, self.results([done[cell] for cell in cells if cell in done]))
+                figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
+                told = figures or f"failed: {record['failed']}"
+                say(f"{number}/{len(cells)} {cell.label}: {told}  ({record['wall_seconds']:.0f} s)")
+        results = self.results([done[cell] for cell in cells])
+        _write(path, results)
+        if self.whole.curve is not None:
+            path.with_suffix(".svg").write_text(_drawn(results), encoding="utf-8")
+            say(f"curves: {path.with_suffix('.svg')}")
+        return results
+
+    def _key(self, cell: Cell) -> tuple[list[str], dict[str, Any]]:
+        return list(cell.levels), self.settings(cell)
+
+    def path(self, out: Path) -> Path:
+        """Return where this form's results are kept."""
+        return out / f"{self.name}{'-quick' if self.quick else ''}.json"
+
+    def results(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what is kept and printed: ours beside the paper's, and why they differ."""
+        of = self.experiment
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "quick": self.quick,
+            "title": of.title,
+            "paper": of.paper,
+            "columns": list(of.columns),
+            "digits": [
+                (of.figures[at] if len(of.figures) > 1 else of.figures[0]).digits for at in range(len(of.columns))
+            ],
+            "rows": [self._row(row, records) for row in of.rows],
+            "why_they_differ": list(of.notes),
+            "curve": of.curve,
+            "length": of.length,
+            "cells": list(records),
+        }
+
+    def _row(self, row: tuple[str, ...], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return one row: means over seeds, their deviations where there are several, and the paper's figures."""
+        of, several = self.experiment, len(self.experiment.figures) > 1
+        ours: list[float | None] = []
+        deviations: list[float | None] = []
+        for column in of.columns:
+            levels, figure = (row, column) if several else ((*row, column), of.figures[0].name)
+            of_row = [record["figures"] for record in records if tuple(record["levels"]) == levels]
+            values = [figures[figure] for figures in of_row if figures]
+            ours.append(statistics.fmean(values) if values else None)
+            deviations.append(statistics.stdev(values) if len(values) > 1 else None)
+        printed = self.whole.printed.get(", ".join(row))
+        paper = [printed[self.whole.columns.index(column)] for column in of.columns] if printed else None
+        return {"row": ", ".join(row), "ours": ours, "deviations": deviations, "paper": paper}
+
+
+def find(folder: Path) -> dict[str, tuple[Path, Experiment]]:
+    """Return the experiments below a folder, each with the folder that its run file is in.
+
+    Raises `moretta.errors.ParameterError` where there is none, or one is not well formed.
+    """
+    found: dict[str, tuple[Path, Experiment]] = {}
+    for path in sorted(folder.glob(f"*/{TABLES}")):
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ParameterError(f"{path} is not TOML: {error}") from None
+        for name, table in tables.items():
+            try:  # by way of JSON, which takes lists for tuples
+                experiment = Experiment.model_validate_json(json.dumps(table))
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"]))
+                raise ParameterError(f"{path}: [{name}] {place}: {first['msg']}") from None
+            if name in found:
+                raise ParameterError(f"{path}: {name} is already in {found[name][0]}; give it another name")
+            found[name] = (path.parent, experiment)
+    if not found:
+        raise ParameterError(
+            f"no experiments in {folder}: expected {folder}/PROTOCOL/{TABLES}; stand in a checkout of Moretta, or name "
+            "its experiments folder by --experiments"
+        )
+    return found
+
+
+def choose(
+    name: str,
+    folder: Path,
+    data: Path | None = None,
+    quick: bool = False,
+    epochs: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Reproduction:
+    """Return the experiment of that name, with other epochs if given, and overrides for all its cells.
+
+    Raises `moretta.errors.ParameterError`, naming the nearest, for a name that is not there.
+    """
+    found = find(folder)
+    if name not in found:
+        raise ParameterError(f'no experiment is called "{name}"; {did_you_mean(name, found)}')
+    home, experiment = found[name]
+    if epochs is not None:
+        if epochs < 1 or experiment.epochs is None:
+            why = "expected 1 or more" if epochs < 1 else f"the length of {name} is in rounds"
+            raise ParameterError(f"--epochs {epochs}: {why}")
+        shorter = experiment.quick.model_copy(update={"epochs": epochs})
+        experiment = experiment.model_copy(update={"epochs": epochs, "quick": shorter})
+    return Reproduction(name, experiment, home, data, quick, tuple(overrides))
+
+
+def listing(folder: Path) -> list[dict[str, Any]]:
+    """Return name, title, paper and size of every experiment below a folder."""
+    told = []
+    for name, (home, experiment) in find(folder).items():
+        forms = {
+            "cells": Reproduction(name, experiment, home),
+            "quick_cells": Reproduction(name, experiment, home, quick=True),
+        }
+        sizes = {key: len(form.cells()) for key, form in forms.items()}
+        told.append({"name": name, "title": experiment.title, "paper": experiment.paper, **sizes})
+    return told
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """Return results as a table for a terminal: ours, the deviation over seeds, and the paper's in brackets."""
+    (kind, length), *_ = results["length"].items()
+    form = f"{results['title']} ({results['paper']}), {length} {kind}{', quick form' if results['quick'] else ''}"
+    drawn = Table(title=f"{form}; in brackets the paper's", title_justify="left")
+    drawn.add_column("")
+    for column in results["columns"]:
+        drawn.add_column(column, justify="right")
+    for row in results["rows"]:
+        drawn.add_row(row["row"], *(_shown(results, row, number) for number in range(len(results["columns"]))))
+    return drawn
+
+
+def _shown(results: Mapping[str, Any], row: Mapping[str, Any], number: int) -> str:
+    digits = results["digits"][number]
+    ours, deviation = row["ours"][number], row["deviations"][number]
+    text = "-" if ours is None else f"{ours:.{digits}f}"
+    if deviation is not None:
+        text += f" ± {deviation:.{digits}f}"
+    return text if row["paper"] is None else f"{text} ({row['paper'][number]:.{digits}f})"
+
+
+def _drawn(results: Mapping[str, Any]) -> str:
+    """Return the curves as SVG: the first axis in one panel, a panel for the rest, error bars over the seeds."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    curves: dict[tuple[str, ...], dict[str, list[list[list[float]]]]] = {}
+    for record in results["cells"]:
+        first, *rest = record["levels"]
+        if record["curve"]:
+            curves.setdefault(tuple(rest), {}).setdefault(first, []).append(record["curve"])
+    across = min(3, len(curves))
+    down = math.ceil(len(curves) / across)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": results["name"], "font.size": 9}):
+        canvas = Canvas(figsize=(3.4 * across, 2.8 * down), layout="constrained")
+        panels = canvas.subplots(down, across, squeeze=False, sharey=True).flat
+        for panel, (levels, series) in zip(panels, curves.items(), strict=False):
+            for number, (name, runs) in enumerate(series.items()):
+                points = list(zip(*runs, strict=True))  # the same rounds were tested for every seed
+                values = [[run[1] for run in point] for point in points]
+                spread = [statistics.stdev(value) if len(value) > 1 else 0.0 for value in values]
+                panel.errorbar(
+                    [point[0][0] for point in points],
+                    [statistics.fmean(value) for value in values],
+                    spread,
+                    label=name,
+                    color=CURVE_COLOURS[number % len(CURVE_COLOURS)],
+                    linestyle=("-", (0, (5, 2)))[(number + number // len(CURVE_COLOURS)) % 2],
+                    linewidth=1.2,
+                    errorevery=(0, max(1, len(points) // 10)),
+                    capsize=2,
+                )
+            panel.set(title=", ".join(levels), xlabel="epochs", ylabel=results["curve"].replace("_", " "))
+            panel.legend(frameon=False)
+        text = StringIO()
+        canvas.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 1)
+
+
+def _text(value: object) -> str:
+    """Return a value as an override would write it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _batches(federation: Federation) -> int:
+    """Return the rounds of an epoch of the silo with most rows."""
+    rows = max(len(silo.x) for silo in federation.silos)
+    return math.ceil(rows / federation.batch_size) if federation.batch_size else 1
+
+
+def _read(record: Mapping[str, Any], path: str) -> float:
+    value: Any = record
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise ParameterError(f"a run's record has no {path}; mend the figure's path")
+        value = value[part]
+    return float(value)
+
+
+def _kept(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["format"] != FORMAT:
+            raise ParameterError(f"{path} is of format {kept['format']}, not {FORMAT}; name another folder by --out")
+        return list(kept["cells"])
+    except (ValueError, KeyError, TypeError):
+        raise ParameterError(f"{path} holds no results; name another folder by --out") from None
+
+
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(results, indent=1) + "\n").encode())

@@ -1,0 +1,97 @@
+"""What all commands share: what goes to which stream, options that many have, and which extra is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from moretta.config import run_files
+from moretta.errors import MissingExtra
+from moretta.run import consent
+
+screen = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run the code that the run folder names, unasked.")]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
+
+
+def tell(line: str) -> None:
+    """Write one line of progress for a person."""
+    screen.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def needs_torch() -> Iterator[None]:
+    """Say which extra is missing where torch cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "matplotlib"):
+            raise
+        raise MissingExtra(f"this command needs {error.name}; install it by: pip install 'moretta[torch]'") from None
+
+
+def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
+    """Return whether the code that a run folder names may be imported: by the option, or asked in a terminal.
+
+    data: whether that of its rows is needed too. Without a terminal nobody is asked, and the command refuses.
+    """
+    if allow_code or not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
+        return allow_code
+    asked = consent.question(folder, run_files.load(folder / "run.toml"), data=data)
+    return not asked or typer.confirm(f"{asked}. Run it?", err=True)
+
+
+def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
+    """Print a command's result: as one JSON object, or for a person."""
+    if as_json:
+        print(json.dumps(told))
+    else:
+        plainly()
+
+
+def print_result(
+    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, told: dict[str, Any]
+) -> None:
+    """Print what runs came to. told: the JSON object."""
+
+    def plainly() -> None:
+        from moretta.report.folder import read_run
+        from moretta.report.table import comparison_table
+
+        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
+        print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
+
+    say({"format": 1, **told}, as_json, plainly)
+
+
+@contextmanager
+def interruptible(said: str) -> Iterator[None]:
+    """Let a SIGTERM end a command as ctrl-c does, so that what it started ends with it.
+
+    said: then, in a sentence. The process ends there: threads of FLARE's, caught in the middle, might hold it for ever.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell(f"moretta: {said}")
+        sys.stdout.flush()
+        os._exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)

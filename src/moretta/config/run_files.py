@@ -1,0 +1,417 @@
+"""A run file: one training run as TOML, read into typed, validated, frozen data.
+
+    [run]                 rounds, seeds, where the results go
+    [data]                where rows come from and how they are dealt out to silos
+    [model]               a built-in name or module:function, and its constructor's arguments
+    [protocol]            the settings of one protocol, chosen by its name
+    [secure-aggregation]  how uploads are summed (may be left out)
+    [engine]              where the silos live (may be left out)
+    [engine.faults]       what is to go wrong (may be left out)
+
+Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one that says everything a
+default had left open, `digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError`
+of one sentence, worded in `moretta.config.wording`. The sections are in `moretta.config.sections`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from moretta.config import wording
+from moretta.config.sections import Data, Model, Run
+from moretta.contract.settings import Section, kebab
+from moretta.contract.wording import either, shown, unfit
+from moretta.engines.settings import Delay, Engine, Fault, Faults
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.cgd.params import CGD
+from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.secure_aggregation.settings import ROSTER_AND_IDENTITY, SecureAggregation
+
+__all__ = [
+    "PROTOCOLS",
+    "Data",
+    "Delay",
+    "Engine",
+    "Fault",
+    "Faults",
+    "Model",
+    "Run",
+    "RunFile",
+    "SecureAggregation",
+    "digest",
+    "dump",
+    "dumps",
+    "load",
+    "loads",
+    "parse_toml",
+    "read_toml",
+    "section",
+]
+
+Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE, Field(discriminator="name")]
+PROTOCOLS: Mapping[str, type[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE]] = {
+    "fedsgd": FedSGD,
+    "fedavg": FedAvg,
+    "local": Local,
+    "centralised": Centralised,
+    "pbpfl": PBPFL,
+    "cgd": CGD,
+    "baffle": BAFFLE,
+}
+
+
+class RunFile(Section):
+    """All of a run file.
+
+    base: the folder beside which relative paths and modules resolve; in a file ``[run] base``, by default its folder.
+    Raises ParameterError if sections do not fit each other.
+    """
+
+    run: Run
+    data: Data
+    model: Model
+    protocol: Protocol
+    secure_aggregation: SecureAggregation = SecureAggregation()
+    engine: Engine = Engine()
+    base: Path = Path()
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, where no other is named."""
+        return self.run.out or Path("runs") / self.run.name
+
+    def resolve(self, path: str | Path) -> Path:
+        """Return a path of this run file as seen from the working directory."""
+        return self.base / path
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        protocol, secure = self.protocol, self.secure_aggregation
+        if self.engine.simulates and not isinstance(protocol, CGD):
+            raise ParameterError(
+                f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
+            )
+        self._check_sites()
+        if self.engine.edge and not isinstance(protocol, BAFFLE):
+            raise ParameterError(
+                f"[engine] edge: edge clients only run models forward, as baffle has it, and {protocol.name} has not; "
+                "remove it"
+            )
+        if _lacks_validation(self):
+            raise ParameterError(
+                "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for example 0.1"
+            )
+        faults = self.engine.faults
+        for fault in () if faults is None else (*faults.drop, *faults.delay, *faults.corrupt):
+            if fault.round > self.run.rounds + 1:
+                raise ParameterError(
+                    f"[engine.faults] round = {fault.round} never comes: [run] rounds is {self.run.rounds}, and the "
+                    "release is one more"
+                )
+        if secure.least > self.data.silos > 1:
+            raise ParameterError(
+                f"[secure-aggregation] min-survivors = {secure.least}, and [data] silos is {self.data.silos}; "
+                "give at most as many"
+            )
+        if isinstance(protocol, Local | Centralised) or secure.scheme == "none" or self.engine.simulates:
+            return self  # nothing is summed in secret, so nothing below can go wrong
+        if self.data.silos == 1:
+            raise ParameterError(
+                f'[secure-aggregation] scheme = "{secure.scheme}" needs two silos or more, and [data] silos is 1; '
+                'one silo needs scheme = "none"'
+            )
+        if isinstance(protocol, PBPFL) and secure.ring_bits == 32:
+            raise ParameterError(
+                "[secure-aggregation] ring-bits = 32 is too coarse for pbpfl, whose corrections multiply the "
+                "rounding; use ring-bits = 64"
+            )
+        return self
+
+    def _check_sites(self) -> None:
+        """Raise ParameterError unless rows at sites and the engine that reaches them come together."""
+        flare, data = self.engine.name == "flare", self.data
+        if flare != data.at_sites:
+            raise ParameterError(
+                '[engine] name = "flare" and [data] source = "sites" belong together: where silos are on machines of '
+                f"their own, each one's silo.toml names its rows, and a run file never does; got name = "
+                f'"{self.engine.name}" and source = {shown(data.source)}'
+            )
+        secure = self.secure_aggregation
+        if secure.roster is not None and (secure.identity is None) != flare:
+            raise ParameterError(
+                "[secure-aggregation] identity is each site's own, in its silo.toml; remove it here"
+                if flare
+                else ROSTER_AND_IDENTITY
+            )
+        if not flare:
+            return
+        if isinstance(self.protocol, Local | Centralised):
+            raise ParameterError(
+                f"[protocol] {self.protocol.name} is a baseline for one machine, with nothing to do for many; choose "
+                f"{either(name for name in PROTOCOLS if name not in ('local', 'centralised'))}"
+            )
+        if self.run.early_stopping is not None:
+            raise ParameterError("[run] early-stopping goes back to the best round, which sites do not keep; remove it")
+        if len(self.engine.sites) != data.silos:
+            raise ParameterError(
+                f"[engine] sites names {len(self.engine.sites)} silos and [data] silos is {data.silos}; make them alike"
+            )
+
+
+def _lacks_validation(run_file: RunFile) -> bool:
+    """Return whether early stopping is asked for without rows to judge by; bank-marketing brings its own."""
+    data = run_file.data
+    brings = data.source == "bank-marketing" and data.validation_fraction is None
+    return run_file.run.early_stopping is not None and not data.validation_fraction and not brings
+
+
+AnySection = TypeVar("AnySection", bound=BaseModel)
+
+
+def _keys(section: type[BaseModel]) -> list[str]:
+    return [kebab(name) for name in section.model_fields]
+
+
+_SECTIONS: Mapping[str, Sequence[str]] = {
+    "run": [*_keys(Run), "base"],
+    "data": _keys(Data),
+    "model": ["source"],
+    "protocol": ["name"],
+    "secure-aggregation": _keys(SecureAggregation),
+    "engine": _keys(Engine),
+}
+_KNOWN: Mapping[str, Sequence[str]] = {
+    **_SECTIONS,
+    "engine.faults": _keys(Faults),
+    **{name: _keys(params) for name, params in PROTOCOLS.items()},
+}
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
+    """Read a run file.
+
+    overrides: "section.key=value", each in the place of what the file says. The value is TOML, else a string.
+    Raises ParameterError, in one sentence, for whatever is wrong with the file or an override.
+    """
+    path = Path(path)
+    tables = read_toml(path, "the run file")
+    for text in overrides:
+        _override(tables, text)
+    return _checked(tables, path)
+
+
+def loads(text: str, path: Path) -> RunFile:
+    """Return the run file of a text that `dumps` wrote elsewhere. path: by which it is called, and in whose folder.
+
+    Raises ParameterError as `load` does, and where the text says where it lies.
+    """
+    tables = parse_toml(text, path)
+    if isinstance(run := tables.get("run"), dict) and "base" in run:
+        raise ParameterError(f"{path}: [run] base is of the machine that a run file lies on; expected none")
+    return _checked(tables, path)
+
+
+def _checked(tables: Mapping[str, Any], path: Path) -> RunFile:
+    try:
+        return _run_file(tables, path)
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ParameterError(f"{path} is nested too deeply for a run file; write flat lists") from None
+
+
+def dump(run_file: RunFile) -> str:
+    """Return a run file as TOML, with every default written out; wherever it is kept, `load` reads the same from it."""
+    sections = _sections(run_file)
+    sections["run"]["base"] = str(run_file.base.absolute())
+    return tomli_w.dumps(sections)
+
+
+def dumps(run_file: RunFile) -> str:
+    """Return the same without where it lies here, for a machine elsewhere."""
+    return tomli_w.dumps(_sections(run_file))
+
+
+def digest(run_file: RunFile) -> str:
+    """Return the SHA-256, in hex, of what a checkpoint must agree on to be resumed under this run file.
+
+    Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a
+    checkpoint is kept and the model tested, how much memory edge clients and messages may take, and how the engine
+    passes messages, waits for them or injects faults: a run that failed by faults is resumed without them. Which silos
+    are edge clients is in it, as ONNX Runtime rounds other than PyTorch. With early stopping the model is tested as
+    often as before, as that decides where the run stops. The order of keys does not matter.
+    """
+    sections = _sections(run_file)
+    for section, key in (
+        *(("run", key) for key in ("rounds", "out", "record-views", "checkpoint-every", "evaluate-every")),
+        *(("engine", key) for key in ("strict", "deadline", "message-mib", "faults")),
+        *(("engine", key) for key in ("memory-limit-mib", "micro-batch")),
+        *(("engine", key) for key in ("edge", "edge-precision") if not run_file.engine.edge),
+    ):
+        sections[section].pop(key, None)
+    if run_file.engine.edge:
+        sections["engine"]["edge"] = sorted(set(run_file.engine.edge))
+    if run_file.run.early_stopping is not None and run_file.run.evaluate_every is not None:
+        sections["run"]["evaluate-every"] = run_file.run.evaluate_every
+    if run_file.protocol.rate_depends_on_rounds:
+        sections["run"]["rounds"] = run_file.run.rounds  # the rate of every round depends on it
+    sections["secure-aggregation"]["limit"] = run_file.secure_aggregation.largest
+    text = json.dumps(["moretta run file 1", sections], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
+    sections = run_file.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"base"})
+    arguments = sections["model"].pop("arguments")
+    sections["model"] |= {kebab(name): value for name, value in arguments.items()}
+    return sections
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return the tables of a TOML file. what: it is. Raises ParameterError, in one sentence, where it is none."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ParameterError(f"{what} {path} does not exist; give the path of a TOML file") from None
+    except OSError as error:
+        raise ParameterError(f"{what} {path} cannot be read ({error.strerror}); give a TOML file") from None
+    except UnicodeDecodeError:
+        raise ParameterError(f"{path} is not text in UTF-8; save {what} as UTF-8") from None
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """Return the tables of TOML text. path: where it is from."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ParameterError(f"{path} is nested too deeply for a run file; write flat lists") from None
+    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
+        said = re.sub(r" \(at .*\)$", "", str(error))
+        line = re.search(r"\(at (line \d+|end of document)", str(error))
+        where = f", {line[1].replace('end of document', 'at its end')}" if line else ""
+        raise ParameterError(f"{path}{where}: this is not TOML: {said[:1].lower()}{said[1:]}") from None
+
+
+def _override(tables: dict[str, Any], text: str) -> None:
+    place, equals, value = text.partition("=")
+    parts = [part.strip() for part in place.split(".")]
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ParameterError(f"--set: expected section.key=value, got {shown(text)}")
+    table = tables
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ParameterError(f"--set {place}: {part} is a value and not a section; give section.key=value")
+    table[parts[-1]] = _value(value.strip())
+
+
+def _value(text: str) -> object:
+    try:
+        tables = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    value = tables["value"]
+    # A date is taken as text, since no key takes a date; so is text that only looks like more TOML.
+    return value if len(tables) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
+
+
+def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
+    for name, value in tables.items():
+        if name not in _SECTIONS:
+            raise ParameterError(wording.unknown_section(name, value, _SECTIONS))
+        _check_table(name, value)
+    for name, key in (("run", "rounds"), ("data", "source"), ("model", "source"), ("protocol", "name")):
+        if name not in tables:
+            raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
+    run = {"name": path.stem, "base": "", **tables["run"]}
+    base = run.pop("base")
+    if not isinstance(base, str):
+        raise ParameterError(f"[run] base: expected a string in quotes, got {shown(base)}")
+    protocol = tables["protocol"].get("name")
+    if protocol is None:
+        raise ParameterError(f"[protocol] name is missing; choose {either(PROTOCOLS)}")
+    if not isinstance(protocol, str) or protocol not in PROTOCOLS:
+        raise ParameterError(wording.wrong_choice("protocol", "name", protocol, PROTOCOLS))
+    data, sites = tables["data"], tables.get("engine", {}).get("sites")
+    if sites and "silos" not in data:
+        data = {"silos": len(sites), **data}
+    return RunFile(
+        run=section("run", Run, run),
+        data=section("data", Data, data),
+        model=section("model", Model, _model(tables["model"])),
+        protocol=section("protocol", PROTOCOLS[protocol], tables["protocol"], protocol),
+        secure_aggregation=section("secure-aggregation", SecureAggregation, tables.get("secure-aggregation", {})),
+        engine=_engine(tables.get("engine", {})),
+        base=path.absolute().parent / base,
+    )
+
+
+def _check_table(name: str, table: object) -> None:
+    """Raise ParameterError unless this is a section whose values a key can take."""
+    if not isinstance(table, dict):
+        raise ParameterError(f"[{name}]: expected a section, got {shown(table)}")
+    for key, entry in table.items():
+        if f"{name}.{key}" in _KNOWN:
+            _check_table(f"{name}.{key}", entry)
+        elif expected := unfit(entry):
+            raise ParameterError(f"[{name}] {key}: expected {expected}, got {shown(entry)}")
+
+
+def _engine(table: Mapping[str, Any]) -> Engine:
+    """Validate [engine] and, by itself, its section [engine.faults], so that either's mistakes have its name."""
+    rest = {key: value for key, value in table.items() if key != "faults"}
+    engine = section("engine", Engine, rest)
+    return engine.model_copy(update={"faults": _faults(table["faults"])}) if "faults" in table else engine
+
+
+def _faults(table: Mapping[str, Any]) -> Faults:
+    rows: Mapping[str, type[Fault]] = {"drop": Fault, "delay": Delay, "corrupt": Fault}
+    for key, row in rows.items():
+        given = table.get(key, [])
+        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+            seconds = ", seconds = 30" if row is Delay else ""
+            raise ParameterError(
+                f'[engine.faults] {key}: expected a list such as [{{round = 3, silo = "silo-1"{seconds}}}], '
+                f"got {shown(given)}"
+            )
+        for one in given:
+            section(f"engine.faults.{key}", row, one)  # as TOML would call it, a table of an array
+    return section("engine.faults", Faults, table)
+
+
+def _model(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section [model] with its further keys gathered under `arguments`."""
+    arguments: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in arguments:
+            raise ParameterError(f"[model] {kebab(key)} is given twice, with a dash and with an underscore; remove one")
+        if key != "source":
+            arguments[name] = value
+    return {"arguments": arguments} | {key: value for key, value in table.items() if key == "source"}
+
+
+def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protocol: str = "") -> AnySection:
+    """Validate one section strictly, so that "3" is no number and 1 is not true."""
+    known = _keys(kind)
+    for key in table:
+        if key not in known:
+            sections = _KNOWN if name in _KNOWN else {name: known}
+            raise ParameterError(wording.unknown_key(name, key, sections, protocol))
+    try:
+        # By way of JSON, whose strict reading takes lists for tuples and strings for paths, as a file has to.
+        return kind.model_validate_json(json.dumps(table), strict=True)
+    except ValidationError as error:
+        raise ParameterError(wording.first_error(name, error)) from None

@@ -1,0 +1,265 @@
+"""The sections of a run file as classes, each validated by itself: `moretta.config.run_files` reads a file into them.
+
+Keys have dashes in a file and underscores in Python. A class built directly from Python raises pydantic's own
+ValidationError for one bad value, and `ParameterError` where values do not fit each other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, PositiveInt, field_validator, model_validator
+
+from moretta.contract.settings import Fraction, Positive, Section, Seed, Words, kebab
+from moretta.contract.wording import shown, unfit
+from moretta.data.domains import check_domains
+from moretta.data.grid import check_grid
+from moretta.errors import ParameterError
+
+
+class Run(Section):
+    """How long, how exact, and where the results go.
+
+    name: of the run, 1 to 100 characters without slashes; a file that leaves it out is named by its stem.
+    seed: of everything that is training and no secret: initial weights, splits, batches.
+    out: the run folder; None leaves the choice to the caller.
+    dtype: of the model and of the silos' arithmetic.
+    device: "cpu", "cuda" or "cuda:1".
+    checkpoint_every: rounds from one checkpoint to the next.
+    evaluate_every: rounds from one evaluation on the test rows to the next, and always after the last round; with
+        early stopping also that on the validation rows. None: about 50 in a run.
+    record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
+    early_stopping: stop when so many rounds have not lowered the validation loss, and go back to the best; None: never.
+        The patience is counted in rounds and judged at evaluations, so the run goes on to the next one.
+    participation: the part of the silos that takes part in a round, drawn from the seed.
+    insecure_secret_seed: for tests only: every secret of the run follows from it.
+    """
+
+    name: str = "run"
+    rounds: PositiveInt
+    seed: Seed = 0
+    out: Path | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "cpu"
+    checkpoint_every: PositiveInt = 10
+    evaluate_every: PositiveInt | None = None
+    record_views: bool | tuple[int, ...] = False
+    early_stopping: PositiveInt | None = None
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[^/\\\x00-\x1f\x7f]{1,100}", name) or name in (".", ".."):
+            raise ValueError("a name of 1 to 100 characters without slashes")  # it may name a folder
+        return name
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
+            raise ValueError('"cpu", "cuda" or "cuda:" and a number')
+        return device
+
+    @field_validator("record_views", mode="before")
+    @classmethod
+    def _are_rounds(cls, value: object) -> bool | tuple[int, ...]:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, list | tuple) and all(type(number) is int and number >= 1 for number in value):
+            return tuple(sorted(set(value)))
+        raise ValueError("true, false or a list of round numbers from 1 on")
+
+
+# Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
+OF_ROWS_HERE = (
+    "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
+    "encoding", "missing", "image_size",
+)  # fmt: skip
+
+
+OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
+
+
+class Data(Section):
+    """Where the rows come from, and who holds which.
+
+    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "sites": each silo's rows are on a
+        machine of its own, which alone knows where (`moretta.config.silo_file`), and of the keys below only
+        `silos`, `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment` and these last
+        ones say what they are like.
+    silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
+    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
+        silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
+        "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.grid`.
+    sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
+        in a grid; None: evenly.
+    grid: how many row parts and column parts, for "grid" and "by-feature".
+    columns: for "by-feature", the columns of each part, by name or by index from 0.
+    label_holder: in a grid, the column part, from 1, that holds a row part's labels: one number for all, or one for
+        each; None is 1.
+    domains: of images, to make several domains out of one source: every row, of the test part too, is dealt to one of
+        these and its image changed so; see `moretta.data.domains`. None leaves the images and the source's domains.
+    id_column: the column of a .csv file that says whose a row is; it is no feature.
+    batch_size: rows of a batch; 0 is a silo's whole data.
+    path: where a built-in source finds its files.
+    target: the column to predict; None is the last one.
+    task: None lets the type of the targets decide.
+    test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
+        or the source's own custom (bank-marketing: 0.1 and 0.1).
+    encoding: of text columns; None is "one-hot".
+    missing: values are an error, or the silos' median, or that with one more column that says so.
+    image_size: of "office-home", whose images become squares of so many pixels a side; None is 64.
+    standardise: None is true for tables and false for images and for module:function.
+    augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
+    inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.
+    classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
+    least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
+    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none.
+    score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
+        of its silo.toml), and sum their scores in secret; see `moretta.protocols.common.scoring`.
+    """
+
+    source: Words
+    silos: PositiveInt = 3
+    partition: Literal["iid", "dirichlet", "by-label", "by-domain", "by-feature", "grid"] = "iid"
+    alpha: Positive | None = None
+    sizes: tuple[Positive, ...] | None = None
+    grid: tuple[int, int] | None = None
+    columns: tuple[tuple[str | int, ...], ...] | None = None
+    label_holder: int | tuple[int, ...] | None = None
+    domains: tuple[str, ...] | None = None
+    id_column: Words | None = None
+    batch_size: Annotated[int, Field(ge=0)] = 32
+    path: Path | None = None
+    target: Words | None = None
+    task: Literal["classification", "regression"] | None = None
+    test_fraction: Fraction | None = None
+    validation_fraction: Fraction | None = None
+    encoding: Literal["one-hot", "ordinal"] | None = None
+    missing: Literal["error", "median", "indicator"] = "error"
+    image_size: PositiveInt | None = None
+    standardise: bool | None = None
+    augment: Literal["none", "crop-flip"] = "none"
+    inputs: tuple[PositiveInt, ...] | None = None
+    tokens: bool = False
+    classes: Annotated[int, Field(ge=2)] | None = None
+    outputs: PositiveInt | None = None
+    least_rows: PositiveInt | None = None
+    test: Words | None = None
+    score_at_silos: bool = False
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether rows are on machines of their own."""
+        return self.source == "sites"
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _is_a_shape(cls, value: object) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
+            return tuple(value)
+        raise ValueError("how many row parts and column parts, for example [2, 2]")
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _are_parts(cls, value: object) -> tuple[tuple[str | int, ...], ...] | None:
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and value and all(isinstance(part, list | tuple) for part in value):
+            parts = tuple(map(tuple, value))
+            if all(type(column) in (str, int) for part in parts for column in part):
+                return parts
+        raise ValueError('a list of columns for each part, for example [["age", "job"], ["balance"]]')
+
+    @field_validator("label_holder", mode="before")
+    @classmethod
+    def _is_a_holder(cls, value: object) -> int | tuple[int, ...] | None:
+        if value is None or type(value) is int:
+            return value
+        if isinstance(value, list | tuple) and all(type(number) is int for number in value):
+            return tuple(value)
+        raise ValueError("the number of a column part, or a list of them")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if "silos" not in self.model_fields_set and (self.grid or self.columns):  # frozen, but for its own default
+            object.__setattr__(self, "silos", math.prod(self.grid) if self.grid else len(self.columns or ()))
+        try:
+            check_grid(self.partition, self.silos, self.grid, self.columns, self.label_holder)
+            if self.domains is not None:
+                check_domains(self.domains)
+        except ParameterError as error:
+            raise ParameterError(f"[data] {error}") from None
+        if self.partition == "dirichlet" and self.alpha is None:
+            raise ParameterError('[data] alpha is missing; partition = "dirichlet" needs it, for example alpha = 0.5')
+        if self.partition != "dirichlet" and self.alpha is not None:
+            raise ParameterError(
+                f'[data] alpha belongs to partition = "dirichlet", not to "{self.partition}"; remove it'
+            )
+        self._check_place()
+        test, validation = self.test_fraction or 0.0, self.validation_fraction or 0.0
+        if test + validation >= 1:
+            raise ParameterError(
+                f"[data] test-fraction {test:g} and validation-fraction {validation:g} "
+                "leave no rows to train on; their sum must be less than 1"
+            )
+        return self
+
+    def _check_place(self) -> None:
+        """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
+        given = [name for name in type(self).model_fields if name in self.model_fields_set]
+        changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        if not self.at_sites:
+            for name in changed:
+                if name in OF_SITES:
+                    raise ParameterError(
+                        f'[data] {kebab(name)} is for source = "sites", not "{self.source}"; remove it'
+                    )
+            return
+        for name in changed:
+            if name in OF_ROWS_HERE:
+                raise ParameterError(
+                    f'[data] {kebab(name)} is about rows, and with source = "sites" each site\'s own silo.toml says '
+                    "where its rows are and how to read them; remove it here"
+                )
+        if self.partition not in ("iid", "grid", "by-feature"):
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
+            )
+        if self.inputs is None or (self.classes is None) == (self.outputs is None):
+            raise ParameterError(
+                '[data] source = "sites" needs inputs, the shape of a sample, and either classes or outputs, for '
+                "example inputs = [30] and classes = 2"
+            )
+
+
+class Model(Section):
+    """The model: a built-in name or "module:function", and the keyword arguments of its constructor.
+
+    arguments: in a file these are the section's further keys, their dashes made underscores.
+    """
+
+    source: Words
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("arguments")
+    @classmethod
+    def _are_arguments(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name, value in arguments.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "source":
+                raise ParameterError(f"[model] {name} cannot be the name of a constructor's argument; rename it")
+            expected = "a number, a string, true, false or a list" if _has_table(value) else unfit(value)
+            if expected:
+                raise ParameterError(f"[model] {kebab(name)}: expected {expected}, got {shown(value)}")
+        return arguments
+
+
+def _has_table(value: object) -> bool:
+    return isinstance(value, dict) or value is None or (isinstance(value, list) and any(map(_has_table, value)))

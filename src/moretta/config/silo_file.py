@@ -1,0 +1,204 @@
+"""silo.toml: what a site says of itself. It stays at the site; nothing of it but the name is ever sent.
+
+[silo]
+name = "north"                # in the run; its kit's certificate has it too, or its engine-name in the roster
+out = "moretta"               # the folder for its state, and for what runs release to it
+identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
+roster = "roster.toml"
+server-key = "moretta-public-1 ..."   # instead of the kit's: whose envelopes it takes; or two, while the key changes
+models = ["nets:build"]       # code that runs may have called here, beside the built-in models
+
+[data]
+source = "patients.csv"       # a .csv or .npz file or "module:function"; target, missing, id-column as in a run file
+test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
+
+[limits]
+message-mib = 1024            # the most of a message from the server
+parameters = 100_000_000      # the most of a run's model
+memory-limit-mib = 80         # of an edge client's process; without edge, of the process of a job, PyTorch included
+micro-batch = 4               # rows that an edge client runs at a time
+threads = 2                   # that PyTorch may use
+device = "cpu"
+
+[privacy]                     # floors of its own: a run may ask for more, never for less
+fewest-silos = 3              # in a sum; threshold = 3: of secure aggregation's masks
+scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
+blind = true                  # of cgd: sums that the server cannot read
+roster = true                 # that the run has this site's roster
+dp-noise = 1.0                # the least noise multiplier
+apart = 2                     # silos by which the sets that it helps to sum differ at least, if they differ; 1: any
+repeat-whole-rows = false     # whether a round that uses all rows may be summed again over other silos
+repeat-statistics = false     # and statistics of its rows, in another run
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from moretta.config import run_files
+from moretta.contract.settings import Fraction, Positive, Section, Seed, Words
+from moretta.contract.wording import nearest, shown, unfit
+from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.settings import Precision
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.identity import parse_server_keys
+
+
+class Silo(Section):
+    """Who the site is.
+
+    name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
+    own key, and its own list of everybody's. server_key: of the server, one public line or two; else the roster's or
+    the kit's. models: the "module:function" sources of models that runs may have built
+    here, from modules beside silo.toml or installed: a run file names code, and only what is listed is called.
+    record_views: keep what its role saw. edge: take part in baffle as an edge
+    client, a process with ONNX Runtime and without PyTorch. insecure_secret_seed: for tests only.
+    """
+
+    name: Words
+    out: Path = Path("moretta")
+    identity: Path | None = None
+    roster: Path | None = None
+    server_key: tuple[Words, ...] = ()
+    models: tuple[Words, ...] = ()
+    record_views: bool = False
+    edge: bool = False
+    insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None
+
+    @field_validator("server_key", mode="before")
+    @classmethod
+    def _one_or_two(cls, given: object) -> object:
+        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.server_key:
+            try:
+                parse_server_keys(self.server_key)
+            except ParameterError as error:
+                raise ParameterError(f"[silo] server-key: {error}") from None
+        if (self.roster is None) != (self.identity is None):
+            raise ParameterError("[silo] roster and identity belong together; give both or none")
+        return self
+
+
+class Rows(Section):
+    """Where its rows are: see `moretta.data.own_rows.read_rows`.
+
+    test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
+    """
+
+    source: Words
+    target: Words | None = None
+    id_column: Words | None = None
+    missing: Literal["error", "median"] = "error"
+    test_fraction: Fraction = 0.0
+
+
+class Limits(Section):
+    """What a run may take of this machine.
+
+    message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
+    parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
+    memory_limit_mib: the most memory of an edge client's process; elsewhere of the process of a job, by what it
+    reserves (`moretta.protocols.baffle.edge.memory.cap`), PyTorch's own included.
+    """
+
+    message_mib: PositiveInt = 1024
+    parameters: PositiveInt = 100_000_000
+    memory_limit_mib: Positive | None = None
+    micro_batch: PositiveInt | None = None
+    edge_precision: Precision = "float32"
+    threads: PositiveInt | None = None
+    device: str = "cpu"
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
+            raise ValueError('"cpu", "cuda" or "cuda:" and a number')
+        return device
+
+
+class Privacy(Section):
+    """What the site insists on in every run, whatever the run's file says: floors that a run may exceed.
+
+    fewest_silos: in any sum that it helps to open. threshold: of the masks' shares. scheme: of the sums; "pairwise" is
+    above "additive-shares". blind: under cgd, that the server reads no sum. roster: that there is one. dp_noise: the
+    least noise multiplier. apart: see `moretta.secure_aggregation.one_sum`. repeat_whole_rows: whether what uses all
+    rows may be summed over other silos too. repeat_statistics: the same of its rows' statistics from run to run.
+    """
+
+    fewest_silos: PositiveInt = 2
+    threshold: PositiveInt | None = None
+    scheme: Literal["pairwise", "additive-shares"] | None = None
+    blind: bool = False
+    roster: bool = False
+    dp_noise: Positive | None = None
+    apart: PositiveInt = 1
+    repeat_whole_rows: bool = False
+    repeat_statistics: bool = False
+
+
+class SiloFile(Section):
+    """All of silo.toml. base: its folder, beside which relative paths resolve."""
+
+    silo: Silo
+    data: Rows
+    limits: Limits = Limits()
+    privacy: Privacy = Privacy()
+    base: Path = Path()
+
+    @property
+    def helped(self) -> HelpedFile:
+        """Where the site keeps which sums it has helped to open, of all runs together."""
+        privacy = self.privacy
+        return HelpedFile(
+            str(self.out.absolute() / "helped.jsonl"),
+            forces=True,
+            over_runs=not privacy.repeat_statistics,
+            apart=privacy.apart,
+            repeats=privacy.repeat_whole_rows,
+            fewest=privacy.fewest_silos,
+        )
+
+    @property
+    def out(self) -> Path:
+        """The folder of what the site keeps."""
+        return self.base / self.silo.out
+
+
+def load(path: str | Path) -> SiloFile:
+    """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
+    path = Path(path)
+    tables = run_files.read_toml(path, "the silo file")
+    kinds = {"silo": Silo, "data": Rows, "limits": Limits, "privacy": Privacy}
+    try:
+        for name, table in tables.items():
+            if name not in kinds:
+                close = nearest(name, kinds)
+                hint = f"did you mean [{close}]?" if close else "the sections are [silo], [data], [limits], [privacy]"
+                raise ParameterError(f"the section [{name}] is not known; {hint}")
+            if not isinstance(table, dict):
+                raise ParameterError(f"[{name}]: expected a section, got {shown(table)}")
+            for key, value in table.items():
+                if expected := unfit(value):
+                    raise ParameterError(f"[{name}] {key}: expected {expected}, got {shown(value)}")
+        if "engine-name" in tables.get("silo", {}):
+            raise ParameterError("[silo] engine-name belongs in the roster, beside the silo's key; move it there")
+        for name, key in (("silo", "name"), ("data", "source")):
+            if name not in tables:
+                raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
+        return SiloFile(
+            silo=run_files.section("silo", Silo, tables["silo"]),
+            data=run_files.section("data", Rows, tables["data"]),
+            limits=run_files.section("limits", Limits, tables.get("limits", {})),
+            privacy=run_files.section("privacy", Privacy, tables.get("privacy", {})),
+            base=path.absolute().parent,
+        )
+    except ParameterError as error:
+        raise ParameterError(f"{path}: {error}") from None

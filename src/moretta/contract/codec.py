@@ -1,0 +1,194 @@
+"""Messages to bytes and back: safetensors, a closed schema, and one error.
+
+A message is a safetensors file whose only metadata entry, ``moretta``, is a JSON object::
+
+    {"format": 2, "type": "fedsgd/train-on", "run": "...", "round": 3, "attempt": 0, "take": 0, "fields": {...}}
+
+``fields`` holds the plain fields; arrays are the tensors, a field `x` as ``x`` and an entry `k` of a mapping `x` as
+``x/k``. Class names never travel, nothing is ever unpickled, and what is not in the schema is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from moretta.contract.messages import Array, Message, Stamp, Tensors
+from moretta.errors import CodecError, PeerError
+
+FORMAT = 2  # 1 had no take
+
+# What a peer's bytes may be, all looked at before anything is made of them. JSON takes up to 64 bytes of memory for two
+# of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.
+# A header of 4 MiB takes at most 4 bytes a character as text, as an entry's text and as that entry's own texts, 48 MiB,
+# and 200,000 values up to 232 bytes each (a dict of one entry has three marks), 16 MiB: under 64 MiB in all.
+LARGEST = 1 << 30  # bytes of a message, unless who receives it says otherwise
+HEADER_LIMIT = 4 << 20  # bytes of safetensors header: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
+ENTRIES_LIMIT = 200_000
+MARKS = b",:[{"
+
+_DTYPE_CODES = {
+    np.dtype(name): code
+    for name, code in {
+        "bool": "BOOL", "uint8": "U8", "int32": "I32", "int64": "I64", "uint32": "U32", "uint64": "U64",
+        "float16": "F16", "float32": "F32", "float64": "F64",
+    }.items()
+}  # fmt: skip
+
+# The order in which safetensors lays arrays out, before their names: by itemsize, then by its own list of dtypes.
+_LAID_OUT = ("U64", "I64", "F64", "F32", "U32", "I32", "F16", "U8", "BOOL")
+
+# How plain values travel in JSON, where JSON has no such kind.
+_TO_JSON: Mapping[Any, Callable[[Any], Any]] = {
+    bytes: bytes.hex,
+    tuple[str, ...]: list,
+    Mapping[str, bytes]: lambda value: {name: item.hex() for name, item in value.items()},
+    Mapping[str, int]: dict,
+    Mapping[str, float]: dict,
+    Mapping[str, str]: dict,
+}
+_FROM_JSON: Mapping[Any, Callable[[Any], Any]] = {
+    bytes: bytes.fromhex,
+    tuple[str, ...]: lambda value: tuple(value) if isinstance(value, list) else value,  # text is no list of letters
+    Mapping[str, bytes]: lambda value: {name: bytes.fromhex(item) for name, item in value.items()},
+}
+
+
+class Codec:
+    """Encode and decode the messages of one schema, a closed list of message classes.
+
+    largest: the most bytes of a message that is decoded; a longer one is refused before it is looked into.
+    """
+
+    def __init__(self, schema: Iterable[type[Message]], largest: int = LARGEST) -> None:
+        self._largest = largest
+        self._schema = {kind.TAG: kind for kind in schema}
+
+    def encode(self, message: Message) -> bytes:
+        """Return the bytes of a message; equal messages give equal bytes."""
+        return save(_contiguous(_arrays(message)), {"moretta": _metadata(message)})
+
+    def decode(self, data: bytes) -> Message:
+        """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes."""
+        try:
+            if len(data) > self._largest:
+                raise CodecError(f"expected a message of at most {self._largest} bytes; got {len(data)}")
+            metadata, arrays = _open(data)
+            return self._build(metadata, arrays)
+        except CodecError:
+            raise
+        except (
+            PeerError,
+            SafetensorError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise CodecError(f"expected a message of this schema: {error}") from None
+
+    def _build(self, metadata: dict[str, Any], arrays: dict[str, Array]) -> Message:
+        version = metadata.get("format")  # first: another format has other entries
+        if type(version) is not int or version != FORMAT:
+            raise CodecError(f"expected wire format {FORMAT}; got {version!r:.40}; update the older side")
+        expected = {"format", "type", "run", "round", "attempt", "take", "fields"}
+        if set(metadata) != expected:
+            raise CodecError(f"expected the header entries {sorted(expected)}; got {sorted(metadata)!r:.200}")
+        kind = self._schema.get(metadata["type"])
+        if kind is None:
+            raise CodecError(f"expected one of {sorted(self._schema)}; got {metadata['type']!r:.80}")
+        stamp = Stamp(metadata["run"], metadata["round"], metadata["attempt"], metadata["take"])
+        plain = metadata["fields"]
+        values: dict[str, Any] = {}
+        for name, field in kind.KINDS.items():
+            if field == Array:
+                values[name] = arrays.pop(name)
+            elif field == Tensors:
+                keys = [key for key in arrays if key.startswith(f"{name}/")]
+                values[name] = {key[len(name) + 1 :]: arrays.pop(key) for key in keys}
+            else:
+                values[name] = _FROM_JSON.get(field, lambda value: value)(plain.pop(name))
+        if plain or arrays:
+            raise CodecError(f"{kind.TAG}: unexpected fields {sorted([*plain, *arrays])!r:.200}")
+        return kind(stamp=stamp, **values)
+
+
+def size(message: Message, without: Collection[str] = ()) -> int:
+    """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
+    # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
+    # it decides the offsets, and so how many digits those take in the header.
+    arrays = sorted(_arrays(message).items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
+    entries: dict[str, Any] = {"__metadata__": {"moretta": _metadata(message, without)}}
+    offset = 0
+    for name, array in arrays:
+        entries[name] = {
+            "dtype": _DTYPE_CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-header // 8) * 8 + offset
+
+
+def _arrays(message: Message) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for name, kind in message.KINDS.items():
+        value = getattr(message, name)
+        if kind == Array:
+            arrays[name] = value
+        elif kind == Tensors:
+            arrays.update((f"{name}/{key}", item) for key, item in value.items())
+    return arrays
+
+
+def _contiguous(arrays: dict[str, Array]) -> dict[str, Array]:
+    # safetensors writes the memory as it lies: strided or byte-swapped arrays must be laid out first.
+    return {
+        name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
+        for name, array in arrays.items()
+    }
+
+
+def _metadata(message: Message, without: Collection[str] = ()) -> str:
+    plain = {
+        name: _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
+        for name, kind in message.KINDS.items()
+        if kind not in (Array, Tensors) and name not in without
+    }
+    stamp = message.stamp
+    header = {
+        "format": FORMAT, "type": message.TAG, "run": stamp.run, "round": stamp.round, "attempt": stamp.attempt,
+        "take": stamp.take, "fields": plain,
+    }  # fmt: skip
+    return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def _open(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Read the metadata, which safetensors' own loader does not hand out, then the arrays."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(HEADER_LIMIT, len(data) - 8):
+        raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
+    text = data[8 : 8 + length]
+    entries = sum(text.count(mark) for mark in MARKS)
+    if entries > ENTRIES_LIMIT:
+        raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
+    outer = json.loads(text)
+    metadata = json.loads(outer["__metadata__"]["moretta"], parse_constant=_refuse_constant)
+    if set(outer["__metadata__"]) != {"moretta"} or not isinstance(metadata["fields"], dict):
+        raise CodecError("expected one metadata entry, `moretta`, with an object of fields")
+    known = set(_DTYPE_CODES.values())
+    for name, entry in outer.items():
+        if name != "__metadata__" and entry["dtype"] not in known:
+            raise CodecError(f"expected arrays of {sorted(known)}; got {entry['dtype']!r:.20}")
+    return metadata, load(data)
+
+
+def _refuse_constant(text: str) -> float:
+    raise CodecError(f"expected finite numbers; got {text}")

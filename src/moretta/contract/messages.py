@@ -1,0 +1,226 @@
+"""Messages: what travels between roles, when it belongs, and what its fields may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import PeerError
+
+Array = NDArray[Any]
+Tensors = Mapping[str, Array]
+"""Named arrays, for example the parameters of a model by their PyTorch names."""
+
+
+@dataclass(frozen=True, order=True)
+class Stamp:
+    """When a message belongs: the run, the round (0 is before the first), the attempt at it, and the take of it.
+
+    An attempt renews keys and masks, and asks for the same as the one before. A take renews what is asked: rows,
+    dropout, keys of a perturbation, lots and noise follow `drawn`, so that two takes of a round have no upload in
+    common (`moretta.secure_aggregation.one_sum`). The ordinary take is 0.
+    Every message carries a stamp, every mask is labelled with one, and a stamp is never used for two uploads.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    take: int = 0
+
+    def __post_init__(self) -> None:
+        if not _is_text(self.run, 1, 128):
+            raise PeerError(f"a run id is a string of 1 to 128 characters, not {self.run!r:.80}")
+        for name, value in (("round", self.round), ("attempt", self.attempt), ("take", self.take)):
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise PeerError(f"{name} is a whole number from 0 to 2^31 - 1, not {value!r:.80}")
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """What is drawn anew for each take follows from this: the round, and the take where it is not the first."""
+        return (self.round, self.take) if self.take else (self.round,)
+
+    def __str__(self) -> str:
+        return f"round {self.round}, attempt {self.attempt}" + (f", take {self.take}" if self.take else "")
+
+
+# What a field of a message may be. The codec encodes exactly these kinds.
+DTYPES = frozenset(
+    np.dtype(name) for name in ("bool", "uint8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+)
+
+
+NAME_LIMIT = 512  # characters in a tensor's or silo's name
+
+
+TEXT_LIMIT = 1 << 20  # characters or bytes in a plain field (an ONNX graph travels as a uint8 array instead)
+
+
+def _array(value: object) -> None:
+    if not isinstance(value, np.ndarray) or value.dtype not in DTYPES:
+        raise PeerError(f"expected an array of {', '.join(sorted(map(str, DTYPES)))}; got {_describe(value)}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise PeerError("expected finite numbers; got NaN or infinity")
+
+
+def _integer(value: object) -> None:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise PeerError(f"expected a 64-bit whole number; got {_describe(value)}")
+
+
+def _number(value: object) -> None:
+    if type(value) is not float or not np.isfinite(value):
+        raise PeerError(f"expected a finite float; got {_describe(value)}")
+
+
+def _boolean(value: object) -> None:
+    if type(value) is not bool:
+        raise PeerError(f"expected true or false; got {_describe(value)}")
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _is_text(value: object, least: int, most: int) -> bool:
+    # JSON can spell half of a surrogate pair, which is no character and has no bytes.
+    return type(value) is str and least <= len(value) <= most and not _SURROGATE.search(value)
+
+
+def _text(value: object) -> None:
+    if not _is_text(value, 0, TEXT_LIMIT):
+        raise PeerError(f"expected text of at most {TEXT_LIMIT} characters; got {_describe(value)}")
+
+
+def _octets(value: object) -> None:
+    if type(value) is not bytes or len(value) > TEXT_LIMIT:
+        raise PeerError(f"expected at most {TEXT_LIMIT} bytes; got {_describe(value)}")
+
+
+def _mapping_of(check: Callable[[object], None], value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise PeerError(f"expected named values; got {_describe(value)}")
+    for name, item in value.items():
+        if not _is_text(name, 1, NAME_LIMIT):
+            raise PeerError(f"expected a name of 1 to {NAME_LIMIT} characters; got {_describe(name)}")
+        try:
+            check(item)
+        except PeerError as error:
+            raise PeerError(f"`{name}`: {error}") from None
+
+
+def _names(value: object) -> None:
+    if not isinstance(value, tuple) or not all(_is_text(item, 1, NAME_LIMIT) for item in value):
+        raise PeerError(f"expected a tuple of names; got {_describe(value)}")
+
+
+FIELD_KINDS: Mapping[Any, Callable[[Any], None]] = {
+    Array: _array,
+    Tensors: functools.partial(_mapping_of, _array),
+    int: _integer,
+    float: _number,
+    bool: _boolean,
+    str: _text,
+    bytes: _octets,
+    Mapping[str, int]: functools.partial(_mapping_of, _integer),
+    Mapping[str, float]: functools.partial(_mapping_of, _number),
+    Mapping[str, str]: functools.partial(_mapping_of, _text),
+    Mapping[str, bytes]: functools.partial(_mapping_of, _octets),
+    tuple[str, ...]: _names,
+}
+
+
+def _describe(value: object) -> str:
+    """Name a value's type and size, never the value: it may be a secret."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Message:
+    """One arrow of a protocol's figure; subclasses are declared with `message`.
+
+    Fields are of the kinds in `FIELD_KINDS` and are checked when the message is built, from a peer's bytes or from
+    our own code alike, so that a role never sees a bad one. Raises `moretta.errors.PeerError`.
+    """
+
+    TAG: ClassVar[str] = ""
+    KINDS: ClassVar[Mapping[str, Any]] = {}
+    SHARES: ClassVar[frozenset[str]] = frozenset()
+    """The plain fields whose bytes count as keys and shares, and not as what the message is about."""
+    OWN: ClassVar[frozenset[str]] = frozenset()
+    """The fields of an ask that each addressee has of its own; the rest is the same for all."""
+
+    stamp: Stamp
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stamp, Stamp):
+            raise PeerError(f"{self.TAG}: expected a stamp; got {_describe(self.stamp)}")
+        for name, kind in self.KINDS.items():
+            try:
+                FIELD_KINDS[kind](getattr(self, name))
+            except PeerError as error:
+                raise PeerError(f"{self.TAG}, field `{name}`: {error}") from None
+        self.check()
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where fields are well-typed but do not make sense together."""
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {_describe(getattr(self, name))}" for name in self.KINDS)
+        return f"<{self.TAG} {self.stamp}; {fields}>"
+
+
+M = TypeVar("M", bound=type[Message])
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
+def message(tag: str) -> Callable[[M], M]:
+    """Declare a message: ``@message("fedsgd/train-on") class TrainOn(Message): parameters: Tensors``.
+
+    The tag, not the class name, travels on the wire.
+    """
+
+    def declare(cls: M) -> M:
+        declared = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+        hints = typing.get_type_hints(declared)
+        kinds = {field.name: hints[field.name] for field in dataclasses.fields(declared) if field.name != "stamp"}
+        for name, kind in kinds.items():
+            if kind not in FIELD_KINDS:
+                raise TypeError(f"{cls.__name__}.{name}: {kind} is not a kind of field the codec knows")
+        declared.TAG, declared.KINDS = tag, kinds
+        return declared  # type: ignore[return-value]  # dataclass() gives back the class it was given
+
+    return declare
+
+
+@message("spent")
+class Spent(Message):
+    """The silo has helped to open a sum of this round before, and answers what it answered then, or another take.
+
+    next_take: the first one that it has not spent. survivors: of the sum that it helped to open, sorted; none where it
+    has forgotten. whole: it uploads all of its rows, the same in every take, so that only the same sum, over the same
+    survivors, is ever played again; next_take is that sum's own then.
+    """
+
+    next_take: int
+    survivors: tuple[str, ...]
+    whole: bool
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for a take that cannot come, or survivors out of order."""
+        least = 0 if self.whole else self.stamp.take + 1
+        if not least <= self.next_take < 2**31 or list(self.survivors) != sorted(set(self.survivors)):
+            raise PeerError(f"{self.TAG}: expected a take after this one, and survivors in order, each once")
+
+    def __str__(self) -> str:
+        over = f" over {len(self.survivors)} silos" if self.survivors else ""
+        only = "only the same silos may play it again" if self.whole else f"the next take is {self.next_take}"
+        return f"it has helped to open a sum of this round{over} before; {only}"

@@ -1,0 +1,191 @@
+"""The contract between protocols and engines: who asks what, and what comes back.
+
+A server's round is a generator: it yields an `Ask`, receives `Replies`, and returns a `Report`, so it reads from
+top to bottom like the algorithm box of its paper. A client answers one message at a time. Sub-protocols compose
+with ``yield from``. Nothing here does I/O, knows a clock or knows torch.
+
+    engine                      server                      clients
+      |-- setup(now, cohort) ---->|
+      |<---------- Ask -----------|
+      |-- one message each ------------------------------------>| answer(message)
+      |<--------------------------------------------- a message |
+      |-- Replies --------------->|
+      |<------- Report / Aborted -|
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+
+from moretta.contract.messages import Message, Spent, Stamp, Tensors
+from moretta.errors import MisuseError, SumSpent
+
+Phase = Callable[[str], AbstractContextManager[None]]
+"""Given by the engine, which owns the clock: ``with self.phase("local_forward"): ...`` marks a stretch of work."""
+
+
+State = Mapping[str, Any]
+"""What a role needs to go on after a restart: a flat mapping of arrays, bytes, text and numbers."""
+
+
+def no_phase(name: str) -> AbstractContextManager[None]:
+    """Mark nothing: the `Phase` of a role that no engine drives."""
+    return nullcontext()
+
+
+class Reason(StrEnum):
+    """Why a silo's answer is not among the replies."""
+
+    LATE = "late"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    DISCONNECTED = "disconnected"
+    FAILED = "failed"
+    BAD_INPUT = "bad input"
+    SPENT = "spent"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A silo without a valid answer: why, and one sentence. spent: what it said, for the reason `Reason.SPENT`."""
+
+    reason: Reason
+    detail: str
+    spent: Spent | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a server asks: one message for each addressee, and what a valid answer is.
+
+    check, given a silo and its answer, raises `moretta.errors.PeerError` for one that is well-formed but not what was
+    asked for; that silo is then missing for the reason `Reason.MALFORMED`.
+    """
+
+    messages: Mapping[str, Message]
+    reply: type[Message]
+    check: Callable[[str, Any], None] = lambda silo, reply: None
+
+    @classmethod
+    def all(
+        cls,
+        silos: Sequence[str],
+        message: Message,
+        reply: type[Message],
+        check: Callable[[str, Any], None] | None = None,
+    ) -> Ask:
+        """Ask every silo the same."""
+        messages = dict.fromkeys(silos, message)
+        return cls(messages, reply) if check is None else cls(messages, reply, check)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """The valid answers that came in time, in the order of the ask, and who is missing and why."""
+
+    answers: Mapping[str, Any]
+    missing: Mapping[str, Missing] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """An exchange that could not be completed; the engine repeats it without those who are missing.
+
+    because: a sentence for the log, where the missing do not say it all.
+    opened: who held it up after others had signed who is in its sum, or had given shares; nobody before. What follows
+    is another take then.
+    """
+
+    missing: Mapping[str, Missing]
+    because: str = ""
+    opened: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a round came to: figures for the history, by name.
+
+    left_out: silos whose answers were valid, but which the server did without, and why.
+    """
+
+    figures: Mapping[str, float]
+    left_out: Mapping[str, Missing] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    parameters: the true model as the server holds it (parameters and buffers by PyTorch's names).
+    released: the model that silos may be given, where the protocol makes one.
+    models: each silo's own model, for protocols without a common one.
+    facts: what the protocol states about the run, for ``result.json``.
+    unperturbed: for protocols that hide the model from silos, the tensors of which something stays as it is, and why.
+    scores: on all rows that silos hold back together, where that was asked for (`moretta.protocols.common.scoring`).
+    """
+
+    parameters: Tensors
+    released: Tensors | None = None
+    models: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+    unperturbed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+R = TypeVar("R")
+Exchange = Generator[Ask, Replies, R]
+"""A conversation in the making: yields what is asked, receives the replies, returns its result."""
+
+
+class Server(Protocol):
+    """The coordinating role. `state` and `restore` make it survive a restart."""
+
+    phase: Phase
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Prepare for a cohort: keys, statistics, headroom. Runs at the start and whenever the cohort changes."""
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        """Play one round; nothing of the server's state has changed where it aborts."""
+
+    def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
+        """Release."""
+
+    def state(self) -> State:
+        """Return all that `restore` needs to go on from the end of a round."""
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+
+
+class Client(Protocol):
+    """A silo's role."""
+
+    phase: Phase
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message. Raises a `moretta.errors.MorettaError` to refuse; that costs the round only itself."""
+
+    def state(self) -> State:
+        """Return all that `restore` needs to go on from the end of a round."""
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+
+
+def answered(client: Client, message: Message) -> Message:
+    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does."""
+    try:
+        return client.answer(message)
+    except SumSpent as spent:
+        return Spent(stamp=message.stamp, next_take=spent.next_take, survivors=spent.survivors, whole=spent.whole)
+
+
+def unexpected(role: str, message: Message) -> MisuseError:
+    """Return the error of a role that was sent a message it has no answer to."""
+    return MisuseError(f"{role} has no answer to `{message.TAG}`; is it another protocol's message?")

@@ -1,0 +1,100 @@
+"""The names a run file gives: `module:function` beside the run file, and the nearest known name for a wrong one.
+
+A module is looked for in the run file's folder first, then wherever Python looks. The folder is on `sys.path` only
+while the user's code is imported or called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from moretta.contract.wording import did_you_mean
+from moretta.errors import ParameterError
+
+_ours: set[str] = set()  # top-level names that `resolve` imported from a run file's folder
+
+
+def is_reference(source: str) -> bool:
+    """Whether `source` has the form `module:function`, with Python identifiers.
+
+    >>> is_reference("my.models:net"), is_reference("table.csv")
+    (True, False)
+    """
+    module, colon, function = source.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+@contextmanager
+def beside(base: Path) -> Iterator[None]:
+    """Put the folder `base` first on `sys.path`, and take it off again at the end."""
+    folder = str(base.resolve())
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()  # a file written a moment ago is found too
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def resolve(source: str, base: Path) -> Callable[..., Any]:
+    """Import `module:function`, looking beside the run file (in the folder `base`) first.
+
+    Raises ParameterError, with the original error in it, if the import fails or the name is not callable.
+    """
+    name, _, attribute = source.partition(":")
+    if not is_reference(source):
+        raise ParameterError(f'expected "module:function", got "{source}"; write for example "my_models:build"')
+    try:
+        with beside(base):
+            module = _import(name, base)
+    except (Exception, SystemExit) as error:
+        raise ParameterError(
+            f'importing "{name}" (for "{source}", looked for in {base} first) failed with {said(error)}; '
+            "put the module beside the run file, or mend the error in it"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise ParameterError(f'module "{name}" has no function "{attribute}"; {did_you_mean(attribute, own)}')
+    return function  # type: ignore[no-any-return]
+
+
+def said(error: BaseException) -> str:
+    """An exception in one line: its kind and what it says."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _import(name: str, base: Path) -> ModuleType:
+    """Import `name`; a module of that name from elsewhere gives way to the one in `base`.
+
+    A library or standard module of the same name is put back afterwards, so that the rest of the program keeps its own.
+    """
+    top = name.partition(".")[0]
+    spec = PathFinder.find_spec(top, [str(base.resolve())])
+    here = spec is not None and spec.loader is not None
+    cached = sys.modules.get(top)
+    if not here or cached is None or getattr(cached.__spec__, "origin", None) == (spec.origin if spec else None):
+        if here:
+            _ours.add(top)
+        return importlib.import_module(name)
+    others = {key: sys.modules.pop(key) for key in list(sys.modules) if key == top or key.startswith(f"{top}.")}
+    foreign = top not in _ours
+    try:
+        module = importlib.import_module(name)
+    except BaseException:
+        sys.modules.update(others)
+        raise
+    if foreign:
+        for key in [key for key in sys.modules if key == top or key.startswith(f"{top}.")]:
+            del sys.modules[key]
+        sys.modules.update(others)
+    return module

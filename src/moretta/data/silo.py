@@ -1,0 +1,66 @@
+"""A silo: the owner of rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Silo:
+    """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
+
+    Where data is split by column too (`CGD`): row names the row of the grid, whose silos hold different columns of the
+    same rows in the same order, columns are the indices of x's among all, ids say whose each row is, and y may have no
+    entries where another silo of the row holds the labels.
+    elsewhere: its rows are on a machine of its own; x and y have none here, and only tell what they look like, and
+    `labelled` whether it has the labels of them.
+    held_out: rows that are not trained on, inputs and targets as x and y are, on which it scores models at the end.
+    """
+
+    name: str
+    x: NDArray[np.generic]
+    y: NDArray[np.generic]
+    row: str = ""
+    columns: tuple[int, ...] = ()
+    ids: NDArray[np.str_] | None = None
+    elsewhere: bool = False
+    labelled: bool = True
+    held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
+
+    @property
+    def holds_labels(self) -> bool:
+        """Whether it has the targets of its rows."""
+        return self.labelled if self.elsewhere else bool(len(self.y))
+
+
+def rows_digest(silos: Sequence[Silo]) -> str:
+    """Return a digest of all silos' rows and targets, by which an audit knows that it scores against the run's own."""
+    found = hashlib.sha256()
+    for silo in silos:
+        for array in (silo.x, silo.y):
+            found.update(f"{silo.name}:{array.dtype}{array.shape}:".encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def check_least(silo: Silo, least: int | None) -> None:
+    """Raise `moretta.errors.ParameterError` where a silo has fewer rows than was agreed beforehand."""
+    if least is not None and len(silo.x) < least:
+        raise ParameterError(
+            f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "
+            f"states rests on it; got {len(silo.x)}"
+        )
+
+
+def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:
+    """Return the shape of a whole sample: a silo's own, or that of all columns of its row of the grid."""
+    first = silos[0]
+    if not first.columns:
+        return first.x.shape[1:]
+    return (sum(len(silo.columns) for silo in silos if silo.row == first.row),)

@@ -1,0 +1,316 @@
+"""What sites are told of a run file, and the two sides' federations: the server's without rows, a site's with its own.
+
+A run file stays with the server. Sites are told what they need to play their role: the protocol, the model's name and
+arguments, the shape of rows, how sums are made. Not told are where results go, the server's test rows, a model to start
+from and secrets' seeds; and where a protocol hides the model, the parameters that it starts from do not follow from
+what is told (`server_side`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.config.sections import Data
+from moretta.config.silo_file import SiloFile
+from moretta.data.grid import GRIDS
+from moretta.data.own_rows import Wanted, read_rows
+from moretta.data.silo import Silo
+from moretta.data.split import cut, split
+from moretta.errors import ParameterError
+from moretta.models import catalogue
+from moretta.protocols.cgd.params import CGD
+from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.settings import SecureAggregation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
+
+HELD_BACK = 0  # the seed by which sites choose what they hold back
+
+
+def told(run_file: RunFile) -> str:
+    """Return what sites are told, as TOML that `moretta.config.run_files.loads` reads."""
+    run = run_file.run.model_copy(
+        update={"out": None, "record_views": False, "insecure_secret_seed": None, "evaluate_every": None}
+    )
+    update = {
+        "run": run,
+        "data": run_file.data.model_copy(update={"test": None}),
+        "protocol": run_file.protocol.model_copy(update={"warm_start": None}),
+        "secure_aggregation": run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),
+    }
+    return run_files.dumps(run_file.model_copy(update=update))
+
+
+def server_side(run_file: RunFile, out: Path) -> Federation:
+    """Return the federation as the server has it: every silo elsewhere.
+
+    Initial weights are drawn from the operating system, unless `[protocol] warm-start` names them, and not from `[run]
+    seed`, which sites are told: where the protocol hides the model from silos (pbpfl) nobody can rebuild it, and two
+    runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
+    all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
+    """
+    drawn = not isinstance(run_file.protocol, CGD) and run_file.protocol.warm_start is None
+    secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
+    federation = _federation(run_file, secrets.randbits(63) if secret else run_file.run.seed, silos_of(run_file))
+    text = run_files.dump(run_file)
+    protocol = federation.protocol
+    if protocol.warm_start is not None:
+        protocol = protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
+    aggregation = run_file.secure_aggregation
+    if aggregation.roster is not None:
+        aggregation = aggregation.model_copy(update={"roster": run_file.resolve(aggregation.roster)})
+    return replace(
+        federation,
+        protocol=protocol,
+        aggregation=aggregation,
+        out=out,
+        test=_test_rows(run_file),
+        record_views=run_file.run.record_views,
+        evaluate_every=run_file.run.evaluate_every,
+        insecure_secret_seed=run_file.run.insecure_secret_seed,
+        run_file=(text, run_files.digest(run_file)),
+        settings=tomllib.loads(text),
+    )
+
+
+def site_side(run_file: RunFile, site: SiloFile) -> Federation:
+    """Return the federation as one site has it: its own rows, and every other silo elsewhere.
+
+    run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
+    run do not fit each other.
+    """
+    aggregation = aggregation_at(run_file, site)
+    check_code(run_file.model.source, site.silo.models)
+    silos, names = silos_at(run_file, site)
+    return replace(
+        _federation(run_file, run_file.run.seed, silos, site.limits.parameters),
+        aggregation=aggregation,
+        device=site.limits.device,
+        feature_names=names,
+        insecure_secret_seed=site.silo.insecure_secret_seed,
+    )
+
+
+def check_code(source: str, agreed: Sequence[str]) -> None:
+    """Raise `moretta.errors.ParameterError` for a model of code that a site has not agreed to run."""
+    if source not in catalogue.BUILT_IN and source not in agreed:
+        raise ParameterError(
+            f"[model] source = {source!r} of the run is code that this site has not agreed to run; read it, put it "
+            f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
+        )
+
+
+def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
+    """Return how sums are made, with the places of a site's own key and of its own list of everybody's.
+
+    Raises `moretta.errors.ParameterError` where it has them, and the run would have the server see each upload.
+    """
+    check_floors(run_file, site)
+    aggregation = run_file.secure_aggregation
+    if site.silo.roster is None or site.silo.identity is None:
+        return aggregation.model_copy(update={"roster": None, "identity": None})
+    if aggregation.scheme == "none":
+        raise ParameterError(
+            'the run has [secure-aggregation] scheme = "none", by which the server sees each upload, and this site '
+            "has a roster, so it does not trust the server with them; have the run use another scheme"
+        )
+    places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
+    return aggregation.model_copy(update=places)
+
+
+SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
+
+
+def check_floors(run_file: RunFile, site: SiloFile) -> None:
+    """Raise `moretta.errors.ParameterError`, naming the key, for a run that goes below a floor of silo.toml."""
+    floors, secure, protocol = site.privacy, run_file.secure_aggregation, run_file.protocol
+    masked = secure.scheme == "pairwise"
+    least = secure.rules(None, playing(run_file)).least(secure.scheme)
+    wanted_scheme = floors.scheme or "none"
+    noise = getattr(protocol, "dp_noise", None) or 0.0
+    blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
+    found: dict[str, tuple[bool, object, object]] = {
+        "fewest-silos": (secure.scheme == "none" or least >= floors.fewest_silos, floors.fewest_silos, least),
+        "threshold": (
+            floors.threshold is None or (masked and least >= floors.threshold),
+            floors.threshold,
+            least if masked else f'none under scheme = "{secure.scheme}"',
+        ),
+        "scheme": (
+            SCHEMES.index(secure.scheme) >= SCHEMES.index(wanted_scheme),
+            wanted_scheme,
+            secure.scheme,
+        ),
+        "blind": (blind or not floors.blind, "true", "false"),
+        "roster": (site.silo.roster is not None or not floors.roster, "true", "none: [silo] roster is not set"),
+        "dp-noise": (noise >= (floors.dp_noise or 0.0), floors.dp_noise, noise or "none"),
+    }
+    for key, (good, wanted, got) in found.items():
+        if not good:
+            raise ParameterError(
+                f"[privacy] {key} = {wanted} in this site's silo.toml, and the run has less, {got}; have the run ask "
+                "for as much, or lower the floor"
+            )
+
+
+def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
+    """Return the run's silos, of which a site's own has its rows and all others are elsewhere, and its columns' names.
+
+    Raises `moretta.errors.ParameterError` where the site is none of them, or its rows are not as the run has them.
+    """
+    name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
+    if name not in silos:
+        raise ParameterError(f"[silo] name = {name!r} is none of the run's silos, {', '.join(silos):.200}; correct it")
+    mine = silos[name]
+    x, y, ids, names = read_rows(
+        site.data.source,
+        replace(_wanted(run_file.data), inputs=mine.x.shape[1:], labelled=mine.labelled),
+        f"silo `{name}`",
+        target=site.data.target,
+        missing=site.data.missing,
+        id_column=site.data.id_column,
+        base=site.base,
+    )
+    silos[name] = _holding_back(replace(mine, x=x, y=y, ids=ids, elsewhere=False), site.data.test_fraction)
+    return list(silos.values()), names
+
+
+def _holding_back(silo: Silo, fraction: float) -> Silo:
+    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them."""
+    if not fraction:
+        return silo
+    if silo.columns:
+        raise ParameterError(
+            f"silo `{silo.name}`: [data] test-fraction would hold back other rows than the other holders of its row of "
+            "the grid do; remove it"
+        )
+    held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction")
+    ids = None if silo.ids is None else silo.ids[kept]
+    return replace(silo, x=silo.x[kept], y=silo.y[kept], ids=ids, held_out=(silo.x[held], silo.y[held]))
+
+
+def model_digest(federation: Federation, run_file: RunFile) -> str:
+    """Return the SHA-256, in hex, by which server and sites see before round one that they have the same model.
+
+    Of its tensors' names, shapes and dtypes and, where it is no built-in one, of the file that its function is in:
+    layers that differ in nothing but what they compute have the same tensors. Of Moretta itself the versions agree.
+    """
+    from moretta.protocols.common import modules  # which needs torch
+
+    code = catalogue.code_of(run_file.model.source, run_file.base)
+    return hashlib.sha256(modules.schema(federation.model).encode() + code).hexdigest()
+
+
+def silos_of(run_file: RunFile) -> list[Silo]:
+    """Return the run's silos, all elsewhere, with what their rows look like."""
+    data, names = run_file.data, run_file.engine.sites
+    kind = np.int64 if data.tokens else np.float32
+    shape = _wanted(data).inputs
+    if data.partition not in GRIDS:
+        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), elsewhere=True) for name in names]
+    parts = _column_parts(data)
+    rows = len(names) // len(parts)
+    holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
+    joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
+    found = []
+    for number, name in enumerate(names):
+        row, part = divmod(number, len(parts))
+        labelled = not joint or holders[row] == part + 1
+        x = np.empty((0, len(parts[part])), kind)
+        silo = Silo(name, x, np.empty(0, np.int64), f"row-{row + 1}", parts[part], None, True, labelled)
+        found.append(silo)
+    return found
+
+
+def playing(run_file: RunFile) -> Participation:
+    """Return who plays which round."""
+    names, run = run_file.engine.sites, run_file.run
+    count = max(run_file.secure_aggregation.least, round(run.participation * len(names)))
+    return Participation(tuple(names), count, run.seed)
+
+
+def task_of(data: Data) -> str:
+    """Return whether the run's targets are classes or numbers."""
+    return "regression" if data.classes is None else "classification"
+
+
+def _wanted(data: Data) -> Wanted:
+    if data.inputs is None:  # `Data` has seen to it
+        raise ParameterError("[data] inputs is missing; give the shape of a sample")
+    return Wanted(data.inputs, data.tokens, data.classes, data.outputs)
+
+
+def _column_parts(data: Data) -> list[tuple[int, ...]]:
+    """Return the indices of each column part's columns."""
+    total = int(np.prod(_wanted(data).inputs))
+    if data.columns is None:
+        parts = data.grid[1] if data.grid is not None else 1
+        return [tuple(map(int, part)) for part in cut(np.arange(total), parts, None)]
+    found = []
+    for part in data.columns:
+        if not all(isinstance(column, int) for column in part):
+            raise ParameterError(
+                '[data] columns: with source = "sites" columns are given by index from 0, as names are the sites\' own'
+            )
+        found.append(tuple(column for column in part if isinstance(column, int)))
+    return found
+
+
+def _federation(run_file: RunFile, model_seed: int, silos: list[Silo], most: int | None = None) -> Federation:
+    """Make the federation. most: the most numbers that its model may have; None: as many as it likes."""
+    from moretta.models.size import build_within
+    from moretta.run.federation import Federation
+
+    run, data, protocol = run_file.run, run_file.data, run_file.protocol
+    wanted = _wanted(data)
+    classes = 1 if protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
+
+    def build() -> nn.Module:
+        return catalogue.build(
+            run_file.model.source,
+            inputs=wanted.inputs or (),
+            outputs=classes or wanted.outputs or 1,
+            base=run_file.base,
+            seed=model_seed,
+            **run_file.model.arguments,
+        )
+
+    return Federation(
+        model=build() if most is None else build_within(most, build),
+        silos=silos,
+        protocol=protocol.model_copy(update={"warm_start": None}),
+        aggregation=run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),
+        engine=run_file.engine,
+        batch_size=data.batch_size,
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens if data.standardise is None else data.standardise,
+        dtype=run.dtype,
+        task=task_of(data),
+        name=run.name,
+        augment=data.augment == "crop-flip",
+        participation=run.participation,
+        checkpoint_every=run.checkpoint_every,
+        least_rows=data.least_rows,
+        score_at_silos=data.score_at_silos,
+        model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+    )
+
+
+def _test_rows(run_file: RunFile) -> tuple[np.ndarray, np.ndarray] | None:
+    data = run_file.data
+    if data.test is None:
+        return None
+    x, y, _, _ = read_rows(data.test, _wanted(data), "[data] test", base=run_file.base)
+    return x, y

@@ -1,0 +1,301 @@
+"""A site's half of the engine: takes work from the server, has the silo's role do it, and hands out what came of it.
+
+The role works in one thread of its own. A request never waits for it longer than it says, so that a silo that trains
+for hours still answers at once that it does, and one that was killed is told from it. What the server's session has not
+signed (`moretta.engines.flare.signing`) changes nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from moretta.contract.codec import LARGEST, Codec
+from moretta.contract.messages import Message
+from moretta.contract.roles import Client, answered
+from moretta.engines.child import ChildClient
+from moretta.engines.clock import Clock
+from moretta.engines.flare.envelope import (
+    Awake,
+    Busy,
+    Denied,
+    Done,
+    Envelope,
+    Failed,
+    Hello,
+    Here,
+    Knock,
+    Poll,
+    Refused,
+    Reply,
+    Signed,
+    Stranger,
+    Submit,
+    pack,
+    request_of,
+)
+from moretta.engines.flare.signing import Gate, OtherProcess, Trust
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
+
+log = logging.getLogger("moretta")
+
+AT_ONCE = 0.05  # seconds in which an answer comes with the acknowledgement of its question
+# Told in the place of what goes wrong while a site reads its own files, as that may quote them: a name, a record.
+UNFIT = (
+    "its settings or its rows do not fit the run; its own log says what is wrong, and so does moretta doctor with "
+    "--silo and --run"
+)
+LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
+QUIET = 1.0  # seconds between two lines of the log about what was not taken: a stranger may send as much as it likes
+
+
+class Silo(Protocol):
+    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases.
+
+    largest: the most bytes of a message that it takes. timed: whether the server is told how long the role worked,
+    which depends on its rows.
+    """
+
+    name: str
+    fingerprint: str
+    largest: int
+    timed: bool
+
+    def enter(self, hello: Hello) -> tuple[Client, Codec]:
+        """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
+
+    def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
+        """Note an answer that is about to be given, or that there is none."""
+
+    def keep(self, client: Client, round: int) -> None:
+        """Keep the role's state as of the end of a round."""
+
+    def end(self, client: Client, released: bytes) -> None:
+        """Take what the run came to: the released model as safetensors, or nothing."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    number: int
+    header: Submit | Hello
+    body: bytes
+
+
+class Desk:
+    """Answers a server's requests, each at once; `close` when there are no more.
+
+    make: loads what the site is, which may take its time, and raises what keeps it from taking part. trust: loads, at
+    once, by what it knows the server. process_id: of this process. last_heard: the moment of the server's last request,
+    by `time.monotonic`. ended: set when the run is.
+    """
+
+    def __init__(self, make: Callable[[], Silo], trust: Callable[[], Trust]) -> None:
+        self._gate = Gate(trust)
+        self.process_id = self._gate.process_id
+        self.last_heard = time.monotonic()
+        self.ended = threading.Event()
+        self._make = make
+        self._logged = float("-inf")
+        self._silo: Silo | None = None
+        self._clock = Clock()
+        self._role: tuple[Client, Codec] | None = None
+        self._entered: tuple[str, int] | None = None  # the run and session that the role is of
+        self._refusal: str | None = None
+        self._changed = threading.Condition()
+        self._next: _Work | None = None  # the newest; what it took the place of nobody waits for any more
+        self._done: tuple[int, Reply, bytes] | None = None
+        self._newest = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="moretta silo", daemon=True)
+        self._thread.start()
+
+    def answer(self, data: object) -> bytes:
+        """Return the reply to a request. Raises nothing, whatever the bytes are."""
+        try:
+            request, envelope = request_of(data, LARGEST if self._silo is None else self._silo.largest)
+        except CodecError as error:
+            return self._deny(error)
+        if isinstance(request, Knock):
+            return pack(Awake(process_id=self.process_id))
+        return self._take_in(request, envelope)
+
+    def _take_in(self, request: Signed, envelope: Envelope) -> bytes:
+        try:
+            session = self._gate.take(request, envelope)
+        except OtherProcess:
+            return pack(Stranger())
+        except PeerError as error:
+            return self._deny(error)
+        except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept
+            log.error("cannot tell the server from others: %s", error)
+            return pack(Refused(sentence=UNFIT))
+        self.last_heard = time.monotonic()
+        return session.pack(request.serial, *self._reply(request, envelope.body))
+
+    def _deny(self, error: PeerError) -> bytes:
+        sentence = _sentence(error)
+        if time.monotonic() - self._logged > QUIET:
+            self._logged = time.monotonic()
+            log.warning("an envelope was not taken: %s", sentence)
+        return pack(Denied(sentence=sentence))
+
+    def _reply(self, request: Signed, body: bytes) -> tuple[Reply, bytes]:
+        match request:
+            case Hello():
+                return self._greet(request), b""
+            case _ if self._role is None:
+                return Stranger(), b""
+            case Submit():
+                self._take(_Work(request.number, request, body))
+                return self._result(request.number, AT_ONCE)
+            case Poll():
+                return self._result(request.number, min(request.wait, LONGEST_WAIT))
+
+    def close(self) -> None:
+        """Let the thread end when its present work does."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _greet(self, hello: Hello) -> Reply:
+        """Say that the role is in its place, or have it take it."""
+        with self._changed:
+            if self._entered != (hello.run, hello.session):
+                self._entered, self._role, self._refusal = (hello.run, hello.session), None, None
+                self._newest, self._done = 0, None  # a new session counts anew
+                self._next = _Work(0, hello, b"")
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
+            if self._refusal is not None:
+                if self._next is None:  # what kept it may have been mended since
+                    self._next = _Work(0, hello, b"")
+                    self._changed.notify_all()
+                return Refused(sentence=self._refusal)
+            if self._role is None:
+                return Busy()
+            silo = self._silo
+        return Here(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
+
+    def _take(self, work: _Work) -> None:
+        with self._changed:
+            if work.number > self._newest:  # else it came twice
+                self._newest, self._next, self._done = work.number, work, None
+                self._changed.notify_all()
+
+    def _result(self, number: int, wait: float) -> tuple[Reply, bytes]:
+        with self._changed:
+            self._changed.wait_for(lambda: number != self._newest or self._done is not None, wait)
+            done = self._done
+        if done is None or done[0] != number:
+            if number == self._newest:
+                return Busy(), b""
+            late = f"expected work {self._newest} or newer, got {number}: it came late, or out of order"
+            return Failed(reason="failed", sentence=late), b""
+        _, reply, body = done
+        return reply, body
+
+    def _work(self) -> None:
+        with contextlib.suppress(Exception, SystemExit):  # the first hello tries again, and tells why not
+            self._silo = self._make()  # now, so that a process that was started again is soon ready
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next is not None or self._closed)
+                work, self._next = self._next, None
+                entered = self._entered
+                if work is None:
+                    return
+            if isinstance(work.header, Hello):
+                self._enter(work.header)
+                continue
+            reply, body = self._do(work.header, work.body)
+            with self._changed:
+                if work.number == self._newest and entered == self._entered:
+                    self._done = work.number, reply, body
+                self._changed.notify_all()
+
+    def _enter(self, hello: Hello) -> None:
+        try:
+            silo = self._silo = self._silo or self._make()
+        except MorettaError as error:
+            log.error("cannot take part: %s", error)
+            self._settle(hello, None, _sentence(error) if isinstance(error, PeerError) else UNFIT)
+            return
+        except (Exception, SystemExit):
+            log.exception("cannot take part")
+            self._settle(hello, None, UNFIT)
+            return
+        try:
+            client, codec = silo.enter(hello)
+            client.phase = self._clock.phase
+            if isinstance(client, ChildClient):
+                client.charge = self._clock.charge
+            role, refusal = (client, codec), None
+        except MorettaError as error:
+            role, refusal = None, _sentence(error)
+        except (Exception, SystemExit) as error:  # the site lives on, and says why it takes no part
+            log.exception("the silo could not take its place")
+            role, refusal = None, f"failed with {type(error).__name__}; its log says more"
+        self._settle(hello, role, refusal)
+
+    def _settle(self, hello: Hello, role: tuple[Client, Codec] | None, refusal: str | None) -> None:
+        with self._changed:
+            if self._entered == (hello.run, hello.session):
+                self._role, self._refusal = role, refusal
+            self._changed.notify_all()
+
+    def _do(self, header: Submit, body: bytes) -> tuple[Reply, bytes]:
+        """Do one piece of work; whatever goes wrong is told, and costs the silo this exchange only."""
+        if self._role is None or self._silo is None:
+            return Stranger(), b""
+        silo, (client, codec) = self._silo, self._role
+        try:
+            if header.work == "keep":
+                silo.keep(client, header.round)
+                return Done(), b""
+            if header.work == "end":
+                silo.end(client, body)
+                self.ended.set()
+                return Done(), b""
+            return self._play(silo, client, codec, body)
+        except ParameterError as error:
+            return _failed("bad input", error), b""
+        except Disconnected as error:
+            return _failed("disconnected", error), b""
+        except MorettaError as error:
+            return _failed("refused", error), b""
+        except (Exception, SystemExit) as error:  # a silo's failure, whatever it is, costs the round only itself
+            log.exception("the silo failed")
+            return _failed("failed", f"{type(error).__name__}; the site's log says more"), b""
+
+    def _play(self, silo: Silo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
+        try:
+            message = codec.decode(body)
+        except CodecError as error:
+            return _failed("malformed", f"was asked what is no message: {error}"), b""
+        answer: Message | None = None
+        try:
+            given = answered(client, message)
+            if not isinstance(given, Message):  # what a silo runs need not be ours, whatever its types say
+                return _failed("malformed", f"expected a message, got {type(given).__name__}"), b""
+            answer = given
+        finally:
+            silo.answered(client, message, answer)
+        data = codec.encode(answer)
+        peak = client.peak_mib if isinstance(client, ChildClient) else None
+        seconds = dict(self._clock.take())
+        return Done(seconds=seconds if silo.timed else {}, peak_mib=peak), data
+
+
+def _failed(reason: str, error: object) -> Failed:
+    return Failed.model_validate({"reason": reason, "sentence": _sentence(error)})
+
+
+def _sentence(error: object) -> str:
+    """Return what an error says as text that any header can hold: a file's name may have bytes that are none."""
+    text = str(error).encode(errors="replace").decode()
+    return "".join(one if one.isprintable() else " " for one in text)[:1000]

@@ -1,0 +1,155 @@
+"""A run's folder while it is being written; `moretta.report.folder` reads a finished one.
+
+run.toml               the run file as resolved            checkpoint/   the last two (engines.checkpoint)
+history.jsonl          a line a round                      views/        what each role saw (engines.views)
+checkpoint/releases.txt   under dp-noise, each noised sum before it is asked for (protocols.releases)
+result.json            what it came to                     log.txt       warnings and failures in full
+model.safetensors      the true model, as the server holds it
+released.safetensors   what the silos may be given
+models/<silo>.safetensors   where each silo has its own
+participants/<name>/confined.safetensors   of CGD, and only where one machine simulates all participants; then
+                     model.safetensors is D, what they have all moved by
+truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
+audit.json  audit/     what attacks came to (moretta.audit), and their pictures
+inputs.json            what inputs mean: columns, standardisation, classes
+best/                  under early stopping, checkpoints of the best rounds, secrets and all
+helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from moretta.contract.messages import Array, Tensors
+from moretta.engines.files import make_folder, write_atomically
+from moretta.engines.kept_lines import HelpedFile
+from moretta.errors import ParameterError
+
+FORMAT = 1
+ROWS = "rows.sha256"  # in truth/
+PRIVACY = "privacy.json"  # at a site
+SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
+Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
+"""
+
+
+class RunFolder:
+    """Writes one run's folder; every file in it is whole at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._history = path / "history.jsonl"
+        self._helped = dict[str, HelpedFile]()
+
+    def begin(self, run_file: str | None) -> None:
+        """Make the folder. Raises `moretta.errors.ParameterError` if there is a run in it already."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ParameterError(
+                f"{self.path} exists and is not empty; go on with that run by --resume, or name another folder by --out"
+            )
+        make_folder(self.path)
+        if run_file is not None:
+            write_atomically(self.path / "run.toml", run_file.encode())
+
+    def helped(self, silo: str) -> HelpedFile:
+        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back."""
+        if silo not in self._helped:
+            self._helped[silo] = HelpedFile(str(self.path.absolute() / "helped" / f"{silo}.jsonl"))
+        return self._helped[silo]
+
+    def discard(self) -> None:
+        """Remove a folder that `begin` made, of a run that turned out to be impossible before its first round."""
+        shutil.rmtree(self.path)
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Send Moretta's warnings to ``log.txt`` for as long as the run lasts."""
+        logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        propagate, logger.propagate = logger.propagate, False  # a terminal shows dropped silos in its own way
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+            handler.close()
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a round to the history."""
+        with self._history.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+
+    def history(self, up_to: int) -> list[dict[str, Any]]:
+        """Return the rounds up to a number and forget later ones, which a killed run had begun."""
+        lines = self._history.read_text().splitlines() if self._history.exists() else []
+        kept = [line for line in lines if _round(line) is not None and _round(line) <= up_to]  # type: ignore[operator]
+        write_atomically(self._history, "".join(f"{line}\n" for line in kept).encode())
+        return [json.loads(line) for line in kept]
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file, with the format's version."""
+        text = json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / name, text.encode())
+
+    def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
+        """Write one model as safetensors. mode: only what may be given away is for others to read."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
+        write_atomically(path, save(arrays, {"format": str(FORMAT)}), mode)
+
+    def write_confined(self, displacement: Tensors, models: Mapping[str, Tensors], most: int) -> None:
+        """Write D and confined models, unless they are more than `most`; each is its participant's secret."""
+        self.write_model("model.safetensors", displacement)
+        (self.path / "participants").mkdir(exist_ok=True)
+        kept = "" if len(models) <= most else f"Of these {len(models)} none is kept: there are more than {most}.\n"
+        write_atomically(self.path / "participants" / "SIMULATION.txt", (SIMULATION + kept).encode())
+        for name, tensors in models.items() if not kept else ():
+            self.write_model(f"participants/{name}/confined.safetensors", tensors)
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON content with null for NaN and infinity, which JSON has not: a run that diverged has them."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _round(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return None  # a line that a crash cut short
+
+
+def read_model(path: Path) -> dict[str, Array]:
+    """Return the arrays of a model in a run folder. Raises `moretta.errors.ParameterError` where there is none."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")
+    return content

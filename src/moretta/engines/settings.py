@@ -1,0 +1,138 @@
+"""Settings of where silos live, and of the mishaps to inject."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from moretta.contract.settings import Fraction, Positive, Section, Seed, Words, kebab
+from moretta.contract.wording import shown
+from moretta.errors import ParameterError
+
+FaultPhase = Literal["set-up", "upload", "unmasking"]
+
+
+class Fault(Section):
+    """One silo's mishap in one round.
+
+    round: counted from 1; the release after the last round is one more. silo: its name.
+    phase: "set-up", where keys and common statistics are agreed on; "upload", the silo's answers of the round itself;
+        "unmasking", after it has uploaded, where the secure sum of those who did is completed.
+    """
+
+    round: PositiveInt
+    silo: Words
+    phase: FaultPhase = "upload"
+
+
+class Delay(Fault):
+    """A silo's answers of one phase come so many seconds later.
+
+    seconds: by a clock that only the deadline knows. Nobody waits for them, and without a deadline they are logged
+        and change nothing.
+    """
+
+    seconds: Positive
+
+
+class Faults(Section):
+    """Mishaps to inject, so that one sees a federation bear them.
+
+    drop: the silo cannot be reached from that phase on to the end of that round. In "upload" it vanishes before it
+        uploads, in "unmasking" after. "set-up" takes hold in a round without one too; a round whose sum is not masked
+        has no unmasking to vanish in.
+    drop_probability: of each silo in each round, to vanish in its upload or, where the round has one, in its unmasking,
+        either equally likely.
+    delay: answers that come later.
+    corrupt: answers that arrive without their last byte, as when a connection breaks.
+    seed: of what is drawn. It depends on seed, round and silo alone, so a resumed run meets the same faults.
+    """
+
+    drop: tuple[Fault, ...] = ()
+    drop_probability: Fraction = 0.0
+    delay: tuple[Delay, ...] = ()
+    corrupt: tuple[Fault, ...] = ()
+    seed: Seed = 0
+
+
+EngineName = Literal["in-process", "flare", "fused", "exact-ring"]
+Precision = Literal["float32", "float16", "int8-activations"]
+
+
+class Engine(Section):
+    """Where the silos live.
+
+    name: "in-process": silos on this machine that pass messages. "fused" and "exact-ring" are for cgd alone, on an
+        N-layer network: one process plays all participants without messages, at the paper's scale
+        (`moretta.protocols.cgd.simulation`). "flare": silos on machines of their own, over NVIDIA FLARE
+        (`moretta.deployment`).
+    sites: with "flare", the silos' names; of a grid row by row.
+    torch_versions: with "flare", further versions of PyTorch that sites may run beside the server's own, by their
+        first two numbers, for example "2.12".
+    strict: pass every message through the codec, as a network would.
+    deadline: seconds that an answer may take; None waits, for the process of an edge client and over "flare" ten
+        minutes at most.
+    message_mib: with "flare", the most MiB of a message that the server takes from a site; a longer one counts as
+        malformed. A site's own limit is in its silo.toml.
+    edge: of baffle, the names of silos that take part as edge clients: each is a process of its own with ONNX Runtime
+        and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
+    edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
+        (`moretta.protocols.baffle.onnx_export`).
+    memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
+    micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
+    faults: mishaps to inject; None: none. They befall silos, so centralised training has none.
+    """
+
+    name: EngineName = "in-process"
+    sites: tuple[Words, ...] = ()
+    torch_versions: tuple[Words, ...] = ()
+    strict: bool = False
+    deadline: Positive | None = None
+    message_mib: PositiveInt = 1024
+    edge: tuple[Words, ...] = ()
+    edge_precision: Precision = "float32"
+    memory_limit_mib: Positive | None = None
+    micro_batch: PositiveInt | None = None
+    faults: Faults | None = None
+
+    @property
+    def simulates(self) -> bool:
+        """Whether one process plays all silos without messages."""
+        return self.name in ("fused", "exact-ring")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self._check_sites()
+        for key in ("edge_precision", "memory_limit_mib", "micro_batch"):
+            if not self.edge and getattr(self, key) != type(self).model_fields[key].default:
+                raise ParameterError(
+                    f"[engine] {kebab(key)} is for edge clients, and there are none; name some, for example "
+                    'edge = ["silo-1"], or remove it'
+                )
+        return self
+
+    def _check_sites(self) -> None:
+        if self.name != "flare":
+            for key in ("sites", "torch_versions", "message_mib"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ParameterError(f'[engine] {kebab(key)} is for name = "flare", not "{self.name}"; remove it')
+            return
+        if not self.sites:
+            raise ParameterError(
+                '[engine] sites is missing; name = "flare" needs the names of the silos, for example '
+                'sites = ["north", "south"]'
+            )
+        for site in self.sites:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", site) or site in ("server", "admin"):
+                raise ParameterError(
+                    f"[engine] sites: {shown(site)} cannot be the name of a site; expected 1 to 63 "
+                    'letters, digits, dashes and underscores, and not "server" or "admin"'
+                )
+        if len(set(self.sites)) < len(self.sites):
+            raise ParameterError("[engine] sites has a name twice; give each site its own")
+        if self.faults is not None:
+            raise ParameterError('[engine.faults] are injected in-process; with name = "flare" remove them')
+        if self.edge:
+            raise ParameterError('[engine] edge: with name = "flare" a site says so itself, by moretta join --edge')

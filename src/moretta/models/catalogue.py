@@ -1,0 +1,92 @@
+"""Models: from a run file's `[model]` section to a torch module with seeded weights.
+
+Built-in are the architectures of the papers: `mlp`, `resnet`, `densenet`, and BAFFLE's `lenet`, `wrn`, `mobilenet`,
+each small, traceable by torch.fx, and ending in an `nn.Linear` whose result is the output. `module:function` gives any
+other. Importing this package needs no torch; building a model does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moretta.contract.wording import did_you_mean
+from moretta.data.references import beside, is_reference, resolve, said
+from moretta.errors import MissingExtra, ParameterError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
+
+
+def code_of(source: str, base: Path = Path(".")) -> bytes:
+    """Return the file that a model's function is in; nothing of a built-in one, or of what Python did not define."""
+    if source not in BUILT_IN:
+        with suppress(TypeError, OSError):  # what Python code did not define has no file
+            return Path(inspect.getfile(inspect.unwrap(resolve(source, base)))).read_bytes()
+    return b""
+
+
+def source_digest(source: str, arguments: Mapping[str, Any], base: Path = Path(".")) -> str:
+    """Return SHA-256, in hex, of what a [model] section builds but for its weights: name, arguments and code."""
+    named = json.dumps([source, dict(arguments)], sort_keys=True, default=str)
+    return hashlib.sha256(named.encode() + b"\0" + code_of(source, base)).hexdigest()
+
+
+def build(
+    source: str, *, inputs: tuple[int, ...], outputs: int, base: Path = Path("."), seed: int = 0, **arguments: Any
+) -> nn.Module:
+    """Build a model for samples of shape `inputs`, with `outputs` outputs.
+
+    `source` is a built-in name, or `module:function` looked for in `base`, the run file's folder, first; that is called
+    with `arguments` only. Dashes in the names of arguments are underscores. Initial weights depend on `seed` alone;
+    torch's global generator stays as it was.
+    Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
+    for a function that fails or returns no module; MissingExtra without torch.
+    """
+    try:
+        import torch
+        from torch import nn
+    except ImportError as error:
+        raise MissingExtra('models need PyTorch; run: pip install "moretta[torch]"') from error
+    arguments = {name.replace("-", "_"): value for name, value in arguments.items()}
+    with torch.random.fork_rng(devices=[]):
+        # not torch.manual_seed: that would also seed accelerators, whose state is not forked here
+        torch.default_generator.manual_seed(seed)
+        if source in BUILT_IN:
+            return _built_in(source, inputs, outputs, arguments)
+        if not is_reference(source):
+            raise ParameterError(
+                f'model source = "{source}" is neither built in nor "module:function"; {did_you_mean(source, BUILT_IN)}'
+            )
+        function = resolve(source, base)
+        try:
+            with beside(base):
+                model = function(**arguments)
+        except (Exception, SystemExit) as error:
+            called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+            raise ParameterError(
+                f'"{source}" called with ({called}) failed with {said(error)}; mend the function or the [model] section'
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
+    return model
+
+
+def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any]) -> nn.Module:
+    if not inputs or any(size < 1 for size in inputs) or outputs < 1:
+        raise ParameterError(f"expected sizes of 1 or more, got inputs {inputs} and outputs {outputs}")
+    # a built-in's file has its name, and is imported only now because it defines torch modules
+    constructor: Callable[..., nn.Module] = getattr(importlib.import_module(f"moretta.models.{source}"), source)
+    known = list(inspect.signature(constructor).parameters)[2:]
+    for name in arguments:
+        if name not in known:
+            raise ParameterError(f'model "{source}" has no argument "{name}"; {did_you_mean(name, known)}')
+    return constructor(inputs, outputs, **arguments)

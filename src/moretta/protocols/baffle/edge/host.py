@@ -1,0 +1,240 @@
+"""The life of an edge client's process: it is told who it is, and answers one message after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import sys
+import traceback
+from typing import BinaryIO
+
+import numpy as np
+
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message
+from moretta.contract.roles import answered
+from moretta.engines import pipe as wire
+from moretta.engines.clock import Clock
+from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
+from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
+from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
+from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
+from moretta.protocols.baffle.edge.settings import Settings
+from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.baffle.silo.estimate import differences, directions_of
+from moretta.protocols.baffle.silo.messages import MESSAGES
+from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.scoring import HeldOut
+from moretta.protocols.common.silo_rows import Rows, schema_of
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import contributor
+
+SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
+# Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
+# direction; Gaussian ones come of a table by 64-bit numbers; where the silo takes steps of its own also their sums.
+BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
+# Bytes that an estimate takes for each row in each direction, and for each direction: at its peak four arrays of losses
+# and their differences, float64[K, rows], and before they are joined one object for each direction.
+ROW, DIRECTION = 4 * 8, 256
+DEVIATIONS = 6  # that a lot drawn at random may be larger than it is expected to be
+SLACK = 1 << 19  # bytes for whatever else
+
+
+class Silo:
+    """A silo's role in this process, and the model that it runs."""
+
+    def __init__(self, begin: BeSilo, x: Array, y: Array) -> None:
+        self._settings = settings = Settings.load(begin.settings)
+        if settings.memory_limit_mib is not None:
+            cap(settings.memory_limit_mib)
+        self._graph = b""  # the digest of the one that was loaded
+        self._forward: OnnxForward | None = None
+        self._too_large: ParameterError | None = None
+        kept = len(x) - settings.held_out
+        self._batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
+        held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
+        self._rows = Rows(x[:kept], y[:kept], self._batches, settings.schema, held_out if settings.held_out else None)
+        insecure = SecretRoot(begin.insecure) if begin.insecure else None
+        self._client = Client(
+            settings.recipe,
+            settings.name,
+            None,
+            self._rows,
+            contributor(
+                settings.scheme,
+                settings.name,
+                settings.ring_bits,
+                settings.rules,
+                credentials=settings.credentials(),
+                insecure=insecure,
+                session=settings.session,
+                helped=settings.helped.opened if settings.helped else None,
+            ),
+            SecretRoot(begin.state["seed/secret_root"]),
+            self._private(begin),
+            load=self._load,
+            runs=settings.precision,
+        )
+        self._client.restore(begin.state)
+        self.clock = Clock()
+        self._client.phase = self.clock.phase
+        self._told: dict[str, bytes] = dict(begin.state)
+
+    def answer(self, message: Message) -> Message:
+        """Answer a message, and refuse where the memory's limit was passed."""
+        if isinstance(message, Restore):
+            self._client.restore(message.state)
+            self._told = dict(message.state)
+            return Done(stamp=HERE)
+        try:
+            answer = answered(self._client, message)
+        except MemoryError:  # of `cap`; what was being made is gone
+            if self._settings.memory_limit_mib is None:
+                raise
+            raise ParameterError(
+                f"memory-limit-mib = {self._settings.memory_limit_mib:g}: the client asked for more memory "
+                f"than it may have, and had {peak_mib():.1f} MiB; give a larger limit, or a smaller k, batch-size or "
+                "model"
+            ) from None
+        limit, peak = self._settings.memory_limit_mib, peak_mib()
+        if limit is not None and peak > limit and self._forward is not None:  # before, what is needed is not known
+            raise ParameterError(
+                f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; give at least "
+                f"{math.ceil(peak) + 1}, or a smaller micro-batch, k or batch-size"
+            )
+        return answer
+
+    def news(self) -> dict[str, bytes]:
+        """Return the role's state where it is another than was told before, else nothing."""
+        state = dict(self._client.state())
+        if state == self._told:
+            return {}
+        self._told = state
+        return state
+
+    def _private(self, begin: BeSilo) -> PrivateScalars | None:
+        settings = self._settings
+        if settings.privacy is None:
+            return None
+        root = SecretRoot(begin.state["private/secret_root"])
+        rows, bound = len(self._rows.x), bytes.fromhex(settings.bound)
+        return PrivateScalars(settings.privacy, rows, settings.batch_size, root, bound, settings.sharers)
+
+    def _load(self, graph: bytes) -> OnnxForward:
+        """Return what runs a graph; the one that ran before, as two would not fit and its peak has been found."""
+        digest, settings = hashlib.sha256(graph).digest(), self._settings
+        if digest == self._graph and self._too_large is not None:
+            raise self._too_large
+        if digest == self._graph and self._forward is not None:
+            return self._forward
+        self._graph, self._forward, self._too_large = digest, None, None
+        forward = OnnxForward(graph)
+        if settings.micro_batch is not None:
+            forward.micro_batch = settings.micro_batch
+        elif settings.memory_limit_mib is not None:
+            try:
+                self._fit(forward, settings.memory_limit_mib)
+            except ParameterError as error:
+                self._too_large = error
+                raise
+        self._forward = forward
+        return forward
+
+    def _fit(self, forward: OnnxForward, limit: float) -> None:
+        """Find how many rows run at a time within the limit, beside all else that an estimate takes.
+
+        Raises ParameterError, with what would be needed, if not even one row at a time fits.
+        """
+        layout, recipe = forward.layout, self._settings.recipe
+        inputs, targets = self._rows.take(self._batches.of_round(1), layout.dtype)
+        at = np.full(layout.size, 0.01, layout.dtype)
+        directions = recipe.directions(2, layout.size, b"to be measured".ljust(32))
+        one = slice(1)  # a small estimate first, as that loads code
+        differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs[one], targets[one])
+        beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
+        beside = max(beside, BESIDE_STEPS if recipe.local_epochs else 0)
+        itemsize = np.dtype(layout.dtype).itemsize
+        rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)
+        scalars = count * (rows * ROW + DIRECTION)
+        besides = f", {scalars / 2**20:.0f} of them for K = {recipe.most} on {rows} rows" if scalars > 2**20 else ""
+        # What an estimate takes while the model runs, and after it while ONNX Runtime keeps what it has.
+        taken = np.ones(beside * layout.size * itemsize + scalars + SLACK, np.uint8)
+        fit(forward, inputs, limit, at, besides)
+        del taken
+
+    def _rows_at_most(self, batch: int) -> int:
+        """Return how many rows an estimate may have at once, given those of a batch."""
+        if self._settings.privacy is None:
+            return batch
+        lot = self._settings.batch_size or len(self._rows.x)
+        return min(len(self._rows.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
+
+
+class Host:
+    """Reads what is asked, has the silo answer, and writes it. source, sink: the two pipes."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source, self._sink, self._codec = source, sink, Codec(SCHEMA)
+        self._silo: Silo | None = None
+
+    def turn(self) -> bool:
+        """Answer once; return whether anything was asked. Raises CodecError for half a frame: nothing can follow it."""
+        data = wire.receive(self._source)
+        if data is None:
+            return False
+        answer: Message | None = None
+        error: Exception | None = None
+        try:
+            asked = self._codec.decode(data)
+            del data  # parameters are in it, and now in the message
+            answer = self._answer(asked)
+        except MorettaError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001  # the process lives on: it costs the silo this exchange only
+            traceback.print_exc()
+            error = caught
+        wire.send(self._sink, self._codec.encode(self._envelope(error)))
+        if answer is not None:
+            wire.send(self._sink, self._codec.encode(answer))
+        return True
+
+    def _answer(self, asked: Message) -> Message:
+        if isinstance(asked, BeSilo):
+            rows = wire.receive_array(self._source), wire.receive_array(self._source)
+            self._silo = Silo(asked, *rows)
+            return Done(stamp=HERE)
+        if self._silo is None:
+            raise MisuseError(f"expected to be told first which silo this is, got `{asked.TAG}`")
+        return self._silo.answer(asked)
+
+    def _envelope(self, error: Exception | None) -> Envelope:
+        silo = self._silo
+        return Envelope(
+            stamp=HERE,
+            seconds={} if silo is None else dict(silo.clock.take()),
+            peak_mib=peak_mib(),
+            state={} if silo is None else silo.news(),
+            error="" if error is None else type(error).__name__,
+            sentence=str(error or "")[: wire.SENTENCE].encode(errors="replace").decode(),
+        )
+
+
+def main() -> None:
+    """Serve on standard input and output."""
+    host = Host(sys.stdin.buffer, _own_output())
+    try:
+        while host.turn():
+            pass
+    except CodecError as error:
+        sys.exit(f"moretta.edge: {error}")
+    except (BrokenPipeError, KeyboardInterrupt):  # whoever ran this is gone, or is about to be
+        sys.exit(1)
+
+
+def _own_output() -> BinaryIO:
+    """Return standard output, and let whatever else is printed go where errors go."""
+    own = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(own, "wb")

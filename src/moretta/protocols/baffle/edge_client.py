@@ -1,0 +1,150 @@
+"""An edge client as whoever runs it has it: what keeps one from working, and the process that plays a silo.
+
+Needs no torch, and is no part of the process, whose imports are counted in its memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from moretta.contract.messages import Array
+from moretta.engines.child import ChildClient
+from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.settings import Engine
+from moretta.errors import MissingExtra, ParameterError
+from moretta.protocols.baffle.edge.settings import Settings
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.baffle.silo.messages import MESSAGES
+from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.scoring import HeldOut
+from moretta.protocols.common.silo_rows import Rows, schema_of
+from moretta.secure_aggregation.cohort import Rules
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.schemes import contributor
+from moretta.secure_aggregation.settings import SecureAggregation
+
+# A process that has imported numpy and ONNX Runtime, and nothing else, has 62 MiB resident (x86-64 Linux, Python 3.11):
+# what is well below that has room for no model, on any machine or version.
+FLOOR_MIB = 48.0
+# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
+LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
+COMMAND = (sys.executable, "-P", "-m", "moretta.edge")
+PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # and the extra that each comes with
+RUNS = ("onnxruntime",)  # those of them that an edge client itself needs; the others export what it is sent
+
+
+def check_packages(needed: Iterable[str]) -> None:
+    """Raise `moretta.errors.MissingExtra` where some of `PACKAGES` is needed and cannot be had."""
+    for package in needed:
+        try:
+            there = importlib.util.find_spec(package) is not None
+        except ModuleNotFoundError:
+            there = False
+        if not there:
+            extra = PACKAGES[package]
+            raise MissingExtra(f"edge clients need {package}, which is not there; run: pip install 'moretta[{extra}]'")
+
+
+def check_sigma(sigma: float, precision: str) -> None:
+    """Raise ParameterError where losses at parameters so near each other are the same in this precision."""
+    least = LEAST_SIGMA[precision]
+    if sigma < least:
+        raise ParameterError(
+            f'sigma = {sigma:g} is lost in what edge-precision = "{precision}" rounds to, where sigma = {least:g} '
+            "works; raise it"
+        )
+
+
+def check_memory(limit: float | None, where: str) -> None:
+    """Raise ParameterError where no edge client has room. limit: MiB; where: the section of its key."""
+    if limit is not None and limit < FLOOR_MIB:
+        raise ParameterError(
+            f"[{where}] memory-limit-mib = {limit:g}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; "
+            "give 80 or more, or remove it"
+        )
+
+
+def edge_client(
+    protocol: BAFFLE,
+    name: str,
+    rows: tuple[Array, Array],
+    held_out: HeldOut | None,
+    *,
+    secure: SecureAggregation,
+    roster: Roster | None,
+    engine: Engine,
+    schema: str,
+    batch_size: int,
+    seed: int,
+    rounds: int,
+    session: int,
+    insecure: int | None,
+    bound: bytes,
+    rules: Rules,
+    run: str = "",
+    helped: HelpedFile | None = None,
+) -> ChildClient:
+    """Return the role of a silo that runs ONNX in a process, which is not started yet.
+
+    rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them.
+    secure, roster: with the places of both, and the roster as read. engine: what it may take, and its precision.
+    schema: the digest of the model's tensors. insecure: the seed from which all secrets follow, for tests. rules: of
+    the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound: the digest of
+    settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`).
+    Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
+    """
+
+    def root() -> SecretRoot:
+        return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, name)
+
+    recipe, privacy, (x, y) = protocol.recipe(rounds), protocol.privacy, rows
+    sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
+    credentials = secure.credentials(name, roster)
+    keys = None if insecure is None else root()
+    lends = Client(  # its secrets, as what state there is at first
+        recipe,
+        name,
+        None,
+        Rows(x, y, Batches(len(x), batch_size, seed, name, run), schema),
+        contributor(
+            secure.scheme, name, secure.ring_bits, rules, credentials=credentials, insecure=keys, session=session
+        ),
+        root(),
+        None if privacy is None else PrivateScalars(privacy, len(x), batch_size, root(), bound, sharers),
+    )
+    settings = Settings(
+        name=name,
+        recipe=recipe,
+        scheme=secure.scheme,
+        ring_bits=secure.ring_bits,
+        rules=rules,
+        session=session,
+        schema=schema,
+        batch_size=batch_size,
+        seed=seed,
+        precision=engine.edge_precision,
+        memory_limit_mib=engine.memory_limit_mib,
+        micro_batch=engine.micro_batch,
+        privacy=privacy,
+        sharers=sharers,
+        bound=bound.hex(),
+        roster="" if secure.roster is None else str(secure.roster.absolute()),
+        identity=str(Path((secure.identity or "").replace("{silo}", name)).absolute()) if credentials else "",
+        held_out=0 if held_out is None else len(held_out.x),
+        figures=() if held_out is None else tuple(held_out.figures),
+        rounds=rounds,
+        run=run,
+        helped=helped,
+    )
+    if held_out is not None:  # rows held back travel as the last ones
+        x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])
+    secret = b"" if keys is None else keys.reveal()
+    return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret)

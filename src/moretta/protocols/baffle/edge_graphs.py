@@ -1,0 +1,56 @@
+"""What is to be known of BAFFLE's edge clients beside their processes: the graphs that they run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.edge_client import check_memory
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import RUNS_TORCH
+from moretta.protocols.common.setting import Setting
+
+_CHECKED = set[tuple[object, ...]]()
+
+
+def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) -> None:
+    """Raise ParameterError for settings of edge clients with which none could ever take part.
+
+    graph_of: what `exporter` returned. The graph is exported and loaded once for each model, so that one that ONNX or
+    ONNX Runtime cannot express in this precision is found before the run.
+    """
+    engine = setting.engine
+    precision = engine.edge_precision
+    if not engine.edge:
+        return
+    check_memory(engine.memory_limit_mib, "engine")
+    # A run may be cast several times. What is kept is that it worked, not the graph: at worst that is found later.
+    model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision)
+    if model in _CHECKED:
+        return
+    from moretta.protocols.baffle.edge.onnx_forward import OnnxForward  # onnxruntime may be absent where nobody asks
+
+    try:
+        OnnxForward(graph_of(precision))
+    except ParameterError as error:
+        raise ParameterError(f'edge clients with edge-precision = "{precision}": {error}') from None
+    _CHECKED.add(model)
+
+
+def exporter(setting: Setting, layout: Layout) -> Callable[[str], bytes]:
+    """Return what gives silos that run ONNX their graph in a precision, exported when it is first asked for."""
+
+    @functools.cache
+    def graph_of(precision: str) -> bytes:
+        if precision == RUNS_TORCH:
+            return b""
+        from moretta.protocols.baffle.onnx_export import graph_of as export  # onnx may be absent where nobody asks
+
+        x = setting.silos[0].x
+        dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
+        return export(setting.model, layout, setting.row_shape, dtype, precision)
+
+    return graph_of

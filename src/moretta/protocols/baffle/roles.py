@@ -1,0 +1,180 @@
+"""BAFFLE's cast: a server that rebuilds gradients, and silos that only run forward."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from moretta.contract.roles import Client as Role
+from moretta.contract.wording import nearest
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, edge_client
+from moretta.protocols.baffle.edge_graphs import check, exporter
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.server import Server
+from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.baffle.silo.directions import order_of
+from moretta.protocols.baffle.silo.estimate import directions_of
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import MESSAGES
+from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, layout_of
+from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.releases import Releases
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.wiring import (
+    bound_to,
+    cast_of,
+    contributor_of,
+    enrolment_of,
+    held_out_of,
+    highest_rate,
+    model_bound_to,
+    without_noise,
+)
+
+
+def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
+    """Cast BAFFLE's server and silos."""
+    if setting.augment:
+        raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
+    setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
+    scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
+    agreed = enrolment_of(
+        setting,
+        scheme,
+        None,
+        setting.columns,
+        0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
+    )
+    recipe, layout = protocol.recipe(setting.rounds), layout_of(setting.model)
+    sharers = 1 if scheme == "none" else setting.least(scheme)
+    privates, accountant = _private(protocol, setting, sharers)
+    releases = None if accountant is None else Releases()
+    schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
+    _check_rows(setting, TorchForward(setting.model, layout, setting.device))
+    _check_fits(protocol, setting, layout)
+    edge = setting.engine.edge
+    check_packages(PACKAGES if edge else ())
+    graph_of = exporter(setting, layout)
+    check(setting, layout, graph_of)
+    clients = dict[str, Role]()
+    for silo in setting.here:
+        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
+        held_out = held_out_of(protocol, setting, silo)
+        if silo.name in edge:
+            clients[silo.name] = edge_client(
+                protocol,
+                silo.name,
+                (silo.x, y),
+                held_out,
+                secure=secure,
+                roster=setting.roster,
+                engine=setting.engine,
+                schema=schema,
+                batch_size=setting.batch_size,
+                seed=setting.seed,
+                rounds=setting.rounds,
+                session=setting.session,
+                insecure=setting.insecure,
+                rules=setting.rules(scheme),
+                run=setting.run,
+                helped=setting.helped(silo.name) if setting.helped else None,
+                bound=bound_to(protocol, setting),
+            )
+            continue
+        batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
+        clients[silo.name] = Client(
+            recipe,
+            silo.name,
+            TorchForward(setting.model, layout, setting.device),
+            Rows(silo.x, y, batches, schema, held_out),
+            contributor_of(setting, scheme, silo.name),
+            setting.root(silo.name),
+            privates.get(silo.name),
+            model=computes,
+        )
+    server = Server(
+        protocol,
+        recipe,
+        setting.model,
+        layout,
+        agreed,
+        setting.root("server"),
+        secure.largest,
+        setting.rounds,
+        graph_of,
+        accountant,
+        releases,
+    )
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
+
+
+def _private(
+    protocol: BAFFLE, setting: Setting, sharers: int
+) -> tuple[Mapping[str, PrivateScalars], Accountant | None]:
+    """Return what adds the noise of silos that run PyTorch, and what states privacy; nothing where none is wanted."""
+    if protocol.privacy is None:
+        return {}, None
+    bound, size = bound_to(protocol, setting), setting.batch_size
+    privates = {
+        silo.name: PrivateScalars(protocol.privacy, len(silo.x), size, setting.root(silo.name), bound, sharers)
+        for silo in setting.here
+        if silo.name not in setting.engine.edge
+    }
+    if setting.secure_aggregation.scheme != "none":
+        protocol.check_limit(setting.secure_aggregation.largest)
+    rate = highest_rate(setting, setting.batch_size)
+    return privates, Accountant(protocol.privacy, rate, sharers, without_noise(setting))
+
+
+def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
+    """Raise ParameterError where no round could be played, or not the later ones."""
+    most = directions_of(protocol.form, max(protocol.k, protocol.k_last or 0))
+    if protocol.orthogonal and order_of(most) > layout.size:
+        raise ParameterError(
+            f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "
+            "lower k or remove orthogonal"
+        )
+    if setting.engine.edge:
+        check_sigma(protocol.sigma, setting.engine.edge_precision)
+
+
+def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
+    """Return a copy of the model of which only what is named is trained: parameters, or all of a module."""
+    model = copy.deepcopy(model)
+    if not wanted:
+        return model
+    names = [name for name, _ in model.named_parameters()]
+    chosen = set[str]()
+    for one in wanted:
+        found = [name for name in names if fnmatch.fnmatchcase(name, one) or fnmatch.fnmatchcase(name, f"{one}.*")]
+        if not found:
+            homes = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
+            close = nearest(one, homes)
+            hint = f"did you mean `{close}`?" if close else f"they are {', '.join(homes):.200}"
+            raise ParameterError(f"trainable: the model has no parameter or module `{one}`; {hint}")
+        chosen |= set(found)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in chosen)
+    return model
+
+
+def _check_rows(setting: Setting, forward: TorchForward) -> None:
+    """Raise ParameterError where a row's outputs are not its own or not the same every time.
+
+    Looked at are the first silo's rows, or where they are all elsewhere rows of zeros.
+    """
+    given = next((silo.x[:8] for silo in setting.here), None)
+    x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if given is None else given
+    inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
+    check_rows(forward, forward.layout.flat(modules.arrays(setting.model)), np.ascontiguousarray(inputs))

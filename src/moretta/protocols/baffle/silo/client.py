@@ -1,0 +1,252 @@
+"""The silo's role, whatever runs its model forward. Neither this nor what it stands on knows torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array, Message
+from moretta.contract.roles import Phase, State, no_phase
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.protocols.baffle.silo.estimate import check_sigma, differences, directions_of, gradient
+from moretta.protocols.baffle.silo.forward import Forward
+from moretta.protocols.baffle.silo.messages import (
+    RUNS_TORCH,
+    Agree,
+    Agreed,
+    Commit,
+    Committed,
+    Estimate,
+    Reveal,
+    Revealed,
+)
+from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
+from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.silo_rows import Rows, standardise
+from moretta.secure_aggregation.asked import Asked, asked
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.sums import Contributor
+
+
+class Client:
+    """Answers `Estimate` with what the losses of its batch differ by, or on the epoch level with its steps' sum.
+
+    forward: what runs the model; where None, `load` makes it of the ONNX graph that the server sends at set-up.
+    runs: `RUNS_TORCH`, or the precision of the graph. private: adds noise to the scalars. model: a digest of what
+    `forward` computes beside its parameters, which noise is bound to; of a graph that the server sends, the graph's.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        name: str,
+        forward: Forward | None,
+        rows: Rows,
+        contributor: Contributor,
+        root: SecretRoot,
+        private: PrivateScalars | None = None,
+        *,
+        load: Callable[[bytes], Forward] | None = None,
+        runs: str = RUNS_TORCH,
+        model: bytes = b"",
+    ) -> None:
+        self.phase: Phase = no_phase
+        self._recipe, self._name, self._forward, self._rows = recipe, name, forward, rows
+        self._contributor, self._private, self._load, self._runs = contributor, private, load, runs
+        self._seed, self._computes = Seed(name, root), model
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message."""
+        answer = self._answer(message)
+        if self._private is not None:
+            self._private.releases.answered(message, answer)
+        return answer
+
+    def privacy(self) -> Mapping[str, float | str]:
+        """Return what noise the silo's own rows have had, by its own count; nothing without noise."""
+        return {} if self._private is None else self._private.facts()
+
+    def _answer(self, message: Message) -> Message:
+        match message:
+            case Estimate():
+                return self._estimate(message)
+            case Commit():
+                members = self._contributor.members or message.cohort
+                if self._name not in message.cohort or set(members) != set(message.cohort):
+                    raise PeerError(
+                        f"expected the {len(members)} silos of the secure sum, this one among them, got "
+                        f"{len(message.cohort)} others"
+                    )
+                commitment = self._seed.begin(message.stamp.run, message.cohort)
+                return Committed(stamp=message.stamp, commitment=commitment, runs=self._runs)
+            case Reveal():
+                return Revealed(stamp=message.stamp, contribution=self._seed.reveal(message.commitments))
+            case Agree():
+                digest = self._seed.agree(message.contributions)
+                self._check_layout(message)
+                return Agreed(stamp=message.stamp, digest=digest)
+            case Score():
+                return self._score(message)
+        return self._rows.answer(message, self._contributor)
+
+    def _check_layout(self, message: Agree) -> None:
+        if self._load is not None:
+            if not message.graph.size:
+                raise PeerError("this silo runs ONNX and was sent no graph; expected one at set-up")
+            graph = message.graph.tobytes()
+            self._forward, self._computes = self._load(graph), hashlib.sha256(graph).digest()
+        if self._forward is None or self._forward.layout.digest != message.layout:
+            what = "the ONNX graph" if self._load is not None else "the silo's model"
+            raise ParameterError(
+                f"{what} has other tensors, or other fixed ones, than the server's model; expected the same"
+            )
+
+    def _estimate(self, ask: Estimate) -> Message:
+        if self._forward is None or not self._seed.seed:
+            raise MisuseError("expected a set-up before the first round")
+        layout, at = self._forward.layout, ask.parameters
+        if at.shape != (layout.size,) or at.dtype != layout.dtype:
+            raise PeerError(f"expected {layout.size} parameters of {layout.dtype}, got {at.dtype}{list(at.shape)}")
+        if ask.parameter_hash != parameter_hash(layout, at):
+            raise PeerError(
+                "the round's parameter hash is not that of these parameters in the model that this silo runs; expected "
+                "the model, or the ONNX graph, of this set-up"
+            )
+        if ask.k > self._recipe.most:
+            raise PeerError(f"expected a K of at most {self._recipe.most}, as this silo is set, got {ask.k}")
+        check_sigma(self._recipe.sigma, at)
+        purpose = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
+        if self._private is not None:
+            return self._upload_in_private(ask, self._private, self._forward, purpose)
+        if self._recipe.local_epochs:
+            return self._upload_epochs(ask, self._forward, purpose)
+        about = self._asked(ask, whole=self._rows.batches.whole)
+        index = self._rows.batches.of_round(*ask.stamp.drawn)
+        derivatives, loss = self._means(self._forward, at, index, ask.k, purpose)
+        scalars = np.concatenate([derivatives, loss])
+        with self.phase("aggregation"):
+            return self._contributor.upload(ask.stamp, {"scalars": scalars}, len(index), ask.encoding, asked=about)
+
+    def _asked(self, ask: Estimate, *, whole: bool) -> Asked:
+        """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""
+        about = asked(ask, *self._rows.agreed, self._seed.seed, whole=whole)
+        self._contributor.check(ask.stamp, about)
+        return about
+
+    def _means(
+        self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the batch's x_k, float64[K], and what it says of itself: its loss, with class weights their mean."""
+        derivatives, losses, weights = self._rowwise(forward, at, index, k, purpose)
+        means, loss = derivatives.mean(axis=1), losses.mean()
+        if not np.isfinite(means).all() or not np.isfinite(loss):
+            wrong = int(np.count_nonzero(~np.isfinite(means)))
+            raise ParameterError(
+                f"the losses of silo `{self._name}` are NaN or infinite in {wrong} of {len(means)} directions; look at "
+                "its rows, or lower learning-rate or sigma"
+            )
+        return means, np.array([loss, weights.mean()] if self._recipe.loss.class_weights else [loss])
+
+    def _rowwise(
+        self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        recipe = self._recipe
+        inputs, targets = self._rows.take(index, at.dtype)
+        directions = recipe.directions(k, forward.layout.size, self._seed.seed, *purpose)
+        with self.phase("local_forward"):
+            found, losses = differences(
+                recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs, targets
+            )
+        return found, losses, recipe.loss.weights(targets)
+
+    def _upload_in_private(
+        self, ask: Estimate, private: PrivateScalars, forward: Forward, purpose: tuple[int | str | bytes, ...]
+    ) -> Message:
+        """Upload the noised scalars alone: no loss, no number of rows."""
+        # The seed is another for another cohort, and with it the directions: what is drawn once is for one upload.
+        about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
+        drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
+        private.releases.uploaded(ask.stamp, drawn[-1])
+        index = private.rows_of_lot(*drawn)
+        if len(index):
+            derivatives, _, _ = self._rowwise(forward, ask.parameters, index, ask.k, purpose)
+        else:
+            derivatives = np.zeros((directions_of(self._recipe.form, ask.k), 0))
+        scalars = private.noised_mean(derivatives, *drawn)
+        with self.phase("aggregation"):
+            return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
+
+    def _follows_from(self, ask: Estimate, seed: bytes) -> tuple[int | bytes, ...]:
+        return self._computes, self._rows.digest, ask.parameter_hash, seed, ask.k
+
+    def lot(self, ask: Estimate, seed: bytes, graph: bytes = b"") -> NDArray[np.int64]:
+        """Return the numbers of the rows that an ask draws, for an audit's scorer. graph: of a silo that runs one."""
+        if self._private is None:
+            return self._rows.batches.of_round(ask.stamp.round)
+        self._computes = hashlib.sha256(graph).digest() if graph else self._computes
+        return self._private.rows_of_lot(*self._private.purpose(ask.stamp, *self._follows_from(ask, seed)))
+
+    def _upload_epochs(self, ask: Estimate, forward: Forward, purpose: tuple[int | str | bytes, ...]) -> Message:
+        """Take steps along one's own estimates, each with directions of its own, and upload the difference."""
+        recipe, batches, number = self._recipe, self._rows.batches, ask.stamp.round
+        about = self._asked(ask, whole=True)
+        at, total, counted, steps = ask.parameters.copy(), 0.0, 0.0, 0
+        for epoch in range((number - 1) * recipe.local_epochs, number * recipe.local_epochs):
+            for index in batches.of_epoch(epoch):
+                own = (*purpose, self._name, steps)
+                means, loss = self._means(forward, at, index, ask.k, own)
+                with self.phase("update"):
+                    directions = recipe.directions(ask.k, len(at), self._seed.seed, *own)
+                    density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
+                    step = gradient(recipe.form, means / density, directions)
+                    if recipe.clip_norm:
+                        step *= min(1.0, recipe.clip_norm / (float(np.linalg.norm(step)) or 1.0))
+                    with np.errstate(over="ignore"):
+                        at -= (recipe.rates[number - 1] * step).astype(at.dtype)
+                total, counted = total + loss[0] * len(index), counted + density * len(index)
+                steps += 1
+        if not np.isfinite(at).all():
+            raise ParameterError(
+                f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
+                "or give clip-norm"
+            )
+        mean_loss = total / counted
+        upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
+        with self.phase("aggregation"):
+            return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding, asked=about)
+
+    def _score(self, ask: Score) -> Message:
+        """Upload what the trained parameters score on the rows held back, as many at a time as a round's batch."""
+        forward, rows, held_out = self._forward, self._rows, self._rows.held_out
+        if forward is None or held_out is None:
+            raise MisuseError("expected a set-up before, and rows that this silo holds back")
+        layout = forward.layout
+        if {name: array.shape for name, array in ask.parameters.items()} != layout.shapes:
+            raise PeerError(f"expected the {len(layout.shapes)} tensors that are trained, got {len(ask.parameters)}")
+        at, step = layout.flat(ask.parameters)[None], len(rows.batches.of_round(1))
+        found = []
+        for start in range(0, len(held_out.x), step):
+            chunk = standardise(held_out.x[start : start + step], rows.mean, rows.deviation, layout.dtype)
+            found.append(forward.outputs(at, chunk)[0])
+        return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
+
+    def state(self) -> State:
+        """Return what contributions, lots and noise follow from, for whom contributions were revealed, and releases."""
+        private = {} if self._private is None else self._private.state()
+        return {f"seed/{key}": value for key, value in self._seed.state().items()} | {
+            f"private/{key}": value for key, value in private.items()
+        }
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        parts = {"seed/": self._seed, "private/": self._private}
+        for prefix, part in parts.items():
+            if part is not None:
+                part.restore(
+                    {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+                )

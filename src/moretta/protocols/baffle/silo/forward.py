@@ -1,0 +1,84 @@
+"""What a silo runs: a model forward, at parameters that lie in one flat array. Neither this nor its users know torch.
+
+`moretta.protocols.baffle.torch_forward` runs a PyTorch module, `moretta.protocols.baffle.edge.onnx_forward` an ONNX
+graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.keystream import digest_of, encode_parts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trained tensor lies in the flat array: in the order of `shapes`, each in C order, without gaps.
+
+    shapes: of the trained tensors, by PyTorch's names. dtype: "float32" or "float64".
+    fixed: SHA-256 of what is not trained, names, shapes, dtypes and values.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: str
+    fixed: bytes
+
+    @classmethod
+    def of(cls, trained: Tensors, fixed: Tensors) -> Layout:
+        """Return the layout of a model's trained tensors, given also its fixed ones (frozen parameters, buffers)."""
+        dtypes = {array.dtype.name for array in trained.values()}
+        if len(dtypes) != 1 or not dtypes <= {"float32", "float64"}:
+            raise ParameterError(
+                f"expected trained tensors of float32 or of float64, at least one, got {sorted(dtypes)}"
+            )
+        return cls({name: array.shape for name, array in trained.items()}, dtypes.pop(), digest_of(fixed))
+
+    @property
+    def size(self) -> int:
+        """How many entries the flat array has."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of names, shapes, dtype and what is fixed: what two exports of one model agree in."""
+        parts = [part for name, shape in self.shapes.items() for part in (name, str(tuple(shape)))]
+        return hashlib.sha256(encode_parts("baffle layout", self.dtype, *parts, self.fixed)).hexdigest()
+
+    def flat(self, tensors: Tensors) -> Array:
+        """Return the trained tensors as one array, [size]."""
+        return np.concatenate([np.ravel(tensors[name]) for name in self.shapes]).astype(self.dtype, copy=False)
+
+    def split(self, flat: NDArray[np.floating]) -> dict[str, Array]:
+        """Return views of a flat array [size] by name, in the tensors' shapes."""
+        views, start = dict[str, Array](), 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            views[name] = flat[start:end].reshape(shape)
+            start = end
+        return views
+
+
+class Forward(Protocol):
+    """A model that runs forward."""
+
+    layout: Layout
+
+    def at_once(self, rows: int) -> int:
+        """Return how many parameter vectors it takes best together for a batch of so many rows, at least 1."""
+
+    def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
+        """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs].
+
+        parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept.
+        x: the inputs, [rows, ...], of `layout.dtype` or whole numbers for tokens.
+        Rows do not reach each other: each row's outputs are what they would be alone, up to rounding.
+        """

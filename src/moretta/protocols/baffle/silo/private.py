@@ -1,0 +1,76 @@
+"""Noise on a silo's K scalars: what one row adds to them is bounded, and noise hides whether it was there.
+
+One round, silo c with lot S_c (`moretta.protocols.common.lots`), L_c its expected size:
+
+    i in S_c   x_i = the row's own x_1 .. x_K;   x_i <- x_i / max(1, |x_i| / C)
+    upload     (sum_i x_i + N(0, z^2 C^2 / S)) / L_c, with the weight L_c
+
+z is dp-noise, C dp-clip, and S the fewest silos whose sum is ever opened
+(`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). The directions are known to all and follow from
+what was released before, so the round is the sampled Gaussian mechanism of K numbers, whatever K
+(`moretta.protocols.common.accountant`). No loss is uploaded. Lot and noise follow from the secret root and from all
+that the scalars depend on, as `moretta.protocols.fedsgd.private` has it: here also the model's graph, the seed of the
+directions, and K.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import State
+from moretta.protocols.common.accountant import Accountant, Privacy
+from moretta.protocols.common.lots import Lots, Purpose, purpose_of
+from moretta.protocols.common.releases import OwnReleases
+from moretta.secure_aggregation.keystream import SecretRoot
+
+
+class PrivateScalars:
+    """Draws a silo's lots, clips its rows' scalars, sums and adds its share of the noise.
+
+    rows: of the silo. batch_size: the expected lot, 0 for all rows. root: what lots and noise derive from, kept in the
+    silo's checkpoint. settings: a digest of all that the run's settings say of uploads. sharers: S.
+    releases: that the silo helped to.
+    """
+
+    def __init__(
+        self, privacy: Privacy, rows: int, batch_size: int, root: SecretRoot, settings: bytes, sharers: int = 1
+    ) -> None:
+        self._privacy, self._root, self._settings, self._sharers = privacy, root, settings, sharers
+        self._clip, self._deviation = privacy.clip, privacy.noise * privacy.clip / math.sqrt(sharers)
+        self._lots = Lots(rows, batch_size)
+        self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
+
+    def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
+        """Return what one upload's lot and noise are drawn for. of: as of `purpose_of`."""
+        return purpose_of(now, self._settings, *of)
+
+    def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
+        """Return the numbers of the rows in the lot of one purpose, perhaps none."""
+        return self._lots.draw(self._root, *purpose)
+
+    def noised_mean(self, derivatives: NDArray[np.float64], *purpose: int | str | bytes) -> NDArray[np.float64]:
+        """Return what is uploaded, float64[K], of the rows' scalars [K, rows].
+
+        A row whose scalars are not finite counts as 0: that it makes the model overflow is not to be told either.
+        """
+        exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
+        clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / self._clip)
+        noise = self._deviation * self._root.stream("dp noise", *purpose).normal(len(derivatives))
+        return np.asarray((clipped.sum(axis=1) + noise) / self.lot)
+
+    def facts(self) -> dict[str, float | str]:
+        """Return what privacy the silo's own rows have, by its own count and rate (`Accountant.facts`)."""
+        return Accountant(self._privacy, self.rate, self._sharers).facts(self.releases.count)
+
+    def state(self) -> State:
+        """Return the secret root, from which lots and noise follow, and what was released."""
+        return {"secret_root": self._root.reveal(), **self.releases.state()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._root = SecretRoot(state["secret_root"])
+        self.releases.restore(state)

@@ -1,0 +1,35 @@
+"""What a silo is set to do, in plain data that an edge client, which has no pydantic, can be given too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moretta.protocols.baffle.silo.directions import Directions, keys_of
+from moretta.protocols.baffle.silo.estimate import Form, directions_of
+from moretta.protocols.common.row_losses import RowLosses
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
+
+    loss: of a row. most: the largest K. Of the epoch level alone: local_epochs, rates, the learning rate of each round,
+    and clip_norm, the largest norm of a step's gradient, 0 for any.
+    """
+
+    form: Form
+    sigma: float
+    loss: RowLosses
+    most: int
+    direction: str = "rademacher"
+    orthogonal: bool = False
+    seed_pool: int = 0
+    local_epochs: int = 0
+    rates: tuple[float, ...] = ()
+    clip_norm: float = 0.0
+
+    def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
+        """Return the directions of K = k for one purpose: the run, the round, the parameters' hash."""
+        count = directions_of(self.form, k)
+        keys = keys_of(seed, count, *purpose, orthogonal=self.orthogonal, pool=self.seed_pool)
+        return Directions(keys, count, size, self.direction, orthogonal=self.orthogonal)

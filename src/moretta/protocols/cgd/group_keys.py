@@ -1,0 +1,235 @@
+"""What a participant's groups keep among themselves: keys that whoever relays does not have.
+
+All participants agree on seeds in pairs (`moretta.secure_aggregation.agreement`), everybody with everybody, at every
+set-up. For each group one member draws a fresh key and seals it for the others. Under a row's key go Delta and the ids
+of its rows; under a group's key D for those who missed some, and the keystreams that blind its sums.
+
+Who is in a group follows from the grid that a participant was told at the start (`Membership`), never from the message
+that asks: a key is for those of the grid's group who agreed on seeds, all of them and nobody else, and the first of
+them draws it, once a set-up. Whoever is relayed another name, by the relay or by a participant that is not a member,
+refuses. The grid's digest is in all that follows from a pair's seed, so two that were told different grids open no key
+of each other and share no mask.
+
+Nothing sealed has another's nonce: a key of the seal is for one thing, time and maker, and the nonce follows from the
+content, so the same content gives the same bytes and other content another keystream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from moretta.contract.messages import Array, Message, Stamp
+from moretta.data.holders import Grid
+from moretta.errors import MisuseError, PeerError
+from moretta.protocols.cgd.groups import Group
+from moretta.secure_aggregation.agreement import SetUp
+from moretta.secure_aggregation.keystream import SecretRoot, derive, encode_parts
+from moretta.secure_aggregation.masks import Mask, label_of, pair_key
+
+NAME = "everybody"
+"""The group of everybody, in the run ids of its messages."""
+
+NONCE_BYTES = 12
+KEY_BYTES = 32
+
+
+def at(now: Stamp, group: str) -> Stamp:
+    """Return a group's stamp of the same time."""
+    return replace(now, run=f"{group}/{now.run}")
+
+
+def row_group(row: str) -> str:
+    """Return the name of the group that a row of the grid is, unlike that of any other."""
+    return f"row={row}"
+
+
+def row_groups(grid: Grid) -> dict[str, tuple[str, ...]]:
+    """Return the rows of a joint grid as groups of their own, of which the head comes first: it draws the row's key."""
+    return {
+        row_group(row): (grid.heads[row], *(name for name in names if name != grid.heads[row]))
+        for row, names in grid.rows.items()
+    }
+
+
+def group_of(stamp: Stamp) -> str:
+    """Return the group that a message is about."""
+    return stamp.run.rpartition("/")[0]  # a run's own id has no slash, a row's name may
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who is in which group, as every participant was told at the start; public.
+
+    grid: its digest. groups: that have a key, and that of everybody, by name; members in the order in which they draw.
+    """
+
+    grid: bytes
+    groups: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> Membership:
+        """Return it for who shares layers, and for a joint grid's rows."""
+        sharing = {name: group.members for name, group in groups.items()}
+        rows = row_groups(grid) if joint else {}
+        return cls(grid.digest(joint=joint), {NAME: tuple(grid.parts), **sharing, **rows})
+
+    def check(self, group: str, names: Collection[str]) -> None:
+        """Raise `moretta.errors.PeerError` unless all of these are members of the group."""
+        if strangers := set(names) - set(self.groups.get(group, ())):
+            raise PeerError(f"expected members of group `{group:.80}`, got {sorted(strangers)!r:.200} too")
+
+
+class Keyring:
+    """One participant's keys.
+
+    set_up: its half of the agreement with everybody. membership: what keys are checked against. insecure: for tests
+    only, a root from which groups' keys follow.
+    """
+
+    def __init__(
+        self, me: str, set_up: SetUp, membership: Membership, insecure: SecretRoot | None, session: int
+    ) -> None:
+        self._me, self._set_up, self._insecure, self._session = me, set_up, insecure, session
+        self._membership = membership
+        self._keys = dict[str, bytes]()  # by group, of this set-up
+
+    @property
+    def membership(self) -> Membership:
+        """Who is in which group."""
+        return self._membership
+
+    def answer(self, message: Message) -> Message | None:
+        """Answer a message of the agreement on seeds, None to any other. Groups' keys are then of the past."""
+        reply = self._set_up.answer(message)
+        if reply is not None:
+            self._keys.clear()
+        return reply
+
+    def draw(self, stamp: Stamp, members: Sequence[str]) -> dict[str, bytes]:
+        """Draw the key of the stamp's group, once a set-up; return it sealed for each of the others.
+
+        Raises `moretta.errors.PeerError` for members that are not those of the grid's group who agreed on seeds, in
+        order, and where another of them is the one to draw.
+        """
+        present = self._present(stamp)
+        if tuple(members) != present:
+            raise PeerError(
+                f"expected a key of group `{group_of(stamp)}` for {list(present)!r:.200}, its members of the grid that "
+                f"agreed on seeds; was asked to draw it for {list(members)!r:.200}"
+            )
+        self._check_maker(stamp, self._me, present)
+        if group_of(stamp) not in self._keys:
+            self._keys[group_of(stamp)] = self._fresh(stamp)
+        key = self._keys[group_of(stamp)]
+        return {
+            name: _sealed(self._seed(name), key, *_purpose(stamp, "group key", self._me, name)) for name in present[1:]
+        }
+
+    def take(self, stamp: Stamp, maker: str, sealed: bytes) -> bool:
+        """Open and keep the key of the stamp's group; return whether `maker` sealed it so, and no other before.
+
+        Raises `moretta.errors.PeerError` for a maker that is not the one to draw it.
+        """
+        self._check_maker(stamp, maker, self._present(stamp))
+        if maker == self._me:
+            raise PeerError(f"`{maker}` draws the key of group `{group_of(stamp)}` itself; was handed one")
+        try:
+            key = _opened(self._seed(maker), sealed, *_purpose(stamp, "group key", maker, self._me))
+        except InvalidTag:
+            return False
+        return len(key) == KEY_BYTES and self._keys.setdefault(group_of(stamp), key) == key
+
+    def key(self, group: str) -> bytes:
+        """Return a group's key. Raises `moretta.errors.MisuseError` before there is one."""
+        if group not in self._keys:
+            raise MisuseError(f"group `{group}` has no key yet; expected a set-up before")
+        return self._keys[group]
+
+    def seal(self, stamp: Stamp, what: str, maker: str, content: bytes) -> Array:
+        """Return bytes that only the group's members open, uint8[...]: nonce, content and tag."""
+        sealed = _sealed(self.key(group_of(stamp)), content, *_purpose(stamp, what, maker))
+        return np.frombuffer(sealed, dtype=np.uint8)
+
+    def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
+        """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so, or by no member."""
+        self._membership.check(group_of(stamp), [maker])
+        try:
+            return _opened(self.key(group_of(stamp)), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, maker))
+        except InvalidTag:
+            raise PeerError(
+                f"`{what}` of group `{group_of(stamp)}` is not as `{maker}` sealed it for {stamp}"
+            ) from None
+
+    def row_masks(self, stamp: Stamp, peers: Sequence[str], shape: tuple[int, ...], fraction_bits: int) -> list[Mask]:
+        """Return the masks that this participant shares with others of its row in one sum of z."""
+        agreement, _ = self._set_up.agreed
+        label = label_of(stamp, agreement.cohort.digest, {"z": shape}, {"z": fraction_bits}, b"")
+        return [(self._me < peer, pair_key(self._seed(peer), label, self._me, peer)) for peer in peers]
+
+    def digest(self, stamp: Stamp, ids: Sequence[str]) -> bytes:
+        """Return HMAC-SHA256 of ids in order under the group's key.
+
+        Whoever relays it learns whether two are equal and nothing else; members could test a guess of all ids.
+        """
+        content = encode_parts(stamp.run, stamp.round, stamp.attempt, stamp.take, *ids)
+        return hmac.new(derive(self.key(group_of(stamp)), "ids"), content, hashlib.sha256).digest()
+
+    def _present(self, stamp: Stamp) -> tuple[str, ...]:
+        """Return the members of the stamp's group who agreed on seeds, in order; everybody who did finds the same.
+
+        Raises `moretta.errors.PeerError` at another time than that of the set-up, or for a group of others.
+        """
+        agreement, _ = self._set_up.agreed
+        group, setup = group_of(stamp), agreement.setup
+        members = self._membership.groups.get(group, ())
+        if group == NAME or self._me not in members:
+            raise PeerError(f"`{self._me}` is in no group `{group:.80}` that has a key")
+        if stamp != replace(setup, run=f"{group}/{setup.run.rpartition('/')[2]}"):
+            raise PeerError(f"expected a key of the set-up of {setup}, was asked for one of {stamp} or another run")
+        return tuple(name for name in members if name in agreement.cohort.names)
+
+    def _check_maker(self, stamp: Stamp, maker: str, present: Sequence[str]) -> None:
+        if maker != present[0]:
+            raise PeerError(
+                f"expected `{present[0]}` to draw the key of group `{group_of(stamp)}`, the first of its members that "
+                f"agreed on seeds; got `{maker:.64}`"
+            )
+
+    def _fresh(self, stamp: Stamp) -> bytes:
+        if self._insecure is None:
+            return os.urandom(KEY_BYTES)
+        return self._insecure.derive("group key", stamp.run, stamp.round, stamp.attempt, stamp.take, self._session)
+
+    def _seed(self, peer: str) -> bytes:
+        """Return what follows from the seed of two of one grid."""
+        agreement, _ = self._set_up.agreed
+        return derive(agreement.seeds[peer], "grid", self._membership.grid)
+
+    def __repr__(self) -> str:
+        return f"Keyring({self._me!r}, <redacted>)"
+
+
+def _purpose(stamp: Stamp, what: str, *names: str) -> tuple[int | str, ...]:
+    return what, stamp.run, stamp.round, stamp.attempt, stamp.take, *names
+
+
+def _sealed(secret: bytes, content: bytes, *purpose: int | str) -> bytes:
+    """Return content sealed for one purpose, behind its nonce, which follows from it: no two contents have one."""
+    nonce = derive(secret, "nonce", *purpose, hashlib.sha256(content).digest())[:NONCE_BYTES]
+    return nonce + ChaCha20Poly1305(derive(secret, *purpose)).encrypt(nonce, content, None)
+
+
+def _opened(secret: bytes, sealed: bytes | memoryview, *purpose: int | str) -> bytes:
+    """Return what `_sealed` sealed. Raises `cryptography.exceptions.InvalidTag` if it was not sealed so."""
+    if len(sealed) < NONCE_BYTES:
+        raise InvalidTag
+    cipher = ChaCha20Poly1305(derive(secret, *purpose))
+    return cipher.decrypt(bytes(sealed[:NONCE_BYTES]), sealed[NONCE_BYTES:], None)

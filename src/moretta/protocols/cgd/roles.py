@@ -1,0 +1,193 @@
+"""CGD's casts: an aggregator and its participants, or a simulation that plays them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moretta.data.holders import Grid, grid_of
+from moretta.data.silo import Silo
+from moretta.errors import ParameterError
+from moretta.protocols.cgd.client import Client, Place
+from moretta.protocols.cgd.group_keys import Keyring, Membership
+from moretta.protocols.cgd.groups import Group, groups_of
+from moretta.protocols.cgd.layers import Layers
+from moretta.protocols.cgd.messages import MESSAGES
+from moretta.protocols.cgd.params import CGD
+from moretta.protocols.cgd.server import Server
+from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
+from moretta.protocols.cgd.whole import Whole
+from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows, scales_of, standardised
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.wiring import contributor_of, credentials_of, enrolment_of, held_out_of, whole_rows
+from moretta.secure_aggregation.agreement import SetUp
+from moretta.secure_aggregation.cohort import complete
+from moretta.secure_aggregation.ring import Ring
+
+
+def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
+    """Cast an aggregator without a model, and the participants."""
+    grid, secure, model = grid_of(setting.silos), setting.secure_aggregation, setting.model
+    blind = secure.scheme != "none" if protocol.blind is None else protocol.blind
+    if blind and secure.scheme == "none":
+        raise ParameterError('blind = true has nothing to hide sums in under scheme = "none"; remove one of them')
+    split = any(silo.columns for silo in setting.silos)
+    joint = split and protocol.vertical == "joint"
+    shapes = {name: tuple(value.shape) for name, value in modules.trainable(model).items()}
+    layers = Layers.of(model) if split else None
+    first = "" if layers is None else layers.weight
+    groups = groups_of(grid, shapes, first, joint=joint)
+    enrolments = {
+        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, group, first))
+        for name, group in groups.items()
+        if len(group.members) > 1
+    }
+    clients, alone = dict[str, Client](), dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]()
+    for silo in setting.here:
+        rows = _participant_rows(protocol, setting, silo, grid, joint=joint)
+        if setting.columns and split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1:
+            alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
+        clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
+    rules = setting.rules(secure.scheme)
+    server = Server(grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind)
+    whole = Whole(grid, clients, model, layers, enrolments, alone)
+    return Cast(
+        server,
+        clients,
+        whole,
+        secure.scheme,
+        schema_of(MESSAGES),
+        setting.least(secure.scheme),
+        whole.models,
+        whole.displaced if len(clients) == len(setting.silos) else None,
+        _too_small(grid, groups, joint=joint),
+        lambda: next((client.scores for client in clients.values() if client.scores), {}),
+    )
+
+
+def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[str]:
+    """Return a sentence for each group and row that is too small to hide its members from each other."""
+    said = [
+        f"{' and '.join(group.members)} share layers with nobody else (group `{name}`), so the sum less one's own part "
+        "is the other's gradient; three or more hide it"
+        for name, group in groups.items()
+        if len(group.members) == 2
+    ]
+    said += [
+        f"row `{row}` has two participants, so the one with the labels sees the other's part of its first layer's "
+        "values; of three or more it sees their sum"
+        for row, names in grid.rows.items()
+        if joint and len(names) == 2
+    ]
+    if joint and len(grid.rows) == 1 and len(grid.parts) > 1:
+        said.append(
+            "the grid has one row, so the participant with the labels works out the others' X X', the inner products "
+            "of their rows, by itself; more rows hide it"
+        )
+    return said
+
+
+def _columns_of(setting: Setting, group: Group, first: str) -> int:
+    """Return how many input columns a group standardises together: its part's, or all where no column is split."""
+    if not first or not setting.columns:
+        return setting.columns
+    return group.shapes[first][1] if first in group.shapes else 0
+
+
+def _group_of(grid: Grid, name: str) -> str:
+    return next(group for group, members in grid.column_groups.items() if name in members)
+
+
+def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *, joint: bool) -> SiloRows:
+    row = grid.parts[silo.name].row
+    if joint and silo.name != grid.heads[row]:
+        y = torch.empty(0)
+    else:
+        if not len(silo.y):
+            raise ParameterError(
+                f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
+                "its rows"
+            )
+        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
+    batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run)  # of a row's holders the same
+    held_out = held_out_of(protocol, setting, silo)
+    return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment, held_out=held_out)
+
+
+def _participant(
+    protocol: CGD,
+    setting: Setting,
+    silo: Silo,
+    rows: SiloRows,
+    grid: Grid,
+    groups: Mapping[str, Group],
+    *,
+    joint: bool,
+    blind: bool,
+) -> Client:
+    row = grid.parts[silo.name].row
+    mine = {name: group for name, group in groups.items() if silo.name in group.members}
+    place = Place(
+        silo.name,
+        tuple(grid.rows[row]) if joint else (silo.name,),
+        grid.heads[row] if joint else None,
+        silo.columns,
+        mine,
+    )
+    scheme = setting.secure_aggregation.scheme
+    contributors = {
+        name: contributor_of(setting, scheme, silo.name, group.members)
+        for name, group in mine.items()
+        if len(group.members) > 1
+    }
+    insecure = setting.insecure_root(silo.name)
+    credentials = credentials_of(setting, silo.name, scheme)
+    set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
+    return Client(
+        protocol,
+        place,
+        setting.silo_model(),
+        rows,
+        setting.root(silo.name),
+        contributors,
+        Keyring(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session),
+        setting.rounds,
+        blind=blind,
+        ids=silo.ids,
+        figures=setting.figures,
+    )
+
+
+@dataclass(frozen=True)
+class _Scales:
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+
+def cast_simulation(protocol: CGD, setting: Setting) -> Cast:
+    """Cast all participants of a grid as one server that asks nobody."""
+    grid, secure = grid_of(setting.silos), setting.secure_aggregation
+    x, y, counts = whole_rows(protocol, setting)
+    x = x.reshape(len(x), -1)
+    mean, deviation = scales_of(x) if setting.columns else (np.zeros(1), np.ones(1))
+    ring = Ring(secure.ring_bits)
+    simulation = Simulation(
+        protocol,
+        setting.model,
+        grid,
+        Rows(standardised(x, mean, deviation, setting.dtype), y, counts),
+        Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
+        setting.insecure,
+        setting.rounds,
+        setting.batch_size,
+        setting.seed,
+    )
+    return Cast(simulation, {}, _Scales(mean, deviation), "none", (), 0, simulation.models, simulation.displaced)

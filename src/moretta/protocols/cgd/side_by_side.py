@@ -1,0 +1,55 @@
+"""Several exchanges at a time: groups of silos that have nothing to do with each other need not wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from moretta.contract.messages import Message
+from moretta.contract.roles import Ask, Exchange, Replies
+from moretta.errors import MisuseError, PeerError
+
+R = TypeVar("R")
+
+
+def together(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]:
+    """Play exchanges side by side and return what each came to: what they ask next goes out as one ask.
+
+    They must not ask the same silo at the same time. Raises `moretta.errors.MisuseError` where two do.
+    """
+    ended, asks = dict[str, R](), dict[str, Ask]()
+
+    def advance(name: str, replies: Replies | None) -> None:
+        try:
+            asks[name] = exchanges[name].send(replies)  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration as end:
+            ended[name] = end.value
+
+    for name in exchanges:
+        advance(name, None)
+    while asks:
+        waiting = dict(asks)
+        replies = yield _joined(waiting)
+        asks.clear()
+        for name, ask in waiting.items():
+            answers = {silo: replies.answers[silo] for silo in ask.messages if silo in replies.answers}
+            missing = {silo: replies.missing[silo] for silo in ask.messages if silo in replies.missing}
+            advance(name, Replies(answers, missing))
+    return {name: ended[name] for name in exchanges}
+
+
+def _joined(asks: Mapping[str, Ask]) -> Ask:
+    """Return one ask of all silos, each of which is held to its own exchange's wishes."""
+    of: dict[str, Ask] = {}
+    for name, ask in asks.items():
+        for silo in ask.messages:
+            if silo in of:
+                raise MisuseError(f"`{name}` asks silo `{silo}` while another exchange does; expected one at a time")
+            of[silo] = ask
+
+    def check(silo: str, reply: Any) -> None:
+        if not isinstance(reply, of[silo].reply):
+            raise PeerError(f"expected `{of[silo].reply.TAG}`, got `{reply.TAG}`")
+        of[silo].check(silo, reply)
+
+    return Ask({silo: ask.messages[silo] for silo, ask in of.items()}, Message, check)

@@ -1,0 +1,141 @@
+"""How much privacy DP-SGD's noise gives: epsilon from sigma and back, by Renyi differential privacy.
+
+The mechanism, once a round: each example enters the lot with chance q, independently of the others (Poisson sampling);
+the lot's gradients, each of norm at most C, are summed; noise N(0, sigma^2 C^2) is added. Its Renyi divergences are
+those of the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), they add up over releases, and the conversion to
+(epsilon, delta) is that of Canonne, Kamath, Steinke (NeurIPS 2020), as Google's dp-accounting has them. A release is a
+noised sum that may have been opened, so a round has one, or several where it was played again with other rows and
+other noise (`moretta.protocols.common.releases`).
+
+Where S silos share the noise, each adds N(0, sigma^2 C^2 / S), and S of them or more are in every sum that is opened.
+Who does not know the noise of k of these faces N(0, sigma^2 C^2 k / S): k is S for the server by itself, S - 1 for a
+silo, which knows its own, and less for any who work together. Epsilon is stated for some k (`Accountant.facts`).
+
+Neighbouring data sets differ in one example that is added or removed, at one silo. q, the number of releases, sigma, C
+and delta are public; so is, by its q, the number of rows of the silo that has fewest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from moretta.errors import MissingExtra, ParameterError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# Of the divergences that are bounded. Whole numbers, which have a closed form; between them the library adds up series
+# that need not converge. Those would lower an epsilon of 8 by some 3 %, and one of 1 not at all.
+ORDERS = (*range(2, 256), 512, 1024)
+WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
+
+
+def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
+    """Return the epsilon of `rounds` rounds at this delta; infinity without noise.
+
+    sigma: the noise multiplier, the noise's deviation over C. q: the chance of an example to be in a round's lot.
+    Raises `moretta.errors.ParameterError` for impossible values, `moretta.errors.MissingExtra` without the extra [dp].
+    """
+    _check(delta, q, rounds)
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ParameterError(f"sigma = {sigma}: expected a noise multiplier of 0 or more")
+    library = _dp_accounting()
+    return float(_accountant(library).compose(_rounds_of(library, sigma, q, rounds)).get_epsilon(delta))
+
+
+def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
+    """Return the least noise multiplier, to 1e-6, at which so many rounds cost no more than this epsilon and delta.
+
+    Raises as `moretta.protocols.common.accountant.epsilon`.
+    """
+    _check(delta, q, rounds)
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ParameterError(f"epsilon = {epsilon}: expected more than 0")
+    library = _dp_accounting()
+    return float(
+        library.calibrate_dp_mechanism(
+            lambda: _accountant(library), lambda sigma: _rounds_of(library, sigma, q, rounds), epsilon, delta
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is told: the noise multiplier sigma, the largest norm C of what one example adds, and delta."""
+
+    noise: float
+    clip: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """States what privacy a run gave, from public figures alone.
+
+    rate: the largest q of any silo. sharers: S, the silos whose noise together is that of the mechanism; 1 where each
+    silo adds all of it. left_out: what the silos' data went into beside the updates that epsilon is about.
+    Raises `moretta.errors.MissingExtra` without the extra [dp], before a run and not at its end.
+    """
+
+    privacy: Privacy
+    rate: float
+    sharers: int = 1
+    left_out: str = ""
+
+    def __post_init__(self) -> None:
+        _dp_accounting()
+
+    def facts(self, releases: int) -> dict[str, float | str]:
+        """Return epsilon after so many releases, and what it is about, for ``result.json``.
+
+        releases: noised sums that may have been opened (`moretta.protocols.common.releases`).
+
+        epsilon: towards the server and whoever gets the model, to whom the noise of `noise_silos` silos in each sum is
+        unknown. epsilon_to_silos: towards one other silo, which knows its own share. epsilon_with_noise_of_<k>: towards
+        whoever can take off all but k silos' noise, as the server together with the other silos. "unbounded" is
+        infinity.
+        """
+        facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
+        facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(self.sharers)}
+        facts["epsilon"] = self._epsilon(self.sharers, releases)
+        if self.sharers > 1:
+            facts["epsilon_to_silos"] = self._epsilon(self.sharers - 1, releases)
+        for left in sorted({self.sharers // 2, 1} - {0}, reverse=True):
+            if left < self.sharers - 1:
+                facts[f"{WITH_NOISE_OF}{left}"] = self._epsilon(left, releases)
+        return facts | ({"epsilon_leaves_out": self.left_out} if self.left_out else {})
+
+    def _epsilon(self, silos: int, releases: int) -> float | str:
+        """Return epsilon where the noise of so many silos is unknown: each has a variance of sigma^2 C^2 / S."""
+        if not releases:
+            return 0.0
+        sigma = self.privacy.noise * math.sqrt(silos / self.sharers)
+        found = epsilon(sigma, self.privacy.delta, self.rate, releases)
+        return found if math.isfinite(found) else "unbounded"
+
+
+def _accountant(library: ModuleType) -> Any:
+    return library.rdp.RdpAccountant(ORDERS, library.NeighboringRelation.ADD_OR_REMOVE_ONE)
+
+
+def _rounds_of(library: ModuleType, sigma: float, q: float, rounds: int) -> Any:
+    one = library.PoissonSampledDpEvent(q, library.GaussianDpEvent(sigma))
+    return library.SelfComposedDpEvent(one, rounds)
+
+
+def _check(delta: float, q: float, rounds: int) -> None:
+    for name, value, most in (("delta", delta, "less than 1"), ("q", q, "at most 1")):
+        if not 0 < value <= 1 or (name == "delta" and value == 1):
+            raise ParameterError(f"{name} = {value}: expected more than 0 and {most}")
+    if rounds < 1:
+        raise ParameterError(f"rounds = {rounds}: expected at least 1")
+
+
+def _dp_accounting() -> ModuleType:
+    try:
+        import dp_accounting as library
+    except ImportError as error:
+        raise MissingExtra(f"stating epsilon needs {error.name}; run: pip install 'moretta[dp]'") from None
+    return cast("ModuleType", library)

@@ -1,0 +1,295 @@
+"""The set-up that all protocols with a server share: keys, common statistics, and agreement on the model.
+
+    server                                          silo
+      keys of the secure sum                 <->      (`moretta.secure_aggregation`)
+      mean and deviation by column           <->      through the secure sum, once a run
+      Begin(model digest, standardisation)   -->
+                                             <--    Ready, or a refusal that says what differs
+
+Who learns what: every silo and the server learn the mean and standard deviation over all silos of each input column
+(where inputs are standardised), and the server under PBPFL those of all inputs together and of the targets, and their
+numbers; where rounds use all rows, their number at each set-up. No silo's own figures are seen, but when the cohort
+changes, the difference of two numbers of rows is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.contract.messages import Message, Stamp, Tensors
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.errors import MisuseError, PeerError
+from moretta.protocols.common import modules, scoring
+from moretta.protocols.common.augmentation import crop_and_flip
+from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.scoring import HeldOut, Score
+from moretta.protocols.common.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, digest_of_rows, standardise
+from moretta.protocols.common.targets import encode
+from moretta.secure_aggregation.asked import message_digest
+from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.statistics import FLAT, Moments, moments
+from moretta.secure_aggregation.sums import Aggregator, Contributor
+
+log = logging.getLogger("moretta")
+
+MOST_ROWS = 2**32  # of all silos together, in a round of all rows; in Z_2^64 that leaves steps of 2^-15 at limit = 2^16
+
+_LATE = Missing(
+    Reason.REFUSED,
+    "it was not there when rows were counted, which is done once a run, so it cannot join a run whose rounds use all "
+    "rows (batch-size = 0)",
+)
+
+
+def standardised(
+    x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: torch.dtype
+) -> Tensor:
+    """Return (x - mean) / deviation as `silo_rows.standardise` has it, as a tensor of its own."""
+    return torch.tensor(standardise(x, mean, deviation, _numpy(dtype)))
+
+
+def scales_of(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and deviation by column, as `Enrolment` finds them over silos, of rows that one party holds alone."""
+    columns = x.astype(np.float64).reshape(-1, x.shape[-1])
+    mean, deviation = columns.mean(axis=0), columns.std(axis=0)
+    return mean, _usable(np.where(deviation > FLAT * np.abs(mean), deviation, 0.0))
+
+
+def _usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what inputs are divided by: a column that never varies stays as it is, minus its mean."""
+    return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
+
+
+class SiloRows:
+    """A silo's rows, its batches and its half of the enrolment.
+
+    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
+    augment: whether inputs are images that are varied each time they are used (`crop_and_flip`).
+    held_out: the rows that it does not train on, where models are to be scored on them.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[np.generic],
+        y: Tensor,
+        batches: Batches | UnionBatches,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        *,
+        augment: bool = False,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
+        self._held_out, self._scales = held_out, (np.zeros(1), np.ones(1))
+        self.y = y.to(device)
+        self.batches = batches
+        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
+        self.x = self._standardised(self._raw)
+
+    def _standardised(self, x: NDArray[np.generic]) -> Tensor:
+        return standardised(x, *self._scales, self._dtype).to(self._device)
+
+    def standardise_alone(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Standardise by one's own columns, which nobody else has; return their mean and deviation."""
+        self._scales = scales_of(self._raw)
+        self.x = self._standardised(self._raw)
+        return self._scales
+
+    @cached_property
+    def _own(self) -> bytes:
+        return digest_of({"x": self._raw, "y": self.y.cpu().numpy()})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over rows, targets and their standardisation (`silo_rows.digest_of_rows`)."""
+        return digest_of_rows(self._own, *self._scales)
+
+    def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
+        return self.rows(self.batches.of_round(number, take))
+
+    def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
+        rows = torch.from_numpy(index)
+        return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
+
+    def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:
+        """Answer a message of the set-up, or one that asks for a score: of `model`, whose weights that overwrites.
+
+        Raises `moretta.errors.MisuseError` for any other.
+        """
+        if (summing := contributor.answer(message)) is not None:
+            return summing
+        if isinstance(message, Score):
+            if message.parameters:
+                modules.load(model, message.parameters)
+            return self.score(message, contributor, model)
+        rows = Rows(self._raw, self.y.cpu().numpy(), self.batches, modules.schema(model))
+        reply = rows.answer(message, contributor)
+        if isinstance(reply, Ready):
+            self._scales, self.agreed = (rows.mean, rows.deviation), rows.agreed
+            self.x = self._standardised(self._raw)
+        return reply
+
+    def score(
+        self,
+        ask: Score,
+        contributor: Contributor,
+        model: nn.Module,
+        blind: bytes | None = None,
+        agreed: Sequence[bytes] | None = None,
+    ) -> Message:
+        """Upload what a model scores on the rows held back.
+
+        blind: as the contributor's. agreed: digests of what those who are in the sum agreed on; None of the set-up's.
+        """
+        if self._held_out is None:
+            raise MisuseError("this silo holds no rows back that a model could be scored on")
+        outputs = modules.outputs_of(model, self._standardised(self._held_out.x)).cpu().numpy()
+        agreed = self.agreed if agreed is None else agreed
+        return self._held_out.upload(ask, contributor, outputs, agreed, blind)
+
+    @contextmanager
+    def randomness(self, number: int, take: int = 0) -> Iterator[None]:
+        """Seed torch for a round and take (`Stamp.drawn`), for dropout, and put its generator back afterwards.
+
+        A function of seed, silo, round and take, so that a resumed run draws what an uninterrupted one would.
+        """
+        drawn = [number, take] if take else [number]
+        seed = np.random.SeedSequence([*self.batches.entropy, *drawn]).generate_state(1, np.uint64)
+        # Not torch.manual_seed: without a GPU it formats a stack trace at every call, a third of a millisecond.
+        generators = [torch.default_generator]
+        if self._device.startswith("cuda"):
+            generators.append(torch.cuda.default_generators[torch.device(self._device).index or 0])
+        saved = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(int(seed[0] >> np.uint64(1)))
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, saved, strict=True):
+                generator.set_state(state)
+
+
+class Enrolment:
+    """The server's half: what has been agreed with the cohort.
+
+    columns: how many input columns are standardised, 0 for none. batch_size: 0 for all of a silo's rows.
+    ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
+    is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score.
+    """
+
+    def __init__(
+        self,
+        aggregation: Aggregator,
+        schema: str,
+        columns: int,
+        batch_size: int,
+        ask_scales: bool,
+        figures: Sequence[str] = (),
+    ) -> None:
+        self.aggregation, self.figures = aggregation, figures
+        self._schema, self._columns, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
+        self._has_statistics = False
+        self._rows, self._counted = 0, tuple[str, ...]()
+        self.cohort: Sequence[str] = ()
+        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
+        self.mean, self.deviation = np.zeros(1), np.ones(1)
+        self.input_scale, self.target_scale = (0.0, 1.0), 1.0
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree on keys, once a run on statistics, where rounds use all rows on their number, and on the model."""
+        if late := set(cohort) - set(self._counted) if self._counted else ():
+            return Aborted(dict.fromkeys(sorted(late), _LATE))
+        aborted = yield from self.aggregation.setup(now, cohort)
+        if aborted is None and not self._batch_size and not self._counted:
+            aborted = yield from self._count_rows(now)
+        if aborted is None and not self._has_statistics:
+            aborted = yield from self._gather_statistics(now)
+        if aborted is not None:
+            return aborted
+        begin = Begin(stamp=now, schema=self._schema, mean=self.mean, deviation=self.deviation)
+        replies = yield Ask.all(cohort, begin, Ready)
+        if replies.missing:
+            return Aborted(replies.missing)
+        self.cohort, self.agreed = tuple(cohort), (message_digest(begin),)
+        return None
+
+    def most_weight(self) -> int:
+        """Return an upper bound of the rows that a round of the cohort uses."""
+        return self.aggregation.parties * self._batch_size or self._rows
+
+    def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
+        """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.
+
+        parameters: the released ones, or none where each silo scores its own model. The end of a server's `finish`.
+        """
+        if not self.figures:
+            return outcome
+        try:
+            scores = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
+        except PeerError as error:  # a run that is done does not fail because one silo told an impossible score
+            log.warning("%s: the score on rows that silos hold back is left out: %s", now, error)
+            return outcome
+        return scores if isinstance(scores, Aborted) else replace(outcome, scores=scores)
+
+    def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
+        """Count the cohort's rows, once a run: counts over two sets of silos give the rows of those in one of them."""
+        counted = yield from moments(self.aggregation, now, 0, what="rows")
+        if isinstance(counted, Aborted):
+            return counted
+        # One silo's count coarsens everybody's ring step, and is hidden in the sum: this bounds by how much.
+        self._rows, self._counted = min(counted.rows, MOST_ROWS), tuple(self.aggregation.cohort)
+        return None
+
+    def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
+        found: dict[str, Moments] = {}
+        wanted = {"input columns": self._columns} if self._columns else {}
+        wanted |= {"inputs": 1, "targets": 1} if self._ask_scales else {}
+        for what, columns in wanted.items():
+            result = yield from moments(self.aggregation, now, columns, what=what)
+            if isinstance(result, Aborted):
+                return result
+            found[what] = result
+        if "input columns" in found:
+            self.mean, self.deviation = found["input columns"].mean, _usable(found["input columns"].deviation)
+        if self._ask_scales:
+            inputs, targets = found["inputs"], found["targets"]
+            self.input_scale = (0.0, 1.0) if self._columns else (float(inputs.mean[0]), float(inputs.deviation[0]))
+            self.target_scale = float(np.hypot(targets.mean[0], targets.deviation[0])) or 1.0
+        self._has_statistics = True
+        return None
+
+    def state(self) -> State:
+        """Return what was agreed once and for all; keys are agreed afresh."""
+        scales = np.array([*self.input_scale, self.target_scale])
+        agreed: State = {"input_mean": self.mean, "input_deviation": self.deviation, "scales": scales}
+        counted: State = {"rows": self._rows, "counted": "\n".join(self._counted)}
+        return {**agreed, "has_statistics": int(self._has_statistics), **counted}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._has_statistics = bool(state["has_statistics"])
+        self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
+        self.mean, self.deviation = np.asarray(state["input_mean"]), np.asarray(state["input_deviation"])
+        mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
+        self.input_scale = (mean, deviation)
+
+
+def targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:
+    """Return a silo's targets as the loss wants them, as `targets.encode` has it, as a tensor."""
+    return torch.from_numpy(encode(y, outputs, loss, silo, _numpy(dtype)))
+
+
+def _numpy(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype

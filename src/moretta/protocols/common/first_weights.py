@@ -1,0 +1,37 @@
+"""The start of a run: the model's parameters as they were built or warm-started, each tensor moved a little.
+
+Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Whatever multiplies such numbers and
+rounds the products once can be found from them, as PBPFL's scales were (`moretta.audit.attacks.scales_from_low_bits`).
+So each parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|: where max|W| is about
+b that is the step of such a lattice, and W + n lies between its points as good as anywhere (its density there varies by
+2 exp(-2 pi^2), 5e-9). Coarser starts, such as weights of eight bits or normalisation layers of ones, it does not hide.
+Buffers stay: no scale multiplies them, and some are masks.
+
+For all protocols alike, so that they are compared from one start; and n follows from W, by a digest of all parameters.
+So runs of one seed are still the same runs; whoever does not know the start does not know n either, wherever the start
+came from (a seed, the operating system, a file); and a start that others know hides nothing, as before.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from moretta.secure_aggregation.keystream import Keystream, derive, digest_of
+
+SPREAD = 2.0**-23  # of max|W|
+
+
+def first_weights(model: nn.Module) -> nn.Module:
+    """Return a copy in float64 with its parameters moved; a tied one once."""
+    start = copy.deepcopy(model).double()
+    trained = dict(start.named_parameters())
+    digest = digest_of({name: value.numpy(force=True) for name, value in trained.items()})
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            stream = Keystream(derive(digest, "first weights", name))
+            noise = torch.from_numpy(stream.normal(parameter.numel())).view_as(parameter).to(parameter.device)
+            parameter.add_(SPREAD * parameter.abs().max() * noise)
+    return start

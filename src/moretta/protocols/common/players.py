@@ -1,0 +1,51 @@
+"""The roles of one run, as a protocol builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Message, Tensors
+from moretta.contract.roles import Client, Server
+from moretta.protocols.common.releases import Releases
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The roles of one run.
+
+    standardisation: of inputs, as agreed on. scheme: of the secure sums. least: the fewest silos that a round may have.
+    models: the models as they stand: the common one under the empty name, or each silo's own under its.
+    displacement: of confined models, what they have all moved by, taken as a model of its own.
+    scores: what participants who are here have read of their scores, where the server does not.
+    warnings: what whoever runs this should know of who takes part. releases: the server's count of noised sums, where
+    silos add noise; it is to be on disk before any message leaves (`moretta.protocols.common.releases`).
+    """
+
+    server: Server
+    clients: Mapping[str, Client]
+    standardisation: Standardisation
+    scheme: str
+    messages: Sequence[type[Message]]
+    least: int
+    models: Callable[[], Mapping[str, Tensors]]
+    displacement: Callable[[], Tensors] | None = None
+    warnings: Sequence[str] = ()
+    scores: Callable[[], Mapping[str, float]] = dict
+    releases: Releases | None = None
+
+
+class Standardisation(Protocol):
+    """What is taken off each input column, and what it is divided by: float64[columns], or [1] for all alike."""
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """By column."""
+
+    @property
+    def deviation(self) -> NDArray[np.float64]:
+        """By column."""

@@ -1,0 +1,151 @@
+"""How many noised sums a run may have opened, which is what epsilon is about.
+
+**What counts.** A take of a round (`moretta.contract.messages.Stamp`) from the moment at which what opens its sum is
+asked for: shares of the survivors' masks, sums of additive shares, or under ``scheme = "none"`` the uploads
+themselves. Whether an answer came back, whether the sum was put together and whether the round was then repeated is all
+one: a share that was asked for may have left.
+
+**What does not count.** The same again. Lots and noise follow from the take and from all that an upload depends on
+(`moretta.protocols.common.lots.purpose_of`), so what is asked for again, of the same silos, has the same sum, which
+says nothing new. It is told from anything else by a digest of what was asked and of who is in the sum.
+
+**What that rests on.** Noise is drawn once a take. Two sums of one take over different silos count as two here, and
+have the same noise: their difference is the upload of those who are in one alone, with these silos' noise alone. That
+a silo helps to open one sum of a take, and that the next take has other noise, is the secure sum's part.
+
+The server's count is on disk before anything is asked (`Releases.write`); a silo has its own of what it helped to open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Exchange, Replies, State
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.additive import AddedShares, AddShares
+from moretta.secure_aggregation.keystream import encode_purpose
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask
+
+KEY_BYTES = 16
+KNOWN = 1024  # releases back to which the same again is told; what is older counts anew: too many, and not too few
+
+R = TypeVar("R")
+
+
+class Releases:
+    """Counts releases; the same one, asked for again, is counted once.
+
+    write: is given a line of text for each, and returns once that is safe; set by whoever keeps files.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.write: Callable[[str], None] = lambda line: None
+        self._known = dict[bytes, None]()  # the last `KNOWN`, oldest first
+
+    def add(self, now: Stamp, *of: int | str | bytes) -> None:
+        """Count the release of a take. of: what its sum follows from beside the take, and who is in it."""
+        parts = encode_purpose("release", now.run, now.round, now.take, *of)
+        key = hashlib.sha256(parts).digest()[:KEY_BYTES]
+        if key not in self._known:
+            self._take(key)
+            self.write(f"{self.count} {now.round} {now.take} {key.hex()}")
+
+    def _take(self, key: bytes) -> None:
+        self.count += 1
+        self._known[key] = None
+        if len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def read(self, line: str) -> None:
+        """Take up a line that was written: the number of the release, its round, its take and its key.
+
+        Raises `moretta.errors.ParameterError` for anything else, or where one before it is missing.
+        """
+        words = line.split()
+        try:
+            number, key = int(words[0]), bytes.fromhex(words[3])
+        except (ValueError, IndexError):
+            number, key = 0, b""
+        if len(words) != 4 or len(key) != KEY_BYTES or not 1 <= number <= self.count + 1:
+            raise ParameterError(
+                f"expected the record of release {self.count + 1}, got {line!r:.80}: epsilon cannot be stated of a run "
+                "whose releases are not all known; restore the file, or begin another run"
+            )
+        if number > self.count:
+            self._take(key)
+
+    def state(self) -> State:
+        """Return the count and the last keys."""
+        return {"releases": self.count.to_bytes(8, "big") + b"".join(self._known)}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned, unless more was released since: that is not undone by going back."""
+        found = bytes(state["releases"])
+        if int.from_bytes(found[:8], "big") >= self.count:
+            self.count = int.from_bytes(found[:8], "big")
+            keys = (found[start : start + KEY_BYTES] for start in range(8, len(found), KEY_BYTES))
+            self._known = dict.fromkeys(keys)
+
+
+def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | str | bytes) -> Exchange[R]:
+    """Play the exchange of a sum, and count its take before what opens it is asked for.
+
+    of: what the uploads follow from, as the server knows it. Who is in the sum is added, but where each upload is seen
+    by itself: who else was asked makes no difference to it.
+    """
+    replies: Replies | None = None
+    while True:
+        try:
+            ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        if ask.reply in (SelfMaskShares, AddedShares):
+            releases.add(now, *of, *sorted(ask.messages))
+        elif ask.reply is PlainUpload:
+            releases.add(now, *of)
+        replies = yield ask
+
+
+class OwnReleases:
+    """A silo's count of the sums of its noised uploads that it helped to open."""
+
+    def __init__(self) -> None:
+        self._releases = Releases()
+        self._upload: tuple[Stamp, tuple[int | str | bytes, ...]] | None = None  # the last one, as long as it is closed
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._releases.count
+
+    def uploaded(self, now: Stamp, *of: int | str | bytes) -> None:
+        """Note what the answer to be given has in it. of: as of `Releases.add`."""
+        self._upload = now, of
+
+    def answered(self, asked: Message, answer: Message) -> None:
+        """Count the last upload where the answer helps to open its sum; sums of statistics are others."""
+        if self._upload is None or asked.stamp != self._upload[0]:
+            return
+        match asked, answer:
+            case Unmask(), SelfMaskShares():
+                silos = list(asked.survivors)
+            case AddShares(), AddedShares(unopened=()):
+                silos = sorted(asked.shares)
+            case _, PlainUpload():
+                silos = []
+            case _:
+                return
+        self._releases.add(self._upload[0], *self._upload[1], *silos)
+
+    def state(self) -> State:
+        """Return the count, as `Releases.state`."""
+        return self._releases.state()
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned, as `Releases.restore`."""
+        self._releases.restore(state)

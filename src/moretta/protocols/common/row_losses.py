@@ -1,0 +1,51 @@
+"""The loss of each row from the model's outputs, in float64 and without torch: every client computes it alike.
+
+Losses of perturbed models differ in their last digits, so nothing is rounded to float32 on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """`moretta.protocols.common.losses.Loss` row by row: name, smoothing and class_weights are its.
+
+    The mean loss of a batch is the sum of these over the sum of `weights`.
+    """
+
+    name: str
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+
+    def __call__(self, outputs: Array, targets: Array) -> NDArray[np.float64]:
+        """Return the rows' losses, class weights included, float64[m, rows].
+
+        outputs: [m, rows, outputs]; targets: [rows, outputs] or, of cross-entropy, int64[rows].
+        """
+        outputs = outputs.astype(np.float64)
+        if self.name == "mse":
+            return np.asarray(np.square(outputs - targets).sum(axis=2) / 2)
+        outputs -= outputs.max(axis=2, keepdims=True)
+        outputs -= np.log(np.exp(outputs).sum(axis=2, keepdims=True))  # the logarithms of the softmax
+        if targets.ndim == 1 and not self.smoothing:
+            picked = -outputs[:, np.arange(len(targets)), targets]
+            return np.asarray(picked * self.weights(targets))
+        count = outputs.shape[2]
+        soft = np.eye(count)[targets] if targets.ndim == 1 else targets.astype(np.float64)
+        soft = soft * (1.0 - self.smoothing) + self.smoothing / count
+        if self.class_weights:
+            soft = soft * np.asarray(self.class_weights)
+        return np.asarray(-np.einsum("mbo,bo->mb", outputs, soft))
+
+    def weights(self, targets: Array) -> NDArray[np.float64]:
+        """Return what each row counts in the mean, float64[rows]: 1, or of whole-number targets the class's weight."""
+        if not self.class_weights or targets.dtype.kind == "f":
+            return np.ones(len(targets))
+        return np.asarray(self.class_weights)[targets]

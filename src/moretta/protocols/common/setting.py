@@ -1,0 +1,182 @@
+"""Who takes part: silos, the setting that all roles of a run share, and the cast of a run."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from moretta.data.silo import Silo, row_shape
+from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.settings import Engine
+from moretta.errors import ParameterError
+from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.cohort import Participation, Rules
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.settings import SecureAggregation
+from moretta.secure_aggregation.statistics import MOST_SILOS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where a score would tell of rows, or a silo here has none to score on."""
+    key = "[data] score-at-silos"
+    if getattr(protocol, "dp_noise", None):
+        raise ParameterError(f"{key}: a score would be a release without noise; remove it or dp-noise")
+    if any(silo.columns for silo in silos):
+        raise ParameterError(
+            f"{key} needs silos that hold whole samples; where columns are split, no silo scores a model by itself"
+        )
+    if len(silos) > MOST_SILOS:
+        raise ParameterError(f"{key} sums the scores of {MOST_SILOS} silos at most; got {len(silos)}")
+    for silo in silos:
+        if silo.elsewhere:
+            continue
+        if silo.held_out is None:
+            raise ParameterError(
+                f"silo `{silo.name}` holds no rows back, on which the run wants models scored ({key}); give "
+                "test-fraction in [data] of its silo.toml, for example 0.2 (from Python: Silo held_out)"
+            )
+        if silo.held_out[0].dtype != silo.x.dtype:
+            raise ParameterError(
+                f"silo `{silo.name}`: held_out: expected inputs of {silo.x.dtype}, as those it trains on are; got "
+                f"{silo.held_out[0].dtype}"
+            )
+
+
+def settings_digest(
+    protocol: Training,
+    secure: SecureAggregation,
+    roster: Roster | None,
+    silos: Sequence[str],
+    *,
+    schema: str,
+    batch_size: int,
+    augment: bool,
+    seed: int,
+) -> bytes:
+    """Return SHA-256 over all settings of a run that silos are told of their uploads: what noise is bound to.
+
+    The same on every engine, and in every session of a run: left out is how many rounds there are, and where files lie.
+    silos: the names of all. schema: the digest of the model's tensors.
+    """
+    told = {
+        "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start"}),
+        "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
+        "roster": "" if roster is None else roster.digest,
+        "silos": sorted(silos),
+        "schema": schema,
+        "batch-size": batch_size,
+        "augment": augment,
+        "seed": seed,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every protocol is given.
+
+    built: the model as it was built or warm-started; a run starts from `model`.
+    columns: how many input columns are standardised, 0 for none. session: how often the run was resumed.
+    insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
+    roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
+    least_rows: the fewest rows that any silo has, as agreed beforehand, where rows are elsewhere.
+    figures: of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score.
+    playing: who plays which round, None for all. run: the id of a run over many machines, from which batches
+    follow beside the seed; a simulation has none. helped: says where a silo here keeps which sums it has helped to
+    open, None for nowhere.
+    model_source: a digest of what built the model, empty where that is not known.
+    """
+
+    built: nn.Module
+    outputs: int
+    silos: Sequence[Silo]
+    secure_aggregation: SecureAggregation
+    batch_size: int
+    columns: int
+    dtype: torch.dtype
+    device: str
+    seed: int
+    rounds: int
+    augment: bool = False
+    session: int = 0
+    insecure: int | None = field(default=None, repr=False)
+    roster: Roster | None = None
+    engine: Engine = field(default_factory=Engine)
+    least_rows: int | None = None
+    figures: Sequence[str] = ()
+    playing: Participation | None = None
+    run: str = ""
+    helped: Callable[[str], HelpedFile] | None = None
+    model_source: str = ""
+
+    @property
+    def here(self) -> Sequence[Silo]:
+        """The silos whose rows are in this process, whose roles are cast here."""
+        return [silo for silo in self.silos if not silo.elsewhere]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a whole sample, whoever holds its columns."""
+        return row_shape(self.silos)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model as the run starts, in the run's dtype (`moretta.protocols.common.first_weights`)."""
+        return self.start().to(self.dtype)
+
+    def start(self) -> nn.Module:
+        """Return the same before it is rounded to the run's dtype, in float64."""
+        from moretta.protocols.common.first_weights import first_weights  # torch, which a silo's own site may lack
+
+        return first_weights(self.built)
+
+    def silo_model(self) -> nn.Module:
+        """Return a copy of the model on the silos' device."""
+        return copy.deepcopy(self.model).to(self.device)
+
+    def blank_model(self) -> nn.Module:
+        """Return the same with all weights 0: a silo that is sent a perturbed model is not to hold the true one."""
+        import torch  # absent where a silo's own site has no PyTorch, which knows silos too
+
+        model = self.silo_model()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        return model
+
+    def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
+        """Return what all roles of a sum have set alike. scheme: "none" for a pool of all rows, whatever is set.
+
+        members: who shares the sum, None for all silos.
+        """
+        playing = self.playing if members is None else Participation(tuple(members), len(members), self.seed)
+        least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
+        return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least)
+
+    def least(self, scheme: str) -> int:
+        """Return the fewest silos that a round under this scheme may end with."""
+        return self.rules(scheme).least(scheme)
+
+    def insecure_root(self, role: str) -> SecretRoot | None:
+        """Return the root from which a test wants the role's keys to follow; None leaves them to the system."""
+        return None if self.insecure is None else self.root(role)
+
+    def root(self, role: str) -> SecretRoot:
+        """Return the role's secret root."""
+        return SecretRoot.fresh() if self.insecure is None else SecretRoot.insecure(self.insecure, role)
+
+
+LEAST_ROWS_MISSING = (
+    "[data] least-rows is missing: silos on machines of their own do not tell how many rows they have, and what "
+    "dp-noise comes to depends on the fewest that any has; give it, for example least-rows = 500"
+)

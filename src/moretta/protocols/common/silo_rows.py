@@ -1,0 +1,146 @@
+"""A silo's rows as arrays, and its answers to the set-up: the half of `moretta.protocols.common.enrolment` without
+torch.
+
+Begin(model digest, standardisation)   -->
+                                       <--    Ready, or a refusal that says what differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from moretta.contract.messages import Array, Message, Spent, message
+from moretta.contract.roles import unexpected
+from moretta.errors import ParameterError, PeerError
+from moretta.protocols.common import scoring
+from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.scoring import HeldOut
+from moretta.secure_aggregation.asked import message_digest
+from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
+from moretta.secure_aggregation.statistics import AskMoments, answer_moments
+from moretta.secure_aggregation.sums import Contributor
+
+SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
+
+
+@message("enrolment/begin")
+class Begin(Message):
+    """What a silo trains on: the model's digest, and the standardisation of its inputs by column (or all alike).
+
+    mean, deviation: float64[columns], or float64[1] for all columns together.
+    """
+
+    schema: str
+    mean: Array
+    deviation: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where mean and deviation do not fit each other."""
+        both = (self.mean, self.deviation)
+        if any(array.ndim != 1 or array.dtype != np.float64 for array in both) or not self.mean.size:
+            raise PeerError("enrolment/begin: expected a float64 mean and deviation of at least one column")
+        if self.mean.shape != self.deviation.shape or not (self.deviation >= SMALLEST_DEVIATION).all():
+            raise PeerError(f"enrolment/begin: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean")
+
+
+@message("enrolment/ready")
+class Ready(Message):
+    """The silo trains this model."""
+
+
+MESSAGES = (Begin, Ready)
+
+
+def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
+    """Return all messages of a run: a protocol's own, and those that every protocol has."""
+    return (Spent, *SUM_MESSAGES, *MESSAGES, *scoring.MESSAGES, *messages)
+
+
+def standardise(
+    x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: DTypeLike
+) -> Array:
+    """Return (x - mean) / deviation in a floating dtype; whole numbers are tokens and stay as they are."""
+    if x.dtype.kind in "iu":
+        return x
+    if (mean == 0).all() and (deviation == 1).all():
+        return x.astype(dtype, copy=False)
+    return ((x.astype(np.float64) - mean) / deviation).astype(dtype)
+
+
+def digest_of_rows(own: bytes, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> bytes:
+    """Return SHA-256 over what a silo trains on. own: `moretta.secure_aggregation.keystream.digest_of` its inputs ``x``
+    and targets ``y``.
+
+    Never sent: rows that are known but for one could be told by it.
+    """
+    return digest_of({"rows": np.frombuffer(own, np.uint8), "mean": mean, "deviation": deviation})
+
+
+class Rows:
+    """A silo's rows, its batches and its half of the enrolment.
+
+    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
+    [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[np.generic],
+        y: Array,
+        batches: Batches | UnionBatches,
+        schema: str,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
+        self.mean, self.deviation = np.zeros(1), np.ones(1)
+        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
+
+    @cached_property
+    def _own(self) -> bytes:
+        return digest_of({"x": self.x, "y": self.y})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over rows, targets and their standardisation: see `digest_of_rows`."""
+        return digest_of_rows(self._own, self.mean, self.deviation)
+
+    def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
+        """Return standardised inputs and targets of some rows."""
+        return standardise(self.x[index], self.mean, self.deviation, dtype), self.y[index]
+
+    def answer(self, message: Message, contributor: Contributor) -> Message:
+        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
+        match message:
+            case AskMoments():
+                return answer_moments(contributor, message, {message.what: self._columns(message.what)})
+            case Begin():
+                if message.schema != self._schema:
+                    raise ParameterError("the server's model has other tensors than the silo's; expected the same")
+                if message.mean.size not in (1, self.x.shape[-1]):
+                    raise ParameterError(
+                        f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
+                    )
+                self.mean, self.deviation = message.mean, message.deviation
+                self.agreed = (message_digest(message),)
+                return Ready(stamp=message.stamp)
+        reply = contributor.answer(message)
+        if reply is None:
+            raise unexpected("a silo", message)
+        return reply
+
+    def _columns(self, what: str) -> NDArray[np.generic]:
+        """Return what mean and deviation are asked of, [entries, columns]."""
+        if what == "rows":
+            return np.zeros((len(self.x), 0))
+        if what == "targets":
+            return self.y.astype(np.float64).reshape(-1, 1)
+        if what not in ("inputs", "input columns"):
+            raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
+        inputs = self.x if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
+        columns = inputs.shape[-1] if what == "input columns" else 1
+        return inputs.reshape(-1, columns)

@@ -1,0 +1,115 @@
+"""Settings that every protocol with gradients shares: the loss, the optimizer and its rate.
+
+Names are those of a run file's ``[protocol]`` section, with dashes there and underscores here.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moretta.contract.settings import Momentum, NonNegative, Positive, kebab
+from moretta.errors import ParameterError
+from moretta.protocols.common.accountant import Privacy
+
+if TYPE_CHECKING:
+    from moretta.protocols.common.losses import Loss
+
+
+class Training(BaseModel):
+    """How a model is trained, whoever holds it.
+
+    loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
+    outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
+    label_smoothing, class_weights: of cross-entropy, as `torch.nn.functional.cross_entropy` has them.
+    learning_rate: of the optimizer, which steps at the server.
+    lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
+    rounds on and a hundredth from three quarters on (He et al., CVPR 2016).
+    clip_norm: the largest norm of all of a step's gradient together; None does not clip.
+    warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
+    optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults.
+    weight_decay: as `torch.optim` has it, L2 on all parameters.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
+
+    loss: Literal["mse", "cross-entropy"] = "mse"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    class_weights: tuple[Positive, ...] = ()
+    learning_rate: Positive = 0.1
+    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: Momentum = 0.0
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive | None = None
+    warm_start: Path | None = None
+
+    def rate(self, number: int, rounds: int) -> float:
+        """Return the learning rate of round `number`, from 1 to `rounds`."""
+        done = (number - 1) / rounds
+        if self.lr_schedule == "cosine":
+            return self.learning_rate * (1.0 + math.cos(math.pi * done)) / 2.0
+        if self.lr_schedule == "step":
+            return self.learning_rate * (0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0)
+        return self.learning_rate
+
+    @property
+    def rate_depends_on_rounds(self) -> bool:
+        """Whether the rate of a round depends on how many there are in all."""
+        return self.lr_schedule != "constant"
+
+    @property
+    def loss_function(self) -> Loss:
+        """The loss with its settings; needs torch."""
+        from moretta.protocols.common.losses import Loss
+
+        return Loss(self.loss, self.label_smoothing, self.class_weights)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.loss == "mse" and (self.label_smoothing or self.class_weights):
+            raise ParameterError('label-smoothing and class-weights belong to loss = "cross-entropy"; remove them')
+        if self.optimizer == "adam" and self.momentum:
+            raise ParameterError(
+                f'momentum = {self.momentum:g} belongs to optimizer = "sgd", and optimizer is "adam", which has its '
+                "own; remove one of them"
+            )
+        return self
+
+
+class PrivateTraining(Training):
+    """Training in which silos can add noise, so that their rows are hidden by differential privacy.
+
+    dp_noise: the noise multiplier sigma; the noise in a round's sum has at least the deviation sigma * dp_clip.
+    dp_clip: the largest norm of what one example adds to a round's sum.
+    dp_delta: the delta at which epsilon is stated.
+    """
+
+    dp_noise: NonNegative | None = None
+    dp_clip: Positive | None = None
+    dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The settings of the noise; None for none."""
+        if self.dp_noise is None or self.dp_clip is None:
+            return None
+        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta)
+
+    @model_validator(mode="after")
+    def _fits_privacy(self) -> Self:
+        if (self.dp_noise is None) != (self.dp_clip is None):
+            there, missing = ("dp-clip", "dp-noise") if self.dp_noise is None else ("dp-noise", "dp-clip")
+            raise ParameterError(
+                f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
+                "times dp-clip): give both, or neither for no differential privacy"
+            )
+        if self.privacy and self.class_weights:
+            raise ParameterError(
+                "class-weights do not go with dp-noise: a silo's weight in the mean would follow from its labels; "
+                "remove one of them"
+            )
+        return self

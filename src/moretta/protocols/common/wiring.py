@@ -1,0 +1,188 @@
+"""What casts are made of, whatever the protocol: halves of the secure sum, rows, what is agreed on with the cohort."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Message, Tensors
+from moretta.contract.roles import Client, Server
+from moretta.data.holders import grid_of
+from moretta.data.silo import Silo
+from moretta.errors import ParameterError
+from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.enrolment import Enrolment, SiloRows
+from moretta.protocols.common.lots import Lots
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.releases import Releases
+from moretta.protocols.common.scoring import HeldOut
+from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting, settings_digest
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.cohort import Credentials
+from moretta.secure_aggregation.keystream import digest_of, encode_purpose
+from moretta.secure_aggregation.schemes import aggregator, contributor
+from moretta.secure_aggregation.sums import Contributor
+
+POOL = "everybody"  # the one silo of centralised training
+
+
+def cast_of(
+    server: Server,
+    clients: Mapping[str, Client],
+    agreed: Enrolment,
+    messages: Sequence[type[Message]],
+    least: int,
+    releases: Releases | None = None,
+) -> Cast:
+    """Return the cast of a protocol whose server holds the model, or whose silos each have one."""
+
+    def models() -> Mapping[str, Tensors]:
+        common = modules.under("model/", server.state())
+        return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
+
+    scheme = agreed.aggregation.scheme
+    return Cast(server, clients, agreed, scheme, schema_of(messages), least, models, releases=releases)
+
+
+def enrolment_of(
+    setting: Setting,
+    scheme: str,
+    members: Sequence[str] | None,
+    columns: int,
+    batch_size: int | None = None,
+    *,
+    ask_scales: bool = False,
+) -> Enrolment:
+    """Return the server's half of the enrolment of some silos. columns, batch_size, ask_scales: see `Enrolment`.
+
+    members: None for all silos. batch_size: None is the setting's.
+    """
+    rules = setting.rules(scheme, members)
+    if scheme == "pairwise":
+        rules.check(len(setting.silos if members is None else members))
+    summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
+    size = setting.batch_size if batch_size is None else batch_size
+    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures)
+
+
+def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None) -> Contributor:
+    """Return a silo's half of the secure sum of some silos, None for all."""
+    secure = setting.secure_aggregation
+    credentials = credentials_of(setting, name, scheme)
+    return contributor(
+        scheme,
+        name,
+        secure.ring_bits,
+        setting.rules(scheme, members),
+        credentials=credentials,
+        insecure=setting.insecure_root(name),
+        session=setting.session,
+        helped=setting.helped(name).opened if setting.helped else None,
+    )
+
+
+def credentials_of(setting: Setting, name: str, scheme: str) -> Credentials | None:
+    """Return how a silo proves who it is, where there is a roster and something to protect."""
+    return None if scheme == "none" else setting.secure_aggregation.credentials(name, setting.roster)
+
+
+def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
+    """Return the rows and batches of each silo that is here, by its name."""
+    return {
+        silo.name: SiloRows(
+            silo.x,
+            enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype),
+            Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run),
+            setting.dtype,
+            setting.device,
+            augment=setting.augment,
+            held_out=held_out_of(protocol, setting, silo),
+        )
+        for silo in setting.here
+    }
+
+
+def held_out_of(protocol: Training, setting: Setting, silo: Silo) -> HeldOut | None:
+    """Return the rows that a silo holds back, where models are scored on them."""
+    if not setting.figures or silo.held_out is None:
+        return None
+    x, y = silo.held_out
+    wanted = enrolment.targets(y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
+    return HeldOut(x, wanted, protocol.loss, setting.figures, setting.rounds)
+
+
+def pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
+    """Return everybody's rows as one party's, in the batches that the silos would take."""
+    x, y, counts = whole_rows(protocol, setting)
+    parts = [Batches(count, setting.batch_size, setting.seed, row) for row, count in counts.items()]
+    return SiloRows(x, y, UnionBatches(parts), setting.dtype, setting.device, augment=setting.augment)
+
+
+def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic], torch.Tensor, dict[str, int]]:
+    """Return the rows of all silos together, with all their columns: inputs, targets, and how many a row of the grid.
+
+    Rows of the grid come one after the other.
+    """
+    grid, silos = grid_of(setting.silos), {silo.name: silo for silo in setting.silos}
+    blocks, labels, counts = list[NDArray[np.generic]](), list[NDArray[np.generic]](), dict[str, int]()
+    for row, names in grid.rows.items():
+        head = silos[grid.heads[row]]
+        counts[row] = len(head.x)
+        labels.append(head.y)
+        if not head.columns:
+            blocks.append(head.x)
+            continue
+        whole = np.empty((len(head.x), sum(len(silos[name].columns) for name in names)), dtype=head.x.dtype)
+        for name in names:
+            if len(silos[name].x) != len(head.x):
+                raise ParameterError(
+                    f"row `{row}`: expected as many rows of `{name}` as of `{head.name}`, {len(head.x)}, in the same "
+                    f"order; got {len(silos[name].x)}"
+                )
+            whole[:, list(silos[name].columns)] = silos[name].x
+        blocks.append(whole)
+    y = enrolment.targets(np.concatenate(labels), setting.outputs, protocol.loss, POOL, setting.dtype)
+    return np.concatenate(blocks), y, counts
+
+
+def highest_rate(setting: Setting, batch_size: int) -> float:
+    """Return the highest chance, over all silos, of a row to be in a round's lot (`moretta.protocols.common.lots`)."""
+    rows = [len(silo.x) for silo in setting.here]
+    if len(rows) < len(setting.silos):
+        if setting.least_rows is None:
+            raise ParameterError(LEAST_ROWS_MISSING)
+        rows.append(setting.least_rows)
+    return max(Lots(count, batch_size).rate for count in rows)
+
+
+def bound_to(protocol: Training, setting: Setting) -> bytes:
+    """Return what silos' noise is bound to beside their rows and the model: see `setting.settings_digest`."""
+    return settings_digest(
+        protocol,
+        setting.secure_aggregation,
+        setting.roster,
+        [silo.name for silo in setting.silos],
+        schema=modules.schema(setting.model),
+        batch_size=setting.batch_size,
+        augment=setting.augment,
+        seed=setting.seed,
+    )
+
+
+def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
+    """Return a digest of what the model computes beside its trained parameters: what built it, and fixed tensors."""
+    fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
+    return hashlib.sha256(encode_purpose("model", setting.model_source, digest_of(fixed))).digest()
+
+
+def without_noise(setting: Setting) -> str:
+    """Return what silos' rows go into, beside the uploads that differential privacy is about; empty for nothing."""
+    found = ["means and deviations of the input columns, summed without noise"] if setting.columns else []
+    found += ["the number of rows of all silos together"] if not setting.batch_size else []
+    return " and ".join(found)

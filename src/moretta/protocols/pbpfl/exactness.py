@@ -1,0 +1,269 @@
+"""`moretta check`: does PBPFL train this model exactly, and what of it stays unperturbed?"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.contract.messages import Stamp
+from moretta.errors import MisuseError, ParameterError
+from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.pbpfl import ideal, softmax
+from moretta.protocols.pbpfl.client import Client
+from moretta.protocols.pbpfl.messages import Predictions, TrainOn
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.pbpfl.perturbation import Perturbation
+from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.server import largest_rho
+from moretta.protocols.pbpfl.sizes import Sizes
+from moretta.protocols.pbpfl.trunk import Trunk
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.schemes import contributor
+
+ROWS = 8
+# A silo is sent weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.sent`): what is recovered is
+# the gradient at weights that are off by up to 2^-41, or 2^-24, of themselves, which deep networks amplify.
+BARS = {"relative_error_float64": 1e-8, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
+PLAIN_DRAWS = 16  # of `plain_errors`, at most
+# A rounding excuses an error of up to so many times its own: a key rounds otherwise, and 16 draws may lack the worst.
+EXCUSED_FACTOR = 5.0
+# A plain model further than this from itself is not rounded but another one: it drew other random numbers in float32.
+LARGEST_ROUNDING = 0.1
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a model: the shape of a row, and how many different tokens it has (0: it is numbers)."""
+
+    shape: tuple[int, ...]
+    vocabulary: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Input:
+        """Read ``3,32,32`` or ``16:int1000``. Raises `moretta.errors.ParameterError` for anything else."""
+        found = re.fullmatch(r"(\d+(?:,\d+)*)(?::int(\d+))?", text)
+        shape = tuple(int(part) for part in found[1].split(",")) if found else ()
+        if not found or min(shape) < 1 or found[2] == "0":
+            raise ParameterError(
+                f"--input {text}: expected the shape of a row, as 3,32,32, or of tokens, as 16:int1000"
+            )
+        return cls(shape, int(found[2] or 0))
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Return random rows, in float64."""
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, (ROWS, *self.shape), generator=generator).double()
+        return torch.randn(ROWS, *self.shape, generator=generator, dtype=torch.float64)
+
+
+def unpack(module: nn.Module, arguments: tuple[Tensor, ...], inputs: Sequence[Input]) -> tuple[Tensor, ...]:
+    """Return a model's inputs from one flat row of numbers, [B, all entries]: a hook before its forward."""
+    parts = torch.split(arguments[0], [math.prod(one.shape) for one in inputs], dim=1)
+    shaped = [part.reshape(len(part), *one.shape) for part, one in zip(parts, inputs, strict=True)]
+    return tuple(part.long() if one.vocabulary else part for part, one in zip(shaped, inputs, strict=True))
+
+
+def check(
+    model: nn.Module, inputs: Sequence[Input], outputs: int, protocol: PBPFL, *, fall_back: bool = False
+) -> dict[str, Any]:
+    """Perturb a model, run one batch of 8 random rows through client and server, and compare with the true gradient.
+
+    Returns the errors of the concatenated gradient in float64 and float32, relative to its norm, that of the
+    concatenated running statistics, how many scales are free, and what is forced to scale 1. In float32 the offset is
+    no larger than the server would let it be (`moretta.protocols.pbpfl.server.largest_rho`).
+
+    "passes_continuous" says whether continuous scales reach all bars, None where they were not measured.
+
+    fall_back: where float32 alone misses its bar with continuous scales, and the plain model's own rounding excuses
+    that (`excuse`), measure powers of two. If these reach all bars, the errors and "passes" are theirs,
+    "relative_error_float32_continuous" is the one that missed, and "plain_error_float32" what excused it: the largest
+    of the first draws of `plain_errors`, up to 16, of which all but the first have weights moved by about a last bit.
+    Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = [one.draw(generator) for one in inputs]
+    examples = [part[:2].long() if one.vocabulary else part[:2] for part, one in zip(drawn, inputs, strict=True)]
+    double = copy.deepcopy(model).double()
+    plan = ScalePlan.of(double, examples)
+    if plan.head.outputs != outputs:
+        raise ParameterError(f"expected a model with {outputs} outputs, got {plan.head.outputs}")
+    rows = drawn[0]
+    if len(inputs) > 1 or inputs[0].vocabulary:  # silos hold one array of numbers
+        rows = torch.cat([part.flatten(1) for part in drawn], dim=1)
+        double.register_forward_pre_hook(partial(unpack, inputs=inputs))
+    classes = torch.randint(max(outputs, 2), (ROWS,), generator=generator).numpy()
+    found = _measured(double, plan, rows, classes, protocol)
+    passes_continuous = found["passes"] if protocol.scales == "continuous" else None
+    if fall_back and protocol.scales == "continuous":
+        found |= _fallen_back(found, double, plan, rows, classes, protocol)
+    forced = [{"tensor": one.tensor, "because": one.because} for one in plan.forced]
+    return {
+        **found, "passes_continuous": passes_continuous, "free_scales": plan.free, "forced_to_one": forced
+    }  # fmt: skip
+
+
+def _fallen_back(
+    found: Mapping[str, Any],
+    double: nn.Module,
+    plan: ScalePlan,
+    rows: Tensor,
+    classes: NDArray[np.int64],
+    protocol: PBPFL,
+) -> dict[str, Any]:
+    """Return what powers of two change in what was found with continuous scales: nothing, unless they are called for.
+
+    They are where float32 alone missed, the plain model's own rounding excuses it, and powers of two reach all bars.
+    """
+    if [name for name in BARS if found[name] > BARS[name]] != ["relative_error_float32"]:
+        return {}
+    continuous = found["relative_error_float32"]
+    targets = enrolment.targets(classes, plan.head.outputs, protocol.loss, "check", torch.float64)
+    plain = excuse(continuous, plain_errors(double, rows, targets, protocol.loss_function))
+    if plain is None:
+        return {}
+    exact = _measured(double, plan, rows, classes, protocol.model_copy(update={"scales": "powers-of-two"}))
+    if not exact["passes"]:
+        return {}
+    return {**exact, "relative_error_float32_continuous": continuous, "plain_error_float32": plain}
+
+
+def excuse(error: float, draws: Iterator[float]) -> float | None:
+    """Return the plain model's own rounding in float32 if it excuses an error, None if it does not.
+
+    It is the largest of the first `PLAIN_DRAWS` draws, or of fewer once these suffice: it misses the bar itself, and
+    the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` says nothing about rounding
+    and excuses nothing.
+    """
+    largest = 0.0
+    for draw in islice(draws, PLAIN_DRAWS):
+        if not draw <= LARGEST_ROUNDING:  # nor one that is no number
+            return None
+        largest = max(largest, draw)
+        if largest > BARS["relative_error_float32"] and error <= EXCUSED_FACTOR * largest:
+            return largest
+    return None
+
+
+def _measured(
+    double: nn.Module, plan: ScalePlan, rows: Tensor, classes: NDArray[np.int64], protocol: PBPFL
+) -> dict[str, Any]:
+    error64, buffers = _errors(double, plan, rows, classes, protocol)
+    error32, _ = _errors(double, plan, rows.float(), classes, protocol)
+    found = {"relative_error_float64": error64, "relative_error_float32": error32, "buffers_error_float64": buffers}
+    passes = all(found[name] <= bar for name, bar in BARS.items())
+    return {**found, "scales": protocol.scales, "passes": passes}
+
+
+def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Iterator[float]:
+    """Yield how far the plain model's gradient in float32 is from that in float64, relative to its norm, without end.
+
+    model, inputs: in float64; targets: as `moretta.protocols.common.enrolment.targets` returns them for float64. From
+    the second draw on weights are moved by about their last bit, as a perturbed model's are: one ReLU that rounding
+    flips is not flipped by every rounding.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def gradient(dtype: torch.dtype, jitter: float) -> dict[str, Tensor]:
+        clone = copy.deepcopy(model).to(dtype).train()
+        for layer in clone.modules():
+            if isinstance(layer, nn.MultiheadAttention):
+                layer.dropout = 0.0  # draws otherwise in float32; `nn.Dropout` draws the same
+        with torch.no_grad():
+            for one in clone.parameters():
+                one.mul_(1.0 + jitter * torch.randn(one.shape, generator=generator))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return ideal.gradient(clone, inputs.to(dtype), targets.to(dtype) if loss.name == "mse" else targets, loss)
+
+    true, last_bit = gradient(torch.float64, 0.0), float(torch.finfo(torch.float32).eps)
+    for jitter in chain([0.0], repeat(last_bit)):
+        found = gradient(torch.float32, jitter)
+        yield _relative_error({name: value.double().numpy() for name, value in found.items()}, true)
+
+
+def _errors(
+    double: nn.Module, plan: ScalePlan, inputs: Tensor, classes: NDArray[np.int64], protocol: PBPFL
+) -> tuple[float, float]:
+    """Return the relative error of the gradient that the server recovers, and of the running statistics.
+
+    double: the true model, as the server holds it. inputs: in the dtype of the run, in which the gradient that is
+    wanted is computed as well, so that in float32 both have its rounding.
+    """
+    model = copy.deepcopy(double).to(inputs.dtype).train()
+    loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # nothing to hide: the same every time
+    targets = enrolment.targets(classes, plan.head.outputs, loss.name, "check", inputs.dtype)
+    rows = SiloRows(inputs.numpy(), targets, Batches(ROWS, 0, 0, "check"), inputs.dtype)
+    true = copy.deepcopy(model)
+    with rows.randomness(1):  # dropout draws the same in the true and in the noisy model
+        wanted = ideal.gradient(true, *rows.batch(1), loss)
+    perturbation = Perturbation(plan, protocol.partitions, protocol.form, protocol.scales)
+    with rows.randomness(1):
+        size = _offset_size(model, perturbation, root.stream("size"), inputs, targets, protocol)
+    key = perturbation.draw_key(root.stream("key"), size)
+    held = model if perturbation.powers_of_two else double
+    client = Client(loss, model, plan.head, rows, contributor("none", "check"), protocol.variant)
+    ask = TrainOn(
+        stamp=Stamp("check", 1, 0),
+        parameters=perturbation.sent(held.state_dict(), key, inputs.dtype),
+        parts=key.parts,
+        direction=key.direction,
+        encoding={},
+    )
+    upload = client.answer(ask)
+    if isinstance(upload, Predictions):
+        found = softmax.true_softmax(upload, key.offset)
+        upload = client.answer(softmax.answer(found, key, protocol.variant, root.stream("delta"), ask.stamp, {}))
+    if not isinstance(upload, PlainUpload):
+        raise MisuseError(f"expected an upload in the clear, got `{upload.TAG}`")
+    density = float(upload.tensors.get("density", np.ones(())))
+    means = {name: np.asarray(value, dtype=np.float64) for name, value in upload.tensors.items()}
+    recovered = perturbation.recover(means, key)
+    recovered = {name: value / density for name, value in recovered.items()}
+    buffers = perturbation.recover_buffers(means, key)
+    return _relative_error(recovered, wanted), _relative_error(buffers, modules.running_buffers(true))
+
+
+def _offset_size(
+    model: nn.Module, perturbation: Perturbation, stream: Keystream, inputs: Tensor, targets: Tensor, protocol: PBPFL
+) -> float:
+    """Return what |gamma r_a| has to be: rho, as much as the server would dare, times |y| / alpha under some key."""
+    plan, scaled = perturbation.plan, copy.deepcopy(model)
+    modules.load(scaled, perturbation.perturb(model.state_dict(), perturbation.draw_key(stream, offset_size=0.0)))
+    h, outputs = Trunk(scaled, plan.head).forward(inputs)
+    alpha = float((h.double().sum(dim=1) + float(plan.head.bias is not None)).square().mean().sqrt()) or 1.0
+    centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
+    size = _rms(targets) if protocol.loss == "mse" else _rms(centred)
+    rho, sizes = protocol.rho, Sizes(alpha, size)
+    if inputs.dtype != torch.float64:
+        error = _rms(outputs - targets) if protocol.loss == "mse" else 0.0
+        rho = min(rho, largest_rho(model, plan, protocol.loss, sizes, error))
+    return rho * size / alpha
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) or 1.0
+
+
+def _relative_error(found: Mapping[str, NDArray[np.float64]], wanted: Mapping[str, Tensor]) -> float:
+    """Return the error of all tensors together, concatenated, relative to their norm."""
+    if not wanted:
+        return 0.0
+    true = {name: value.detach().double().cpu().numpy() for name, value in wanted.items()}
+    gaps = np.concatenate([(found[name] - value).ravel() for name, value in true.items()])
+    norm = float(np.linalg.norm(np.concatenate([value.ravel() for value in true.values()])))
+    return float(np.linalg.norm(gaps)) / (norm or 1.0)

@@ -1,0 +1,54 @@
+"""PBPFL's cast."""
+
+from __future__ import annotations
+
+import torch
+
+from moretta.errors import ParameterError
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.wiring import cast_of, contributor_of, enrolment_of, rows_of
+from moretta.protocols.pbpfl.client import Client
+from moretta.protocols.pbpfl.messages import MESSAGES
+from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl.server import Server
+
+
+def cast_pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
+    """Cast PBPFL's server and silos."""
+    secure = setting.secure_aggregation
+    if secure.scheme != "none" and secure.ring_bits < 64:
+        raise ParameterError(
+            f"ring-bits = {secure.ring_bits}: PBPFL's corrections multiply the ring's rounding; use ring-bits = 64"
+        )
+    sample = torch.zeros(2, *setting.row_shape, dtype=_input_dtype(setting))
+    plan = ScalePlan.of(setting.model, (sample,))
+    agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
+    server = Server(
+        protocol,
+        setting.model if protocol.scales == "powers-of-two" else setting.start(),
+        setting.dtype,
+        plan,
+        agreed,
+        setting.root("server"),
+        secure.largest,
+        tuple(sample.shape[1:]),
+        setting.rounds,
+    )
+    clients = {
+        name: Client(
+            protocol.loss_function,
+            setting.blank_model(),
+            plan.head,
+            own,
+            contributor_of(setting, secure.scheme, name),
+            protocol.variant,
+        )
+        for name, own in rows_of(protocol, setting).items()
+    }
+    return cast_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
+
+
+def _input_dtype(setting: Setting) -> torch.dtype:
+    return torch.int64 if setting.silos[0].x.dtype.kind in "iu" else setting.dtype

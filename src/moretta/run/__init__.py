@@ -1,0 +1,1 @@
+"""One run: the federation, the loop of its rounds, evaluation, its record and its folder, and what comes after."""

@@ -1,0 +1,111 @@
+"""From a run file to a federation: load the data, deal it out, build the model."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.data import dataset, domains, partition, sources
+from moretta.data.silo import Silo
+from moretta.models import catalogue
+from moretta.protocols.common.training import Training
+from moretta.run.federation import Federation
+from moretta.secure_aggregation.settings import SecureAggregation
+
+
+def federation_of(run_file: RunFile, out: Path | None) -> Federation:
+    """Return the federation that a run file describes; its ``rounds`` and ``seed`` are for `Federation.train`.
+
+    Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
+    """
+    run, wanted, protocol = run_file.run, run_file.data, run_file.protocol
+    dataset = sources.load(
+        wanted.source,
+        path=wanted.path,
+        target=wanted.target,
+        task=wanted.task,
+        test_fraction=wanted.test_fraction,
+        validation_fraction=wanted.validation_fraction,
+        encoding=wanted.encoding,
+        id_column=wanted.id_column,
+        image_size=wanted.image_size,
+        missing=wanted.missing,
+        seed=run.seed,
+        base=run_file.base,
+    )
+    if wanted.domains is not None:
+        dataset = domains.into_domains(dataset, wanted.domains, run.seed)
+    dealt = partition.distribute(
+        dataset,
+        wanted.silos,
+        wanted.partition,
+        run.seed,
+        alpha=wanted.alpha,
+        sizes=wanted.sizes,
+        grid=wanted.grid,
+        columns=wanted.columns,
+        label_holder=wanted.label_holder,
+    )
+    # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
+    outputs = 1 if protocol.loss == "mse" and dataset.classes == 2 and dealt.test.y.ndim == 1 else dataset.outputs
+    model = catalogue.build(
+        run_file.model.source,
+        inputs=dealt.test.x.shape[1:],
+        outputs=outputs,
+        base=run_file.base,
+        seed=run.seed,
+        **run_file.model.arguments,
+    )
+    text = run_files.dump(run_file)
+    return Federation(
+        model=model,
+        silos=[_silo(silo, protocol) for silo in dealt.silos],
+        protocol=_warmed(protocol, run_file),
+        test=(dealt.test.x, dealt.test.y),
+        validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
+        aggregation=_found(run_file),
+        engine=run_file.engine,
+        out=out,
+        batch_size=wanted.batch_size,
+        standardise=dataset.standardise if wanted.standardise is None else wanted.standardise,
+        dtype=run.dtype,
+        device=run.device,
+        task=dataset.task,
+        name=run.name,
+        augment=wanted.augment == "crop-flip",
+        early_stopping=run.early_stopping,
+        participation=run.participation,
+        checkpoint_every=run.checkpoint_every,
+        evaluate_every=run.evaluate_every,
+        record_views=run.record_views,
+        insecure_secret_seed=run.insecure_secret_seed,
+        run_file=(text, run_files.digest(run_file)),
+        settings=tomllib.loads(text),
+        feature_names=dealt.feature_names,
+        model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+    )
+
+
+def _silo(given: dataset.SiloData, protocol: Training) -> Silo:
+    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
+    joint = getattr(protocol, "vertical", "joint") == "joint"
+    y = given.y if given.holds_labels or not joint else given.y[:0]
+    return Silo(given.name, given.x, y, given.row, given.columns, given.ids)
+
+
+def _found(run_file: RunFile) -> SecureAggregation:
+    """Return [secure-aggregation] with its roster and identities found beside the run file."""
+    secure = run_file.secure_aggregation
+    if secure.roster is None or secure.identity is None:
+        return secure
+    places = {"roster": run_file.resolve(secure.roster), "identity": str(run_file.resolve(secure.identity))}
+    return secure.model_copy(update=places)
+
+
+def _warmed(protocol: Training, run_file: RunFile) -> Training:
+    """Return the protocol with its warm start found beside the run file."""
+    if protocol.warm_start is None:
+        return protocol
+    return protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})

@@ -1,0 +1,117 @@
+"""The audit of a run folder, as the command line asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from moretta.audit.attacks import all_attacks
+from moretta.audit.auditor import Audit, Progress, audit, opened
+from moretta.config import run_files
+from moretta.contract.messages import Array
+from moretta.contract.wording import nearest
+from moretta.errors import ParameterError
+from moretta.run import consent
+from moretta.run.assembly import federation_of
+from moretta.run.federation import Federation
+
+
+def audit_folder(
+    folder: Path,
+    *,
+    thorough: bool = False,
+    background: Path | None = None,
+    progress: Progress | None = None,
+    needed: Iterable[str] = (),
+    allow_code: bool = False,
+) -> Audit:
+    """Audit a finished run; its rows and architecture are made again from its own run file.
+
+    background: a file of `read_background`. allow_code: import the code of model and rows that the folder names
+    (`moretta.run.consent`). The rest as of `moretta.audit.auditor.audit`.
+    Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python, whose
+    rows are not in it, and as `moretta.audit.auditor.audit`.
+    """
+    given = None if background is None else read_background(background)
+    federation, rounds, seed = _played(folder, allow_code)
+    return audit(
+        folder,
+        federation,
+        rounds,
+        seed,
+        thorough=thorough,
+        background=given,
+        background_name="" if background is None else background.name,
+        progress=progress,
+        needed=needed,
+    )
+
+
+def check_folder(folder: Path, allow_code: bool = False) -> None:
+    """Refuse, as `audit_folder` does, a folder that cannot be audited."""
+    opened(folder, *_played(folder, allow_code))
+
+
+def _played(folder: Path, allow_code: bool) -> tuple[Federation, int, int]:
+    """Return what a run folder's own run file makes: the federation, its rounds and its seed."""
+    if not folder.is_dir():
+        raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
+    if not (folder / "result.json").exists():
+        raise ParameterError(f"{folder}: expected a finished run; it has no result.json, so go on with it by --resume")
+    if not (folder / "run.toml").exists():
+        raise ParameterError(
+            f"{folder}: expected a run of `moretta train`; one made from Python has its rows there, so call "
+            "Result.audit() of what train() returned"
+        )
+    run_file = run_files.load(folder / "run.toml")
+    consent.check(folder, run_file, allow_code, data=True)
+    return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
+
+
+def read_background(path: Path) -> tuple[Array, Array]:
+    """Return rows that attackers may have: x and y of a .npz file, as silos have theirs."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            x, y = held["x"], held["y"]
+    except FileNotFoundError:
+        raise ParameterError(f"--background {path}: there is no such file; expected .npz with x and y") from None
+    except OSError as error:
+        raise ParameterError(f"--background {path}: it cannot be read: {error.strerror or error}") from None
+    except KeyError as error:
+        said = error.args[0]
+        raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {said}") from None
+    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own words advise pickle, of which code may come
+        raise ParameterError(
+            f"--background {path}: expected a .npz file with arrays x and y of numbers, as numpy.savez writes"
+        ) from None
+    if not x.ndim or not y.ndim or y.dtype.kind not in "iufb":
+        raise ParameterError(
+            f"--background {path}: expected a row of x and a number of y for each sample, got x {x.dtype}"
+            f"{list(x.shape)} and y {y.dtype}{list(y.shape)}"
+        )
+    return x, y
+
+
+def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
+    """Return the scores of ``--fail-above NAME=SCORE``, by attack.
+
+    Raises `moretta.errors.ParameterError` for a text that is no such pair, or no attack that there is.
+    """
+    limits: dict[str, float] = {}
+    known = [attack.name for attack in all_attacks()] if texts else []
+    for text in texts:
+        name, sign, number = text.rpartition("=")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            sign = ""
+        if not sign or not name or np.isnan(limits[name]):
+            raise ParameterError(f"--fail-above {text}: expected NAME=SCORE, for example gamma-least-squares=0.5")
+        if name not in known:
+            close = " or ".join(one for one in known if one.startswith(name)) or nearest(name, known)
+            hint = f"did you mean {close}?" if close else f"the attacks are {', '.join(known)}"
+            raise ParameterError(f"--fail-above {text}: there is no attack {name}; {hint}")
+    return limits

@@ -1,0 +1,137 @@
+"""Several protocols on one run file, from the same seed, and how far their weights end apart.
+
+A variant is a protocol with settings of its own, written "pbpfl partitions=all loss=cross-entropy"; its folder is
+called by what was written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moretta.config import run_files, wording
+from moretta.config.run_files import PROTOCOLS, RunFile
+from moretta.contract.wording import shown
+from moretta.engines.run_folder import read_model
+from moretta.errors import ParameterError
+from moretta.protocols.common.training import Training
+from moretta.report.folder import read_run
+from moretta.run.assembly import federation_of
+from moretta.run.evaluation import largest_relative_difference
+
+REFERENCE = "fedsgd"
+MODEL = "model.safetensors"
+
+
+RECORDED = 20  # rounds from the first on, and the last, of a run that is to be audited and does not say
+
+
+def variants(run_file: RunFile, protocols: Sequence[str], further: Sequence[str] = ()) -> dict[str, RunFile]:
+    """Return the run file once for each protocol: its own settings for its own, the shared ones for the others.
+
+    further: variants, each "PROTOCOL KEY=VALUE ..." with keys of [protocol]; the value is TOML, else a string, and that
+    of partitions may be all, for as many as the model has outputs.
+    Raises `moretta.errors.ParameterError` for a protocol that is not known or named twice, and for settings that the
+    run file could not have either.
+    """
+    found: dict[str, RunFile] = {}
+    for name in protocols:
+        if name not in PROTOCOLS:
+            raise ParameterError(f"--protocols {name}: expected some of {', '.join(PROTOCOLS)}")
+        if name in found:
+            raise ParameterError(f"--protocols names {name} twice")
+        found[name] = _with(run_file, name, {})
+    for text in further:
+        try:
+            label, changed = _variant(run_file, text)
+        except ParameterError as error:
+            raise ParameterError(f'--variant "{text}": {error}') from None
+        if label in found:
+            raise ParameterError(f'--variant "{text}": another run is called {label} already')
+        found[label] = changed
+    return found
+
+
+def recording(run_file: RunFile) -> RunFile:
+    """Return a run file that records views for an audit: as it says, else the first rounds and the last."""
+    if run_file.run.record_views:
+        return run_file
+    rounds = run_file.run.rounds
+    wanted = tuple(sorted({*range(1, min(RECORDED, rounds) + 1), rounds}))
+    return run_file.model_copy(update={"run": run_file.run.model_copy(update={"record_views": wanted})})
+
+
+def _variant(run_file: RunFile, text: str) -> tuple[str, RunFile]:
+    """Return what a variant is called, and its run file."""
+    try:
+        name, *words = shlex.split(text)
+    except ValueError:
+        raise ParameterError("expected PROTOCOL KEY=VALUE ..., for example pbpfl partitions=2") from None
+    if name not in PROTOCOLS:
+        raise ParameterError(wording.wrong_choice("protocol", "name", name, PROTOCOLS))
+    given: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals or not value:
+            raise ParameterError(f"expected KEY=VALUE after the protocol, got {shown(word)}")
+        given[key] = _value(value)
+    if given.get("partitions") == "all":
+        given["partitions"] = federation_of(_with(run_file, name, {**given, "partitions": 1}), None).outputs
+    label = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") for part in (name, *words))
+    return label, _with(run_file, name, given)
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
+def _with(run_file: RunFile, name: str, given: Mapping[str, Any]) -> RunFile:
+    """Return the run file by another protocol. given: keys of [protocol] as a run file has them."""
+    shared = run_file.protocol.model_fields_set & (
+        set(type(run_file.protocol).model_fields) if name == run_file.protocol.name else set(Training.model_fields)
+    )
+    kept = run_file.protocol.model_dump(mode="json", by_alias=True, include=shared, exclude_none=True)
+    own = run_files.section("protocol", PROTOCOLS[name], {**kept, "name": name, **given}, name)
+    parts = {part: getattr(run_file, part) for part in RunFile.model_fields}
+    return RunFile(**parts | {"protocol": own})  # once more, so that what does not fit each other is said
+
+
+def rehearse(run_files: Sequence[RunFile]) -> None:
+    """Raise what any of the runs would raise before its first round, while none has begun."""
+    for run_file in run_files:
+        federation_of(run_file, None).rehearse(run_file.run.rounds, run_file.run.seed)
+
+
+def refuse_existing(folders: Sequence[Path]) -> None:
+    """Raise `moretta.errors.ParameterError` if any of the folders has something in it, before a run begins."""
+    for folder in folders:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ParameterError(f"{folder} exists and is not empty; name another folder by --out")
+
+
+def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
+    """Return the largest relative difference of each run's weights from FedSGD's, where both are there.
+
+    By protocol, or by run folder where several are of one protocol; what they differ from is the first run of FedSGD.
+    Raises `moretta.errors.ParameterError` for a folder that holds no finished run.
+    """
+    protocols = [read_run(folder).protocol for folder in folders]
+    if REFERENCE not in protocols:
+        return {}
+    first = protocols.index(REFERENCE)
+    reference = read_model(folders[first] / MODEL)
+    differences: dict[str, float] = {}
+    for number, (name, folder) in enumerate(zip(protocols, folders, strict=True)):
+        if number != first and (folder / MODEL).exists() and name != "cgd":  # whose file is no model but D
+            ours = read_model(folder / MODEL)
+            if {key: value.shape for key, value in ours.items()} == {key: v.shape for key, v in reference.items()}:
+                label = name if protocols.count(name) == 1 else str(folder)
+                differences[label] = largest_relative_difference(ours, reference)
+    return differences

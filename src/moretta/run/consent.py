@@ -1,0 +1,42 @@
+"""Code that a run folder names: it is imported only by whoever agrees, as the folder may be somebody else's.
+
+A run file names models and data as ``module:function``. Whoever trains wrote that file or read it. A run folder comes
+from anywhere, and nothing in it says truly whose it is: so before a finished run's code is imported it is asked each
+time, also of one's own runs. Built-in models and data need no question.
+"""
+
+from __future__ import annotations
+
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from moretta.config.run_files import RunFile
+from moretta.data.references import is_reference
+from moretta.errors import ParameterError
+from moretta.models import catalogue
+
+
+def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
+    """Return the "module:function" sources of a run file: of its model, and with `data` of its rows too."""
+    wanted = [run_file.model.source, *((run_file.data.source, str(run_file.data.test or "")) if data else ())]
+    return tuple(dict.fromkeys(one for one in wanted if one not in catalogue.BUILT_IN and is_reference(one)))
+
+
+def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
+    """Return what is asked before the code of a run folder is imported; empty where there is none."""
+    named = [_described(source, run_file.base) for source in code_named(run_file, data=data)]
+    return f"{folder} names code that would be run as you: {', '.join(named)}" if named else ""
+
+
+def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False) -> None:
+    """Raise `moretta.errors.ParameterError` for a run folder that names code, unless that is allowed."""
+    if not allowed and (asked := question(folder, run_file, data=data)):
+        raise ParameterError(f"{asked}; read it, and if you trust it give --allow-code")
+
+
+def _described(source: str, base: Path) -> str:
+    """Say which function of which file it is, and import nothing to find out."""
+    module, _, function = source.partition(":")
+    found = PathFinder.find_spec(module.partition(".")[0], [str(base)])
+    where = "an installed package" if found is None else str(found.origin or base / module.partition(".")[0])
+    return f"{function} of {module} ({where})"

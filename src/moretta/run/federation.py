@@ -1,0 +1,459 @@
+"""What a Python user calls: silos, a protocol, a model, and `Federation.train`.
+
+from moretta import PBPFL, Federation, Silo
+
+silos = [Silo("north", x_north, y_north), Silo("south", x_south, y_south)]
+result = Federation(model, silos, PBPFL(loss="mse", learning_rate=0.1), test=(x, y)).train(rounds=300, seed=7)
+print(result.test, result.released)
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta.contract.messages import Message
+from moretta.contract.roles import Client, State
+from moretta.contract.wording import nearest
+from moretta.data.holders import grid_of
+from moretta.data.silo import Silo, check_least, row_shape
+from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.run_folder import RunFolder
+from moretta.engines.settings import Engine, Faults
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.cgd.params import CGD
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import targets
+from moretta.protocols.common.players import Cast
+from moretta.protocols.common.scoring import figures_of
+from moretta.protocols.common.setting import Setting, check_scores
+from moretta.protocols.common.training import Training
+from moretta.protocols.fedsgd.params import Centralised
+from moretta.protocols.registry import cast
+from moretta.run.loop import Progress, Session, Through
+from moretta.run.result import Result
+from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keystream import derive
+from moretta.secure_aggregation.settings import SecureAggregation
+
+NOWHERE = Place("", 0, 0, "")  # of roles that are cast and play no run
+
+__all__ = ["Federation", "Progress", "Result", "Silo"]
+
+
+@dataclass
+class Federation:
+    """Silos that train one model by one protocol, here all in this process.
+
+    Silos may also be elsewhere (`Silo.elsewhere`): then this is the server's side of the federation, which reaches them
+    by what `train` is given, or with one silo here that silo's own side, which plays its role (`client`).
+
+    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
+    letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
+    batch_size: rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1
+    with statistics that come through the secure sum. task: None takes whole-number targets for classes.
+    validation: inputs and targets for early stopping: after `early_stopping` rounds that have not lowered the loss on
+    them, the run stops and returns to its best round; patience is counted in rounds and judged at evaluations.
+    participation: the part of the silos that takes part in a round.
+    augment: vary training images each time they are used (`moretta.protocols.common.augmentation`). evaluate_every:
+    rounds from one evaluation on test and validation rows to the next, None for about 50 in a run; the last round
+    always is.
+    insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
+    digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows
+    are elsewhere. score_at_silos: at the end, have the silos score the outcome on the rows that each holds back
+    (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of
+    what the model was built by (`moretta.models.source_digest`), which noise is bound to; empty for a module given from
+    Python.
+
+    Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
+    """
+
+    model: nn.Module
+    silos: Sequence[Silo] = field(repr=False)
+    protocol: Training
+    test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
+    validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
+    aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    engine: Engine = field(default_factory=Engine)
+    out: str | Path | None = None
+    batch_size: int = 32
+    standardise: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    task: str | None = None
+    name: str = "run"
+    augment: bool = False
+    early_stopping: int | None = None
+    participation: float = 1.0
+    checkpoint_every: int = 10
+    evaluate_every: int | None = None
+    record_views: bool | tuple[int, ...] = False
+    insecure_secret_seed: int | None = field(default=None, repr=False)
+    run_file: tuple[str, str] | None = None
+    settings: Mapping[str, Any] | None = None
+    feature_names: Sequence[str] = ()
+    least_rows: int | None = None
+    score_at_silos: bool = False
+    model_source: str = ""
+
+    def __post_init__(self) -> None:
+        self._check_silos()
+        self._check_engine()
+        self._roster = None if self.aggregation.roster is None else Roster.load(self.aggregation.roster)
+        if self._roster is not None:
+            self._roster.check(silo.name for silo in self.silos)
+        self._dtype = {"float32": torch.float32, "float64": torch.float64}[self.dtype]
+        self.model = copy.deepcopy(self.model).to(self._dtype)
+        self.outputs = self._count_outputs()
+        self._check_rows("test", self.test)
+        self._check_rows("validation", self.validation)
+        self._check_training()
+        if self.score_at_silos:
+            self._check_scores()
+        if self.settings is None:  # a report says how the run was made, from a shell or from Python
+            self.settings = {
+                "run": {
+                    "dtype": self.dtype,
+                    "device": self.device,
+                    "participation": self.participation,
+                    "early-stopping": self.early_stopping or 0,
+                },
+                "data": {
+                    **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
+                    **({"score-at-silos": True} if self.score_at_silos else {}),
+                },
+                "protocol": self.protocol.model_dump(mode="json", by_alias=True),
+                "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
+                "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
+            }
+        if self.task is None:
+            self.task = "classification" if self.silos[0].y.dtype.kind in "iub" else "regression"
+
+    def train(
+        self,
+        rounds: int,
+        seed: int = 0,
+        *,
+        resume: bool = False,
+        progress: Progress | None = None,
+        through: Through | None = None,
+    ) -> Result:
+        """Train for a number of rounds and return the result; with `out`, leave a run folder.
+
+        seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
+        through: what delivers messages to silos elsewhere; None where all are here.
+        Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
+        """
+        if rounds < 1:
+            raise ParameterError(f"rounds = {rounds}: expected at least 1")
+        if seed < 0:
+            raise ParameterError(f"seed = {seed}: expected at least 0")
+        folder = None if self.out is None else RunFolder(Path(self.out))
+        checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
+        place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        helped = None if folder is None else folder.helped
+        players = cast(self.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
+        silos = self._players_names(players)
+        if len(silos) < players.least:
+            raise ParameterError(
+                f"a round needs at least {players.least} silos, got {len(silos)}; one silo needs "
+                'scheme = "none", as its sum would be its own data'
+            )
+        if checkpoint is not None:
+            _refuse_others(checkpoint[1], players)
+            players.server.restore(checkpoint[1]["server"])
+            for name, client in players.clients.items():
+                client.restore(checkpoint[1][f"silo-{name}"])
+        elif folder is not None:
+            folder.begin(self.run_file[0] if self.run_file else None)
+        session = None
+        try:
+            session = Session(self, players, silos, place, folder, rounds, seed, progress, through)
+            with folder.logging() if folder else nullcontext():
+                return session.play()
+        except ParameterError:
+            if folder is not None and checkpoint is None and (session is None or not session.has_begun):
+                folder.discard()  # nothing half-written: the mended run may take the same folder
+            raise
+
+    def client(
+        self, name: str, rounds: int, seed: int, place: Place, helped: HelpedFile
+    ) -> tuple[Client, Sequence[type[Message]]]:
+        """Cast the role of one silo that is here, and return it with the messages of the run.
+
+        place: the run, and how often it was resumed. helped: where it keeps what it has helped to open.
+        """
+        players = cast(self.protocol, self._setting(seed, rounds, place, lambda name: helped))
+        return players.clients[name], players.messages
+
+    def playing(self, silos: Sequence[str], seed: int) -> Participation:
+        """Return who plays which round, of these silos."""
+        count = max(self.aggregation.least, round(self.participation * len(silos)))
+        return Participation(tuple(silos), count, seed)
+
+    def players(self, rounds: int, seed: int) -> Cast:
+        """Cast all roles of a run anew, with secrets of their own until they are given a run's states."""
+        return cast(self.protocol, self._setting(seed, rounds))
+
+    def _players_names(self, players: Cast) -> list[str]:
+        """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
+        return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
+
+    def rehearse(self, rounds: int, seed: int = 0) -> None:
+        """Cast all roles and write nothing: raises what `train` would raise before its first round."""
+        self.players(rounds, seed)
+
+    def _check_silos(self) -> None:
+        names = Counter(silo.name for silo in self.silos)
+        if not names:
+            raise ParameterError("a federation needs at least one silo; got none")
+        self._check_grid()
+        for silo in self.silos:
+            if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", silo.name) or silo.name == "server":
+                raise ParameterError(
+                    f"silo name {silo.name!r:.80}: expected 1 to 64 letters, digits, dots, dashes and underscores, "
+                    'not "server"'
+                )
+            if names[silo.name] > 1:
+                raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
+            unlabelled = bool(silo.columns) and not len(silo.y)
+            if silo.elsewhere:
+                continue
+            check_least(silo, self.least_rows)
+            if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
+                    f"and {len(silo.y)} targets"
+                )
+            if silo.x.dtype.kind == "f" and not np.isfinite(silo.x).all():
+                column = int(np.argwhere(~np.isfinite(silo.x))[0][-1])
+                label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
+                raise ParameterError(f"silo `{silo.name}`: expected finite inputs, got NaN or infinity in {label}")
+            if not silo.columns and silo.x.shape[1:] != self.silos[0].x.shape[1:]:
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
+                    f"`{self.silos[0].name}` has, got {list(silo.x.shape[1:])}"
+                )
+
+    def _check_grid(self) -> None:
+        """Check who holds which columns, where any silo says so."""
+        if not any(silo.columns or silo.row for silo in self.silos):
+            return
+        if not isinstance(self.protocol, CGD | Centralised):
+            raise ParameterError(
+                "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
+                f"alone puts the columns together, {getattr(self.protocol, 'name', 'this one')} does not"
+            )
+        for silo in self.silos:
+            if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
+                raise ParameterError(
+                    f"silo `{silo.name}`: expected the name of its row of the grid, and inputs [rows, columns] with "
+                    f"the indices of their columns; got row `{silo.row}`, inputs {list(silo.x.shape)} and "
+                    f"{len(silo.columns)} columns"
+                )
+        grid_of(self.silos).check(row_shape(self.silos)[0])
+
+    def _check_engine(self) -> None:
+        """Check that the silos are there that edge clients and faults are of."""
+        if self.engine.edge and not isinstance(self.protocol, BAFFLE):
+            raise ParameterError(
+                "edge: edge clients only run models forward, as baffle has it, and "
+                f"{getattr(self.protocol, 'name', 'this protocol')} has not; remove it"
+            )
+        for name in self.engine.edge:
+            self._check_name("[engine] edge", name)
+        faults = self.engine.faults or Faults()
+        for key, rows in (("drop", faults.drop), ("delay", faults.delay), ("corrupt", faults.corrupt)):
+            for row in rows:
+                self._check_name(f"[engine.faults] {key}", row.silo)
+
+    def _check_name(self, key: str, name: str) -> None:
+        names = [silo.name for silo in self.silos]
+        if name not in names:
+            close = nearest(name, names)
+            hint = f"did you mean `{close}`?" if close else f"the silos are {', '.join(names):.200}"
+            raise ParameterError(f"{key}: no silo is called `{name}`; {hint}")
+
+    def _check_training(self) -> None:
+        if self.early_stopping is not None and self.validation is None:
+            raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
+        if not 0 < self.participation <= 1:
+            raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
+        if self.participation < 1 and isinstance(self.protocol, CGD):
+            raise ParameterError(
+                f"participation = {self.participation:g}: under cgd everybody takes every step; leave it at 1"
+            )
+        if self.engine.simulates and not isinstance(self.protocol, CGD):
+            raise ParameterError(
+                f'engine = "{self.engine.name}" simulates cgd alone; {getattr(self.protocol, "name", "this protocol")} '
+                'needs "in-process"'
+            )
+        if self.engine.simulates and (self.engine.faults is not None or self.record_views):
+            raise ParameterError(
+                f'engine = "{self.engine.name}" passes no messages, so there are none to record or to lose; remove '
+                "record-views and [engine.faults]"
+            )
+        every = self.evaluate_every
+        if every is not None and (type(every) is not int or every < 1):
+            raise ParameterError(f"evaluate_every = {every}: expected a whole number, at least 1, or None")
+        weights = len(self.protocol.class_weights)
+        if weights and weights != self.outputs:
+            raise ParameterError(f"class-weights: expected {self.outputs}, one an output of the model, got {weights}")
+        kind, _, number = self.device.partition(":")
+        there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+        if kind == "cuda" and int(number or 0) >= there:
+            raise ParameterError(f'device = "{self.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
+        if self.augment and self.silos[0].x.ndim != 4:
+            raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
+        if self.protocol.warm_start is not None:
+            modules.load(self.model, modules.read_state_dict(self.protocol.warm_start))
+
+    def _check_scores(self) -> None:
+        """Check that every silo here has rows to score models on, and that a score tells of no single one."""
+        key, name = "[data] score-at-silos", getattr(self.protocol, "name", "this protocol")
+        if isinstance(self.protocol, Centralised) or self.engine.simulates:
+            raise ParameterError(
+                f"{key} sums what silos score, and here nobody sums: {name} under engine = "
+                f'"{self.engine.name}" has all rows in one place; remove it, and give test rows'
+            )
+        check_scores(self.protocol, self.silos)
+        for silo in self.silos:
+            if not silo.elsewhere:
+                self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
+
+    def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
+        if given is None:
+            return
+        (x, y), row = given, row_shape(self.silos)
+        if len(x) == 0 or len(x) != len(y) or x.shape[1:] != row:
+            raise ParameterError(
+                f"{part}: expected as many targets as rows, at least one, of shape {list(row)} as the silos have; got "
+                f"inputs of shape {list(x.shape)} and {len(y)} targets"
+            )
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise ParameterError(f"{part}: expected finite inputs, got NaN or infinity")
+        targets(y, self.outputs, self.protocol.loss, part, self._dtype)
+
+    def _count_outputs(self) -> int:
+        sample = torch.zeros((2, *row_shape(self.silos)), dtype=torch.tensor(self.silos[0].x[:0]).dtype)
+        sample = sample.to(self._dtype) if sample.is_floating_point() else sample
+        model = copy.deepcopy(self.model).eval()
+        try:
+            with torch.no_grad():
+                outputs = model(sample)
+        except Exception as error:
+            raise ParameterError(
+                f"the model cannot take rows of shape {list(sample.shape[1:])}: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
+            shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
+        return int(outputs.shape[1])
+
+    @property
+    def summing(self) -> SecureAggregation:
+        """How sums are made: as set, and under noise of no fewer silos than its size takes to be there."""
+        if getattr(self.protocol, "privacy", None) is None:
+            return self.aggregation
+        return self.aggregation.sharing_noise(len(self.silos), self.participation)
+
+    def _setting(
+        self, seed: int, rounds: int, place: Place = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
+    ) -> Setting:
+        remote = any(silo.elsewhere for silo in self.silos) and self.insecure_secret_seed is None
+        shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
+        return Setting(
+            built=self.model,
+            outputs=self.outputs,
+            silos=self.silos,
+            secure_aggregation=self.summing,
+            batch_size=self.batch_size,
+            columns=shape[-1] if self.standardise and floating else 0,
+            dtype=self._dtype,
+            device=self.device,
+            seed=seed,
+            rounds=rounds,
+            augment=self.augment,
+            session=place.session,
+            insecure=self.insecure_secret_seed,
+            roster=self._roster,
+            engine=self.engine,
+            least_rows=self.least_rows,
+            figures=figures_of(self.protocol.loss, self.task) if self.score_at_silos else (),
+            playing=self.playing([silo.name for silo in self.silos], seed),
+            run=place.run if remote else "",
+            helped=helped,
+            model_source=self.model_source,
+        )
+
+    def _run_id(self, seed: int) -> str:
+        run = secrets.token_hex(16)
+        if self.insecure_secret_seed is not None:
+            derived = derive(b"insecure run id.", self.insecure_secret_seed, seed, self.protocol.__class__.__name__)
+            run = derived.hex()[:32]
+        return f"{run}.{self._roster_mark()}".removesuffix(".")
+
+    def _roster_mark(self) -> str:
+        """Return what a run id ends with, so that silos with another roster refuse it."""
+        return "" if self._roster is None else self._roster.digest[:RUN_DIGEST]
+
+    def digest(self, seed: int, rounds: int) -> str:
+        """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
+        if self.run_file:
+            return self.run_file[1]
+        given = [
+            {name: section for name, section in (self.settings or {}).items() if name != "engine"},
+            {silo.name: len(silo.x) for silo in self.silos},
+            modules.schema(self.model),
+            seed,
+            rounds if self.protocol.rate_depends_on_rounds else 0,
+            *([sorted(set(self.engine.edge)), self.engine.edge_precision] if self.engine.edge else []),
+        ]
+        return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[Place, dict[str, State]]:
+        if folder is None:
+            raise ParameterError("resuming needs the run's folder; name it by out")
+        found = last_checkpoint(folder.path / "checkpoint")
+        if found is None:
+            raise ParameterError(
+                f"{folder.path} holds no checkpoint to resume from; start without --resume, in an empty folder"
+            )
+        place, states = found
+        if place.digest != self.digest(seed, rounds):
+            raise ParameterError(
+                f"{folder.path} was begun with another run file or other settings; resume with those it was begun "
+                f"with ({folder.path / 'run.toml'}), or name another folder by --out"
+            )
+        if place.run.partition(".")[2] != self._roster_mark():
+            raise ParameterError(
+                f"{folder.path} was begun with another roster; resume with the one it was begun with, or name another "
+                "folder by --out"
+            )
+        if place.round > rounds:
+            raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
+        return Place(place.run, place.round, place.session + 1, place.digest), states
+
+
+def _refuse_others(states: Mapping[str, State], players: Cast) -> None:
+    expected = {"server", *(f"silo-{name}" for name in players.clients)}
+    if set(states) != expected:
+        raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")

@@ -1,0 +1,125 @@
+"""Settings of how the silos' uploads are summed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from moretta.contract.settings import Fraction, Positive, Section, Words
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
+from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
+from moretta.secure_aggregation.identity import Identity, Roster
+
+ROSTER_AND_IDENTITY = (
+    "[secure-aggregation] roster and identity belong together: who the silos are, and where each one's own key is, for "
+    'example identity = "keys/{silo}"; give both or none'
+)
+
+
+class SecureAggregation(Section):
+    """How the silos' uploads are summed.
+
+    scheme: "pairwise" masks; "additive-shares", which cost more and bear no dropouts; or "none": whoever sums sees
+        each upload.
+    ring_bits: sums are exact integers of this many bits.
+    limit: the largest absolute value that an entry of an upload may have; None is 2^16 in 64 bits, 2^4 in 32.
+        A larger limit leaves fewer bits behind the point. See `largest`.
+    threshold, degree, corrupt_rate, dropout_rate: see `moretta.secure_aggregation.cohort.Rules`.
+    min_survivors: the fewest silos that a round may end with; None is 2, or 1 under "none", and under dp-noise more:
+        see `sharing_noise`.
+    weights: "hidden": only the sum of the silos' weights is seen; "public": each silo's is.
+    roster: the file of the silos' public keys; None trusts the keys that the server relays.
+    identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Sites name
+        theirs themselves, so over "flare" a run file has a roster alone.
+    """
+
+    scheme: Literal["pairwise", "additive-shares", "none"] = "pairwise"
+    ring_bits: Literal[64, 32] = 64
+    limit: Positive | None = None
+    threshold: PositiveInt | None = None
+    degree: PositiveInt | None = None
+    corrupt_rate: Fraction = CORRUPT_RATE
+    dropout_rate: Fraction = DROPOUT_RATE
+    min_survivors: PositiveInt | None = None
+    weights: Literal["hidden", "public"] = "hidden"
+    roster: Path | None = None
+    identity: Words | None = None
+
+    @property
+    def largest(self) -> float:
+        """The limit, with its default filled in."""
+        if self.limit is not None:
+            return self.limit
+        return 2.0**16 if self.ring_bits == 64 else 2.0**4
+
+    @property
+    def least(self) -> int:
+        """The fewest silos that a round may end with, with its default filled in."""
+        return self.min_survivors or (1 if self.scheme == "none" else 2)
+
+    def sharing_noise(self, silos: int, participation: float = 1.0) -> SecureAggregation:
+        """Return the same with the fewest silos that a round may end with where these add noise to their sum together.
+
+        Each is to add as little as is enough. So the fewest are those that the scheme opens no sum without: with masks
+        the threshold of a round's silos, which then does not shrink with the cohort, or `min_survivors` if that is
+        more; with additive shares `min_survivors`, or two thirds of a round's silos, rounded down, and one more.
+        silos: all. participation: the part of them that is in a round. Of one silo or without masks nothing changes.
+        """
+        if self.scheme == "none" or silos < 2:
+            return self
+        chosen = max(self.least, round(participation * silos))
+        if self.scheme == "pairwise":
+            fewest = max(self.least, self.rules(None).plan(chosen).threshold)
+        else:
+            fewest = self.min_survivors or chosen * 2 // 3 + 1
+        return self.model_copy(update={"min_survivors": fewest})
+
+    def rules(self, roster: Roster | None, participation: Participation | None = None) -> Rules:
+        """Return what all roles of a sum have set alike. roster: the file's content, if there is one.
+
+        participation: who plays a round.
+        """
+        return Rules(
+            participation=participation,
+            degree=self.degree,
+            threshold=self.threshold,
+            corrupt_rate=self.corrupt_rate,
+            dropout_rate=self.dropout_rate,
+            min_survivors=self.least,
+            public_weights=self.weights == "public",
+            roster=roster,
+        )
+
+    def credentials(self, name: str, roster: Roster | None) -> Credentials | None:
+        """Return how a silo proves who it is, where there is a roster and it has an identity.
+
+        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or is another than the roster's.
+        """
+        if roster is None or self.identity is None:
+            return None
+        identity = Identity.load(self.identity.replace("{silo}", name))
+        roster.check_identity(name, identity.public_key)
+        return Credentials(identity, roster)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for key, value in (("threshold", self.threshold), ("degree", self.degree)):
+            if value is not None and self.scheme != "pairwise":
+                raise ParameterError(
+                    f'[secure-aggregation] {key} belongs to scheme = "pairwise", not to "{self.scheme}"; remove it'
+                )
+        if self.roster is None and self.identity is not None:
+            raise ParameterError(ROSTER_AND_IDENTITY)
+        if self.roster is not None and self.scheme == "none":
+            raise ParameterError(
+                '[secure-aggregation] roster has nothing to protect under scheme = "none"; remove it and identity'
+            )
+        if self.scheme != "none" and self.min_survivors == 1:
+            raise ParameterError(
+                f'[secure-aggregation] min-survivors = 1 with scheme = "{self.scheme}": the sum of one silo is its own '
+                "data; give at least 2"
+            )
+        return self
