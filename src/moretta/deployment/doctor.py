@@ -469,7 +469,7 @@ def _same_sums(run_file: RunFile, file: SiloFile) -> str:
 
 
 def _bytes_of(federation: Federation) -> int:
-    width = 8 if federation.dtype == "float64" else 4
+    width = 8 if federation.spec.dtype == "float64" else 4
     return sum(parameter.numel() for parameter in federation.model.parameters()) * width
 
 
