@@ -98,11 +98,12 @@ def _print_comparison(
     from moretta.report.audit import leaks_table, side_by_side
     from moretta.report.folder import read_run
     from moretta.report.table import comparison_table
+    from moretta.run.comparison import REFERENCE
 
     runs = [read(folder, "result.json") for folder in folders]
     told: dict[str, Any] = {
         "runs": runs,
-        "weight_difference_from_fedsgd": dict(differences),
+        f"weight_difference_from_{REFERENCE}": dict(differences),
         "report": None if page is None else str(page),
     }
     records = [read_run(folder) for folder in folders]
