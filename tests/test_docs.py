@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,25 @@ def test_what_the_script_deals_out_is_what_the_page_shows(docs: Path, tmp_path: 
     federation = told.site_side(run_file, silo_file.load(tmp_path / "north" / "silo.toml"))
     assert [len(silo.x) > 0 for silo in federation.silos] == [True, False, False]
     assert told.server_side(run_file, tmp_path / "out").test is not None
+
+
+CONTRIBUTING = ("Add a layer's rule to the scale solver", "Add an attack")
+
+
+@pytest.mark.parametrize("title", CONTRIBUTING)
+def test_the_examples_of_contributing_run(
+    title: str, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = (docs.parent / "CONTRIBUTING.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert len(blocks) == 2  # the code, and its test
+    monkeypatch.syspath_prepend(docs.parent / "tests" / "audit")
+    made = {"__name__": "contributing"}
+    for block in blocks:
+        exec(compile(block, "CONTRIBUTING.md", "exec"), made)  # noqa: S102  # our own file
+    tests = [value for name, value in made.items() if name.startswith("test_")]
+    assert tests
+    for number, test in enumerate(tests):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        test(*[folder] if "tmp_path" in signature(test).parameters else [])
