@@ -39,7 +39,7 @@ SEED, SECRET = 7, 3
 INPUTS = 4
 WHOSE = "MORETTA_HOSPITAL"  # in the environment: the token of a `Hospitals`, a dash, and who it is
 PACE = "MORETTA_PACE"  # in the environment: the file that says how slow this site is
-MORETTA = (sys.executable, "-c", "from moretta.commands.app import main; main()")
+MORETTA = (sys.executable, "-c", "from moretta.commands.main import main; main()")
 
 PROTOCOLS = {
     "pbpfl": 'name = "pbpfl"\nloss = "cross-entropy"\nlearning-rate = 0.05\noptimizer = "adam"',

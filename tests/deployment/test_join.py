@@ -407,7 +407,7 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
     words = [
         sys.executable,
         "-c",
-        "from moretta.commands.app import main; main()",
+        "from moretta.commands.main import main; main()",
         "join",
         "mine/north",
         "--silo",

@@ -1,4 +1,4 @@
-"""What a shell user calls for many machines; `moretta.commands.app` adds these to its own."""
+"""What a shell user calls for many machines; `moretta.commands.main` adds these to its own."""
 
 from __future__ import annotations
 
