@@ -25,7 +25,7 @@ from moretta.data.table import read_bytes
 from moretta.errors import ParameterError
 
 Pixels = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 HAM10000 = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
@@ -41,10 +41,10 @@ class Images:
     """
 
     x: Pixels
-    y: Labels
+    y: Integers
     x_test: Pixels | None = None
-    y_test: Labels | None = None
-    group: Labels | None = None
+    y_test: Integers | None = None
+    group: Integers | None = None
     class_names: tuple[str, ...] = ()
     domain: NDArray[np.str_] | None = None
 
@@ -117,7 +117,7 @@ def _cifar(folder: Path, train: tuple[str, ...], test: str, label_bytes: int, in
     return _residual_parts(folder)
 
 
-def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Labels]:
+def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Integers]:
     """Records of the label bytes (the last is the fine label) and 3072 pixels: red, green and blue planes."""
     data = np.frombuffer(read_bytes(path), np.uint8)
     if len(data) == 0 or len(data) % (label_bytes + 3072):
@@ -146,7 +146,7 @@ def _residual_parts(folder: Path) -> Images | None:
     return Images(x, y, x_test, y_test)
 
 
-def _residuals(path: Path) -> tuple[Pixels, Labels, Labels | None]:
+def _residuals(path: Path) -> tuple[Pixels, Integers, ClassLabels | None]:
     """(pixels, labels, lesion numbers if the file has them)."""
     arrays = read_npz(path)
     r, y = arrays.get("r"), arrays.get("y")
@@ -200,7 +200,7 @@ def _kaggle(path: Path) -> Images:
     return Images(x, y, group=_lesions(path.with_name("HAM10000_metadata.csv"), y), class_names=HAM10000)
 
 
-def _lesions(path: Path, y: Labels) -> Labels | None:
+def _lesions(path: Path, y: Integers) -> ClassLabels | None:
     """The lesion of each row by the metadata, whose rows must be the table's; None without metadata."""
     if not path.is_file():
         return None

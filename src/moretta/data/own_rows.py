@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.data.checks import Array, as_features, as_targets, check_finite, check_fit, check_targets_finite
-from moretta.data.dataset import Missing
+from moretta.data.dataset import MissingValues
 from moretta.data.images import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
@@ -21,7 +21,7 @@ from moretta.errors import ParameterError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedRows:
     """What a run expects of everybody's rows.
 
     inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
@@ -37,11 +37,11 @@ class Wanted:
 
 def read_rows(
     source: str,
-    wanted: Wanted,
+    wanted: ExpectedRows,
     where: str,
     *,
     target: str | None = None,
-    missing: Missing = "error",
+    missing: MissingValues = "error",
     id_column: str | None = None,
     base: Path = Path("."),
 ) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
@@ -81,7 +81,7 @@ def read_rows(
 
 
 def _table(
-    path: Path, wanted: Wanted, target: str | None, missing: Missing, id_column: str | None
+    path: Path, wanted: ExpectedRows, target: str | None, missing: MissingValues, id_column: str | None
 ) -> tuple[Mapping[str, Array], tuple[str, ...]]:
     # Targets as numbers, whatever the task: the classes of one owner's rows are not all the classes.
     table = read_table(
@@ -99,7 +99,7 @@ def _table(
     return arrays, table.names
 
 
-def _targets(y: Array, wanted: Wanted, where: str) -> Array:
+def _targets(y: Array, wanted: ExpectedRows, where: str) -> Array:
     if wanted.classes is None:
         return as_targets(y, where, "regression")[0]
     labels = np.asarray(y)
@@ -116,7 +116,7 @@ def _no_targets() -> Array:
     return np.empty(0, np.float32)
 
 
-def _check(x: Array, y: Array, wanted: Wanted, where: str, names: tuple[str, ...]) -> None:
+def _check(x: Array, y: Array, wanted: ExpectedRows, where: str, names: tuple[str, ...]) -> None:
     kind = np.dtype(np.int64 if wanted.tokens else np.float32)
     if x.shape[1:] != wanted.inputs or x.dtype != kind:
         raise ParameterError(

@@ -7,11 +7,11 @@ import numpy as np
 from moretta.contract.wording import did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
 from moretta.data.checks import Array, Task, as_features, as_targets
-from moretta.data.dataset import Dataset, Missing
+from moretta.data.dataset import Dataset, MissingValues
 from moretta.data.images import SETS, Images, load_images, read_npz, scaled
 from moretta.data.office_home import SIZE, load_office_home
 from moretta.data.references import beside, is_reference, resolve, said
-from moretta.data.split import Rows, split, split_groups
+from moretta.data.split import RowNumbers, split, split_groups
 from moretta.data.table import Encoding, read_table
 from moretta.errors import MissingExtra, ParameterError
 
@@ -28,7 +28,7 @@ def load(
     test_fraction: float | None = None,
     validation_fraction: float | None = None,
     encoding: Encoding | None = None,
-    missing: Missing = "error",
+    missing: MissingValues = "error",
     id_column: str | None = None,
     image_size: int | None = None,
     seed: int = 0,
@@ -170,7 +170,7 @@ def _images(images: Images, wish: Wish) -> Dataset:
     )
 
 
-def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[Rows, Rows, Rows]:
+def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
     """A split where every category of every domain is in each part in proportion, and every category in training."""
     number = np.unique(domain, return_inverse=True)[1]
     strata = number * len(images.class_names) + images.y

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.wording import did_you_mean
 from moretta.data.checks import Task
-from moretta.data.dataset import Missing
+from moretta.data.dataset import MissingValues
 from moretta.errors import ParameterError
 
 Encoding = Literal["one-hot", "ordinal"]
@@ -51,7 +51,7 @@ def read_table(
     target: str | None = None,
     task: Task | None = None,
     encoding: Encoding = "one-hot",
-    missing: Missing = "error",
+    missing: MissingValues = "error",
     drop: tuple[str, ...] = (),
     id_column: str | None = None,
     labelled: bool = True,
@@ -104,7 +104,7 @@ def read_table(
 
 
 def fill_missing(
-    x: NDArray[Any], how: Missing, names: tuple[str, ...], owner: str, columns: tuple[int, ...] | None = None
+    x: NDArray[Any], how: MissingValues, names: tuple[str, ...], owner: str, columns: tuple[int, ...] | None = None
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Fill NaN in x [n, d] with the owner's own column medians; returns the filled (x, names), x itself untouched.
 
