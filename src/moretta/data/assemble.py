@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import Array, Task, as_features, as_targets
+from moretta.contract.messages import Array
+from moretta.data.checks import Task, as_features, as_targets
 from moretta.data.dataset import Dataset, MissingValues
 from moretta.data.images import scaled
 from moretta.data.split import RowNumbers, split
-from moretta.data.table import Table
+from moretta.data.table import Table, absent_columns
 from moretta.errors import ParameterError
 
 
@@ -189,9 +190,7 @@ def _numbered(x: Array) -> tuple[str, ...]:
 
 
 def _absent(x: Array, missing: MissingValues) -> tuple[int, ...]:
-    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
-        return ()
-    return tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
+    return () if missing == "error" or x.ndim != 2 or x.dtype.kind != "f" else absent_columns(x)
 
 
 def _is_table(x: Array, name: str) -> bool:

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import Array, Task, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.contract.messages import Array
+from moretta.data.checks import Task, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.errors import ParameterError
 
 MissingValues = Literal["error", "median", "indicator"]

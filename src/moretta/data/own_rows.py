@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import Array, as_features, as_targets, check_finite, check_fit, check_targets_finite
+from moretta.contract.messages import Array
+from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.data.dataset import MissingValues
 from moretta.data.images import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
-from moretta.data.table import fill_missing, read_table
+from moretta.data.table import fill_missing, is_table, read_table
 from moretta.errors import ParameterError
 
 
@@ -54,7 +55,7 @@ def read_rows(
     where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
     """
     names: tuple[str, ...] = ()
-    if source.endswith((".csv", ".csv.gz")):
+    if is_table(source):
         arrays, names = _table(base / source, wanted, target, missing, id_column)
     elif target is not None or id_column is not None:
         raise ParameterError(f"{where}: target and id-column are for .csv files, and source = {source!r} is none")
@@ -128,7 +129,6 @@ def _check(x: Array, y: Array, wanted: ExpectedRows, where: str, names: tuple[st
     check_finite(x, names if len(names) == x.shape[-1] else (), where)
     if not wanted.labelled:
         return
-    if len(x) != len(y):
-        raise ParameterError(f"{where} has {len(x)} samples but {len(y)} targets; expected one target per sample")
+    check_pair(x, y, where)
     check_targets_finite(y, where)
     check_fit(y, wanted.classes or wanted.outputs or 1, where)

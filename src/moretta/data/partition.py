@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.wording import did_you_mean
-from moretta.data.checks import class_of
+from moretta.data.checks import check_choice, class_of
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
 from moretta.data.split import RowNumbers, cut, generator
@@ -141,8 +140,7 @@ def partition(
 def _check(rows: int, silos: int, how: str, alpha: float | None, sizes: Sequence[float] | None) -> None:
     if how in GRIDS:
         raise ParameterError(f'partition = "{how}" deals columns, not rows; here expected one of {", ".join(HOW)}')
-    if how not in HOW:
-        raise ParameterError(f'partition = "{how}" is unknown; {did_you_mean(how, (*HOW, *GRIDS))}')
+    check_choice("partition", how, (*HOW, *GRIDS))
     if silos < 1:
         raise ParameterError(f"expected at least one silo, got {silos}")
     if silos > rows:
