@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moretta.protocols.common.claims import Claim, Record, setting, under
 from moretta.protocols.common.shared_claims import (
     COLUMNS_OF_THE_OTHER,
@@ -25,7 +27,7 @@ BATCH, EPOCH = "loss-difference vector", "weight change"
 
 
 def sums_loss_differences(record: Record) -> bool:
-    """Whether a round is a batch of each silo."""
+    """Whether a round is one batch of each silo (the default)."""
     return not setting(record, "protocol", "local-epochs")
 
 
@@ -40,7 +42,7 @@ def _sums(upload: str) -> tuple[Claim, ...]:
 
 CLAIMS = (
     *under(_sums(BATCH), sums_loss_differences),
-    *under(_sums(EPOCH), sums_weight_changes),
+    *(replace(claim, place="full") for claim in under(_sums(EPOCH), sums_weight_changes)),
     Claim(
         "server",
         "learns",
@@ -54,7 +56,7 @@ CLAIMS = (
     Claim(
         "server",
         "learns",
-        "loss differences that are not those of noise: that they look alike protects nothing",
+        "loss differences that can be told from those of noise: that they look alike protects nothing",
         where=(sums_loss_differences,),
         attacks=("loss-differences",),
         place="brief",
@@ -65,6 +67,7 @@ CLAIMS = (
         "the choice of the directions, as each role commits itself before it sees another’s part",
         attacks=("seed-choosing-server",),
     ),
+    Claim("server", "learns", "the silos’ mean loss"),
     Claim("server", "learns", "the true model", "Holds the model.", place="front"),
     NOISE,
     ROWS_OF_A_ROUND,

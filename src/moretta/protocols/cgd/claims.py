@@ -34,7 +34,7 @@ def is_simulated(record: Record) -> bool:
 
 
 def is_blind(record: Record) -> bool:
-    """Whether the aggregator is blind, as by default."""
+    """Whether the aggregator is blind (the default)."""
     return is_summed(record) and setting(record, "protocol", "blind") is not False
 
 
@@ -93,6 +93,11 @@ def alone(record: Record) -> str:
 # -- claims ------------------------------------------------------------------------------------------------------------
 
 
+def _own(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """Return claims that do not read as they do under other protocols."""
+    return tuple(replace(claim, shared=False) for claim in claims)
+
+
 SIMULATED = tuple(
     Claim(
         role,
@@ -108,7 +113,7 @@ SIMULATED = tuple(
 AGGREGATOR = (
     in_the_clear("gradient"),
     Claim("server", "not given", "a model", "Holds no model.", (is_in_the_clear,)),
-    *under((replace(sum_only("gradient"), place="full"),), is_seeing),
+    *_own(under((replace(sum_only("gradient"), place="full"),), is_seeing)),
     Claim(
         "server",
         "learns",
@@ -120,7 +125,7 @@ AGGREGATOR = (
     Claim(
         "server",
         "not given",
-        "a model, a gradient or a sum of them that it could read",
+        "gradients, sums of them or a model: it adds up and relays what it cannot read",
         "Adds up and relays sums that it cannot read, as each participant’s part is blinded under a key of its group; "
         "holds no model. Sees who takes part in what, when, and how many rows an upload is about.",
         (is_blind,),
@@ -131,14 +136,14 @@ AGGREGATOR = (
     Claim(
         "server",
         "learns",
-        "who takes part in what, when, and how many rows an upload is about",
+        "who takes part in what, when, and how many rows an upload is about and a group has",
         where=(is_blind,),
         place="front",
     ),
-    *under((FROM_THE_SUM,), is_seeing),
+    *_own(under((FROM_THE_SUM,), is_seeing)),
     with_all_but_one("gradient"),
     *around_sums("gradient"),
-    *under((ROWS_OF_A_ROUND, DIFFERENCES_OF_TOTALS), reads_sums),
+    *_own(under((ROWS_OF_A_ROUND, DIFFERENCES_OF_TOTALS), reads_sums)),
     *under((COLUMNS_ALONE,), is_blind),
     Claim(
         "server and silos",
@@ -158,14 +163,14 @@ SCORED = (
         "Relays what the participants’ models score on rows that they hold back, and cannot read it; they can.",
         (*SCORES.where, is_blind),
     ),
-    *under((SCORES,), reads_sums),
+    *_own(under((SCORES,), reads_sums)),
 )
 
 PARTICIPANT = (
     Claim(
         "silo",
         "not given",
-        "another’s confined model",
+        "another’s confined model, but one of its own",
         "Holds its own confined model, which no other participant sees.",
         assumes="no iterate leaks",
         rests_on="messages that hold nobody else’s start (`tests/protocols/cgd/test_cgd_privacy.py`)",
@@ -199,7 +204,7 @@ PARTICIPANT = (
         "all iterates of another’s model, if one of them leaks",
         "One iterate of another’s model, if it leaks, gives all of that one’s iterates, earlier and later.",
     ),
-    *under((LABELS_OF_OTHERS,), splits_rows),
+    *_own(under((LABELS_OF_OTHERS,), splits_rows)),
     Claim(
         "silo",
         "learns",
@@ -247,25 +252,24 @@ PARTICIPANT = (
     Claim(
         "silo",
         "learns",
-        "the gradient of the one with whom it shares them, as the sum less its own",
+        "the gradient of the other one, as the sum less its own",
         "Where two participants share layers, each works out the other’s gradient from the sum and its own: groups of "
         "fewer than three expose each other.",
         (has_groups_of_two,),
         attacks=("two-party-exposure",),
-        place="brief",
     ),
     *SILO_STATISTICS,
 )
 
 CLAIMS = (
-    *SIMULATED,
     *AGGREGATOR,
     *SCORED,
     *PARTICIPANT,
+    *SIMULATED,
     Claim(
         "outsider",
         "learns",
-        "a model, from D and the architecture",
+        "a model, from D, if it leaks, and the architecture",
         assumes="D leaks, or the relay is not blind",
         attacks=("outsider-displacement",),
     ),

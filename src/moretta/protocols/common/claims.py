@@ -32,7 +32,7 @@ numbers, which is no encryption. bounded: an accountant says how much of it the 
 said of it."""
 
 Place = Literal["front", "brief", "full"]
-"""Which lists have a claim: front: all of them; brief: all but README's first table; full: not README's."""
+"""Where README has a claim, beside the full lists: front: in its first table; brief: in its list; full: nowhere."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class Claim:
     where a report says nothing, as the conditions are in no record. where: all of these hold of the run. words: the
     functions that fill the braces. assumes: what else has to hold, which no record shows.
     attacks: names of those that test it. rests_on: what it rests on beside them, such as tests.
-    protocols: the names for which a package says it, none for all of them. shared: it reads the same under every
-    protocol. alone: where it holds, a report says nothing else of the role.
+    protocols: the names for which a package says it, none for all of them. shared: it is much the same under every
+    protocol, and lists that tell of all protocols have it once. alone: where it holds, a report says nothing else of
+    the role.
     """
 
     role: Role
@@ -126,12 +127,12 @@ MASKED = ("pairwise", "additive-shares")
 
 
 def is_summed(record: Record) -> bool:
-    """Whether secure aggregation is used."""
+    """Whether sums are secure."""
     return scheme(record) != "none"
 
 
 def is_masked(record: Record) -> bool:
-    """Whether secure aggregation opens sums alone, as by default."""
+    """Whether sums are secure (the default)."""
     return scheme(record) in MASKED
 
 
@@ -167,7 +168,7 @@ def is_noised(record: Record) -> bool:
 
 
 def is_standardised(record: Record) -> bool:
-    """Whether inputs are standardised, as tables are by default."""
+    """Whether inputs are standardised (the default of tables)."""
     return setting(record, "data", "standardise") is not False
 
 

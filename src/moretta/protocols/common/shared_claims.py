@@ -144,6 +144,7 @@ def in_the_clear(upload: str) -> Claim:
         f"Sees the {upload} of each silo by itself: no secure aggregation was used.",
         (is_in_the_clear,),
         attacks=OF_AN_UPLOAD,
+        shared=True,
     )
 
 
@@ -158,6 +159,8 @@ def sum_only(upload: str) -> Claim:
         (ring,),
         assumes="at least two silos do not collude with it; a roster, or an honest relay of keys",
         attacks=OF_A_MASK,
+        rests_on="the tests of secure aggregation (`tests/secure_aggregation`)",
+        shared=True,
         place="front",
     )
 
@@ -169,6 +172,7 @@ FROM_THE_SUM = Claim(
     "What follows from the sum is not hidden, such as the balance of its rows’ labels, and few rows themselves.",
     (is_masked,),
     attacks=OF_A_SUM,
+    shared=True,
 )
 
 
@@ -181,12 +185,20 @@ def with_all_but_one(upload: str) -> Claim:
         f"Together with all silos but one it has that one’s {upload}, as the sum less theirs.",
         (is_masked,),
         attacks=("server-and-silos",),
+        shared=True,
     )
 
 
 def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
     """Return what the server has of late answers, of weights and by relaying keys."""
     return (
+        Claim(
+            "server",
+            "learns",
+            "which silos took part, their total weight, and the lengths of messages",
+            where=(is_masked,),
+            shared=True,
+        ),
         Claim(
             "server",
             "learns",
@@ -230,7 +242,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
 NOISE = Claim(
     "server",
     "bounded",
-    "what all models of the run tell of one example at one silo: by the accountant’s epsilon",
+    "no more of one example at one silo, from all models of the run, than the accountant’s epsilon says",
     "All models of this run together are (ε, δ)-differentially private with {epsilons}."
     "{what_epsilon_assumes}{what_epsilon_leaves_out}",
     (is_noised,),
@@ -238,7 +250,7 @@ NOISE = Claim(
     assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help to "
     "open one sum of a take",
     attacks=("membership-inference",),
-    place="brief",
+    shared=True,
 )
 
 
@@ -307,7 +319,7 @@ ROWS_OF_ALL_IN_A_ROUND = replace(ROWS_OF_ALL, where=(is_summed, takes_all_rows))
 WHO_TAKES_PART = Claim(
     "silo",
     "learns",
-    "which silos take part in each round",
+    "which silos take part in each round, drawn from the training seed",
     "Knows which silos take part in each round: they are drawn from the training seed.",
     (chooses_silos,),
     shared=True,
@@ -327,6 +339,7 @@ LABELS_OF_OTHERS = Claim(
     (steps_plainly,),
     (targets_of_others,),
     attacks=("silo-property",),
+    shared=True,
 )
 
 
@@ -341,7 +354,6 @@ def of_two(upload: str) -> Claim:
         (has_few_in_a_round,),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
-        place="brief",
     )
 
 
@@ -398,3 +410,26 @@ NOTES = (
         shared=True,
     ),
 )
+
+
+SHARED = (
+    in_the_clear("update"),
+    sum_only("update"),
+    FROM_THE_SUM,
+    with_all_but_one("update"),
+    *around_sums("update"),
+    NOISE,
+    ROWS_OF_A_ROUND,
+    DIFFERENCES_OF_TOTALS,
+    SCORES,
+    LABELS_OF_OTHERS,
+    *SILO_STATISTICS,
+    replace(
+        of_two("update"),
+        what="the other’s update as far as models show it: groups of fewer than three expose each other",
+        place="brief",
+    ),
+    COLUMNS_OF_THE_OTHER,
+    *LISTENERS,
+)
+"""What lists that tell of all protocols have once."""

@@ -29,14 +29,11 @@ FEDSGD, FEDAVG, LOCAL, CENTRALISED = ("fedsgd",), ("fedavg",), ("local",), ("cen
 FEDERATED = FEDSGD + FEDAVG
 
 
-def is_told_of_others(record: Record) -> bool:
-    """Whether inputs are standardised, or `participation` is below 1."""
-    return is_standardised(record) or chooses_silos(record)
-
-
-def is_told_of_none(record: Record) -> bool:
-    """Whether inputs are not standardised, and all silos take part in all rounds."""
-    return not is_told_of_others(record)
+def of_others(record: Record) -> str:
+    """Return what a silo that trains alone knows of others, where no statistics of all are told it."""
+    if is_standardised(record) or chooses_silos(record):
+        return ""
+    return ", and of any other silo at most its name and public key"
 
 
 def _sums(upload: str) -> tuple[Claim, ...]:
@@ -52,11 +49,11 @@ def _sums(upload: str) -> tuple[Claim, ...]:
 CLAIMS = (
     *of(FEDSGD, _sums("gradient")),
     *of(FEDAVG, _sums("weight change")),
+    *of(FEDERATED, (Claim("server", "learns", "the true model", "Holds the model.", place="front"),)),
+    *of(FEDSGD, (NOISE,)),
     *of(
         FEDERATED,
         (
-            Claim("server", "learns", "the true model", "Holds the model.", place="front"),
-            NOISE,
             ROWS_OF_A_ROUND,
             DIFFERENCES_OF_TOTALS,
             Claim(
@@ -91,17 +88,10 @@ CLAIMS = (
             Claim(
                 "silo",
                 "learns",
-                "its own model alone",
-                "Sees its own rows and its own model.",
-                (is_told_of_others,),
+                "its own model alone, and of any other silo at most its name and public key, beside common statistics",
+                "Sees its own rows and its own model{of_others}.",
+                words=(of_others,),
                 place="front",
-            ),
-            Claim(
-                "silo",
-                "learns",
-                "its own model alone, and of any other silo at most its name and public key",
-                "Sees its own rows and its own model, and of any other silo at most its name and public key.",
-                (is_told_of_none,),
             ),
             COLUMNS_OF_ALL,
             WHO_TAKES_PART,
@@ -120,8 +110,8 @@ CLAIMS = (
             ),
             Claim(
                 "silo",
-                "not given",
-                "anything: it hands over its rows, of which nothing is hidden from whoever trains on them",
+                "learns",
+                "nothing, as it hands over its rows, of which nothing is hidden from whoever trains on them",
                 "Hands over its rows; nothing of them is hidden from whoever trains on them.",
                 place="front",
             ),

@@ -52,12 +52,12 @@ def is_unscaled(record: Record) -> bool:
 
 
 def is_scaled_by_powers(record: Record) -> bool:
-    """Whether scales are free, and powers of two."""
+    """Whether scales are powers of two."""
     return not is_unscaled(record) and has_powers_of_two(record)
 
 
 def is_scaled(record: Record) -> bool:
-    """Whether scales are free, and continuous as by default."""
+    """Whether scales are continuous (the default) and some are free."""
     return not is_unscaled(record) and not has_powers_of_two(record)
 
 
@@ -169,7 +169,7 @@ RECEIVED = (
     Claim(
         "silo",
         "obfuscated",
-        "exponents of the parameter values below the last layer; their signs and mantissas are plain, in their place",
+        "the model with the exponents below the last layer obfuscated; signs and mantissas are plain, in their place",
         "Receives a noisy model whose scales are powers of two: below the last layer the sign and the mantissa of each "
         "parameter value are plain to it, in their place, and only exponents are obfuscated, by {how_many} of three "
         "values each.",
@@ -200,7 +200,7 @@ RECEIVED = (
     Claim(
         "silo",
         "obfuscated",
-        "the model’s parameter values",
+        "the model with its parameter values obfuscated",
         "Receives a noisy model: its parameter values are obfuscated {by_scales}.",
         (is_scaled,),
         (by_scales,),
@@ -233,7 +233,7 @@ RECEIVED = (
     Claim(
         "silo",
         "learns",
-        "those tensors as they are, on one side or on both",
+        "tensors that have no free scale, as they are on one side or on both",
         "{forced} no free scale, on one side or on both (forced_to_one in result.json says which tensors, and why).",
         (has_forced_scales,),
         (forced,),
@@ -260,7 +260,6 @@ SOFTMAX = (
         "they give the whole offset where m is below the number of outputs.",
         (is_cross_entropy, returns_the_paper_s_form),
         attacks=OF_A_SOFTMAX,
-        place="brief",
     ),
     Claim(
         "silo",
@@ -281,7 +280,7 @@ SILO = (
     Claim(
         "silo",
         "learns",
-        "the last layer’s offset, whose m unknowns it fits by least squares, and with it the true predictions",
+        "the last layer’s offset, whose m unknowns it fits to its labels by least squares, and so the true predictions",
         "The offset of the last layer has m unknowns{here}, and a silo that has labels fits them by least squares (to "
         "a relative error of 10⁻⁴ after 20 rounds on the digits data).",
         words=(here,),
@@ -314,13 +313,12 @@ SILO = (
     Claim(
         "silo",
         "obfuscated",
-        "the other’s gradient, which the perturbation of the model alone keeps from it",
+        "the other’s gradient obfuscated, by the perturbation of the model alone",
         "{rounds_of_few}, the model changes by its own part and the other’s, so that only the perturbation keeps the "
         "other’s gradient from it: groups of fewer than three expose each other.",
         (has_few_in_a_round, is_scaled),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
-        place="brief",
     ),
     COLUMNS_OF_THE_OTHER,
 )
