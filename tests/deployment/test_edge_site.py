@@ -178,7 +178,7 @@ from moretta.engines.flare.site_worker import Desk
 from moretta.engines.flare.envelope import Busy, Hello, Poll, Submit
 from moretta.engines.flare.signing import Session, Trust
 from moretta.contract.messages import Stamp
-from moretta.protocols.baffle.messages import MESSAGES, Commit
+from moretta.protocols.baffle.silo.messages import MESSAGES, Commit
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.secure_aggregation.identity import Identity
 

@@ -295,7 +295,7 @@ from onnx import helper, TensorProto
 from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
-from moretta.protocols.baffle.forward import Layout
+from moretta.protocols.baffle.silo.forward import Layout
 layout = Layout({"w": (1, 1)}, "float32", bytes(32))
 put = lambda name, shape: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 nodes = [helper.make_node("Conv", ["x", "k"], ["a"], pads=[1] * 4), helper.make_node("Relu", ["a"], ["b"]),
