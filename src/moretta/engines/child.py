@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO
 
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Phase, State, no_phase
@@ -112,7 +113,7 @@ class ChildClient:
             raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
         try:
             process.wait_until(time.monotonic() + seconds)
-            wire.send(process.input, self._codec.encode(message))
+            framing.write(process.input, self._codec.encode(message))
             for array in arrays:
                 wire.send_array(process.input, array)
             process.wait_until(time.monotonic() + seconds)
@@ -136,7 +137,7 @@ class ChildClient:
         return answer
 
     def _receive(self, process: _Process) -> Message:
-        data = wire.receive(process.output)
+        data = framing.read(process.output)
         if data is None:
             raise BrokenPipeError
         return self._codec.decode(data)

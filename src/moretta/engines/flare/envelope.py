@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from moretta.contract import framing
 from moretta.contract.codec import LARGEST
 from moretta.errors import CodecError
 
@@ -29,6 +30,7 @@ TOPIC = "moretta"  # of FLARE's aux messages
 ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 2
 HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
+LENGTH = 4  # bytes of the length of the header
 SIGNATURE = 64  # bytes, of Ed25519
 UNSIGNED = bytes(SIGNATURE)  # in the place of a signature
 
@@ -196,7 +198,7 @@ def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -
     """Return header, signature and body as one."""
     text = json.dumps({"format": FORMAT, **header.model_dump(mode="json")}, separators=(",", ":")).encode()
     signature = UNSIGNED if sign is None else sign(text, body)
-    return b"".join((len(text).to_bytes(4, "little"), signature, text, body))
+    return b"".join((framing.length_of(text, LENGTH), signature, text, body))
 
 
 def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
@@ -222,15 +224,12 @@ def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
 
 def _split(data: object, largest: int) -> tuple[Envelope, bytes]:
     """Return an envelope's bytes, and its header without the format, which is ours."""
-    begin = 4 + SIGNATURE
-    if not isinstance(data, bytes) or len(data) < begin:
+    if not isinstance(data, bytes):
         raise CodecError(f"expected an envelope; got {type(data).__name__}")
-    length = int.from_bytes(data[:4], "little")
-    if length > min(HEADER_LIMIT, len(data) - begin):
-        raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
-    if len(data) - begin - length > largest:
-        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - begin - length}")
-    envelope = Envelope(data[begin : begin + length], data[4:begin], data[begin + length :])
+    header = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, gap=SIGNATURE, what="a header")
+    if len(data) - header.stop > largest:
+        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - header.stop}")
+    envelope = Envelope(data[header], data[LENGTH : header.start], data[header.stop :])
     try:
         content = json.loads(envelope.header)
         version = content.pop("format")

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
@@ -181,7 +182,7 @@ class Host:
 
     def turn(self) -> bool:
         """Answer once; return whether anything was asked. Raises CodecError for half a frame: nothing can follow it."""
-        data = wire.receive(self._source)
+        data = framing.read(self._source)
         if data is None:
             return False
         answer: Message | None = None
@@ -195,9 +196,9 @@ class Host:
         except Exception as caught:  # noqa: BLE001  # the process lives on: it costs the silo this exchange only
             traceback.print_exc()
             error = caught
-        wire.send(self._sink, self._codec.encode(self._envelope(error)))
+        framing.write(self._sink, self._codec.encode(self._envelope(error)))
         if answer is not None:
-            wire.send(self._sink, self._codec.encode(answer))
+            framing.write(self._sink, self._codec.encode(answer))
         return True
 
     def _answer(self, asked: Message) -> Message:
