@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from moretta import Federation, Silo
@@ -299,14 +300,11 @@ class Hospitals:
 
     def processes(self, who: str, of: str = "") -> list[int]:
         """The ids of a party's processes whose command line has a word in it."""
-        mark, found = f"{WHOSE}={self._token}-{who}".encode(), []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with suppress(OSError):  # it has just ended, or is another user's
-                    there = (entry / "environ").read_bytes().split(b"\0")
-                    words = (entry / "cmdline").read_bytes()
-                    if mark in there and of.encode() in words:
-                        found.append(int(entry.name))
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it has just ended, or is another user's
+                if process.environ().get(WHOSE) == f"{self._token}-{who}" and of in " ".join(process.cmdline()):
+                    found.append(process.pid)
         return sorted(found)
 
     def job(self, who: str = "server") -> int:

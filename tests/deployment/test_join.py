@@ -27,8 +27,8 @@ import grpc
 from test_cli import Called, call
 from test_runs_with_a_roster import enrol
 
+from moretta.deployment import holding, kits, processes
 from moretta.deployment import join as joining
-from moretta.deployment import kits, processes
 from moretta.errors import ParameterError
 
 RUN = """
@@ -278,10 +278,10 @@ def test_a_name_that_means_nothing_yet_is_waited_for_too(here: Path, monkeypatch
 
 def test_a_site_joins_once(here: Path) -> None:
     (here / "moretta").mkdir()
-    with joining._only_one(here / "kits/north/local", "mine"):
+    with holding.only_one(here / "kits/north/local", "mine"):
         assert refused(join()).startswith(f"this kit has joined already, by process {os.getpid()}; a site joins once")
     shutil.copytree(here / "kits/north", here / "copy")
-    with joining._only_one(here / "moretta", "mine"):
+    with holding.only_one(here / "moretta", "mine"):
         assert f"is in use by another join, process {os.getpid()}; leave one" in refused(join("copy"))
 
 

@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
+
 from moretta import __version__
 from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
@@ -475,8 +477,6 @@ def _bytes_of(federation: Federation) -> int:
 
 def _memory(size: int, holders: int) -> str:
     free, needed = _free_memory(), size * (COPIES + 2 * holders)  # what is sent has 8 bytes a number
-    if free is None:
-        return Warned("cannot be told: this system does not say what is free")
     if not size:
         return f"{_shown(free)} free; give --run to compare with what a model takes"
     if free < needed:
@@ -487,16 +487,13 @@ def _memory(size: int, holders: int) -> str:
     return f"{_shown(free)} free; parameters are {_shown(size)}, and a round takes {_shown(needed)} at least"
 
 
-def _free_memory() -> int | None:
+def _free_memory() -> int:
     """Return the bytes of memory that are free: of the machine, and of what a container may take of it."""
-    found = []
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))))
+    found = [psutil.virtual_memory().available]
     with suppress(OSError, ValueError):  # "max" is no number
         most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
         found.append(max(most - used, 0))
-    return min(found, default=None)
+    return min(found)
 
 
 def _out(out: Path, server: bool) -> str:

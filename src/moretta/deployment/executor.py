@@ -18,8 +18,9 @@ from nvflare.apis.signal import Signal
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
+from moretta.deployment.holding import take_turn
 from moretta.deployment.server_key import SILO, trust_of
-from moretta.deployment.site import Site, log_to, take_turn
+from moretta.deployment.site import Site, log_to
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
 from moretta.engines.flare.site_worker import Desk
 from moretta.errors import ParameterError, PeerError

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from moretta.config import silo_file
 from moretta.deployment import doctor, kits, processes
+from moretta.deployment.holding import only_one
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
 from moretta.errors import ParameterError, RunFailed
@@ -53,7 +53,7 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
         settings["memory-limit-mib"] = memory_limit_mib
     out, remembered = file.out, kit / "local" / "join.json"
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_one(kit / "local", KIT_HELD), _only_one(out, OUT_HELD):
+    with only_one(kit / "local", KIT_HELD), only_one(out, OUT_HELD):
         if processes.end_left_over(remembered):
             say("ended what an earlier join of this kit, which was killed, had left running")
         for change in kits.patch(kit):
@@ -128,20 +128,3 @@ def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-@contextmanager
-def _only_one(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder, so that no other join has it. what: the sentence where one has."""
-    descriptor = os.open(folder / "join.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-            raise ParameterError(what.format(f"process {holder or 'unknown'}")) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import secrets
-import signal
 import socket
 import ssl
 import subprocess
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from moretta.deployment import kits
 from moretta.engines.files import write_atomically
@@ -103,10 +104,8 @@ def stop(parent: Parent, patience: float = 10.0) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and (parent.poll() is None or family_of(parent)):
         time.sleep(STEP)
-    if parent.poll() is None:
-        parent.kill()  # before the others: it would start them again
+    _end_marked(parent.family, parent.pid)
     parent.wait()
-    _kill_marked(parent.family)
 
 
 def remember(parent: Parent, path: Path) -> None:
@@ -126,36 +125,31 @@ def end_left_over(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     there = _marked(family)
-    if pid in there:  # before the others: it would start them again
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        while pid in _marked(family):
-            time.sleep(STEP)
-    _kill_marked(family)
+    _end_marked(family, pid)
     path.unlink(missing_ok=True)
     return bool(there)
 
 
 def family_of(parent: Parent) -> list[int]:
     """Return the ids of the processes that a parent has started, directly or not, and that have not ended."""
-    return [pid for pid in _marked(parent.family) if pid != parent.pid]
+    return [process.pid for process in _marked(parent.family) if process.pid != parent.pid]
 
 
-def _marked(family: str) -> list[int]:
-    mark, found = f"{MARK}={family}".encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+def _marked(family: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+            if process.environ().get(MARK) == family:
+                found.append(process)
     return found
 
 
-def _kill_marked(family: str) -> None:
+def _end_marked(family: str, first: int) -> None:
+    """Kill all of a family. first: the parent, which goes before the others: it would start them again."""
     while found := _marked(family):
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in [one for one in found if one.pid == first] or found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         time.sleep(STEP)
 
 
