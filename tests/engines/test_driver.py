@@ -19,7 +19,7 @@ Clients = dict[str, ToyClient]
 
 def driver_of(server: ToyServer, clients: Clients, least: int = 2) -> Driver:
     engine = InProcess(clients, Codec(SCHEMA))
-    return Driver(server, list(clients), "run", engine.deliver, least, engine.clock.phase)
+    return Driver(server, list(clients), "run", engine, least)
 
 
 def play(server: ToyServer, clients: Clients, last: int = 3, least: int = 2) -> list[RoundEnd]:
@@ -167,19 +167,21 @@ def test_the_release_is_repeated_like_a_round(clients: Clients) -> None:
 
 
 def test_what_the_server_computes_is_aggregation(clients: Clients) -> None:
-    engine = InProcess(clients, Codec(SCHEMA))
     open_phases: list[str] = []
+
+    class Watching(InProcess):
+        def deliver(self, ask: Ask) -> Replies:
+            open_phases.append(f"delivering in {self.clock._open}")
+            return super().deliver(ask)
+
+    engine = Watching(clients, Codec(SCHEMA))
 
     class Watched(ToyServer):
         def round(self, now: Stamp) -> Exchange[Report | Aborted]:
             open_phases.extend(engine.clock._open)
             return (yield from super().round(now))
 
-    def deliver(ask: Ask) -> Replies:
-        open_phases.append(f"delivering in {engine.clock._open}")
-        return engine.deliver(ask)
-
-    list(Driver(Watched(), list(clients), "run", deliver, 2, engine.clock.phase).rounds(1, 1))
+    list(Driver(Watched(), list(clients), "run", engine, 2).rounds(1, 1))
     assert open_phases == ["delivering in []", "aggregation", "delivering in []"]
 
 
@@ -291,15 +293,15 @@ def test_whole_rows_wait_for_the_same_silos_and_then_fail_by_name() -> None:
     says = {(2, 0): (0, "abc", True)}
     waited: list[tuple[list[str], int]] = []
 
-    def back(silos: Sequence[str], least: int) -> Sequence[str]:
-        waited.append((list(silos), least))
-        return silos if len(waited) == 2 else ()
+    class Waiting(InProcess):
+        def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
+            waited.append((list(silos), least))
+            return silos if len(waited) == 2 else ()
 
     def driver() -> Driver:
         clients = spenders(a=says, b=says)
         clients["c"].faults["toy/say", 2] = Disconnected("gone")
-        engine = InProcess(clients, Codec(SCHEMA))
-        return Driver(ToyServer(), list(clients), "run", engine.deliver, 2, engine.clock.phase, back=back)
+        return Driver(ToyServer(), list(clients), "run", Waiting(clients, Codec(SCHEMA)), 2)
 
     for _ in range(2):
         with pytest.raises(RunFailed, match=r"round 2 can only be played .* as before, a, b, c: .* missing: c;"):

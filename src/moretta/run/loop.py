@@ -133,13 +133,9 @@ class Session:
             self._players.server,
             self._silos,
             self._place.run,
-            self._engine.deliver,
+            self._engine,
             self._players.least,
-            self._engine.clock.phase,
             self._chosen if self._of.participation < 1 else None,
-            self._engine.back,
-            self._engine.renewed,
-            self._engine.away,
         )
         try:
             for line in self._rounds_kept(driver):

@@ -67,7 +67,7 @@ def played(rounds: int, protocol: CGD | None = None) -> dict[str, Client]:
     made = of(protocol or CGD(delta=(0.1, 0.3)), rounds)
     clients = participants(made)
     engine = InProcess(made.clients, Codec(made.messages), strict=True)
-    assert list(Driver(made.server, list(made.clients), "run", engine.deliver, made.least).rounds(1, rounds))
+    assert list(Driver(made.server, list(made.clients), "run", engine, made.least).rounds(1, rounds))
     return clients
 
 

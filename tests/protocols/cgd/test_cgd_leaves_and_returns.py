@@ -166,7 +166,7 @@ def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up()
     play(players.server, engine, players, 3, 5)
     players.clients["silo-1"].restore(old)
     failing(fault)(players)
-    driver = Driver(cast_of(made).server, list(players.clients), "a-run", engine.deliver, players.least)
+    driver = Driver(cast_of(made).server, list(players.clients), "a-run", engine, players.least)
     assert [[gone.silo for gone in end.dropped] for end in driver.rounds(6, 7)] == [["silo-1"], []]
     assert fault.happened
     found, undisturbed = copied(players.models()), run(ROWS, 7, protocol)
@@ -185,7 +185,7 @@ def engine_of(made: Any, players: Cast) -> InProcess:
 
 
 def play(server: Server, engine: InProcess, players: Cast, first: int, last: int, run_id: str = "a-run") -> None:
-    driver = Driver(server, list(players.clients), run_id, engine.deliver, players.least)
+    driver = Driver(server, list(players.clients), run_id, engine, players.least)
     ends = list(driver.rounds(first, last))
     assert not [gone for end in ends for gone in end.dropped]
 
