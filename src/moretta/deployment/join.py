@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from moretta.config import silo_file
-from moretta.deployment import doctor, kits, processes
+from moretta.deployment import certificates, kits, patching, processes, server_connection, site_checks
 from moretta.deployment.holding import only_one
+from moretta.deployment.machine_checks import writable
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
 from moretta.errors import ParameterError, RunFailed
@@ -40,12 +41,12 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     edge = edge or file.silo.edge
     processes.require("edge-flare" if edge else "flare")
     check_packages(RUNS if edge else ())
-    doctor.belongs(kit, silo, file)
-    kits.check(kit)
-    doctor.identified(file)
-    doctor.pinned(kit, file)
-    doctor.openable(file)
-    doctor.writable(file.out)
+    site_checks.belongs(kit, silo, file)
+    certificates.check(kit)
+    site_checks.identified(file)
+    site_checks.pinned(kit, file)
+    site_checks.openable(file)
+    writable(file.out)
     settings: dict[str, object] = {"silo": os.path.abspath(silo)}
     if edge:
         settings["edge"] = True
@@ -56,7 +57,7 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     with only_one(kit / "local", KIT_HELD), only_one(out, OUT_HELD):
         if processes.end_left_over(remembered):
             say("ended what an earlier join of this kit, which was killed, had left running")
-        for change in kits.patch(kit):
+        for change in patching.patch(kit):
             say(change)
         write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
         _wait_for_server(kit, say)
@@ -82,8 +83,8 @@ def _wait_for_server(kit: Path, say: Say) -> None:
     said, refused = "", False
     while True:
         try:
-            processes.resolve(kit)
-            processes.reach(kit, AGAIN, AGAIN)
+            server_connection.resolve(kit)
+            server_connection.reach(kit, AGAIN, AGAIN)
             return
         except RunFailed as error:
             refused = False
@@ -115,7 +116,7 @@ def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
             connected.extend(time.monotonic() for _ in found)
             with suppress(ParameterError):
                 try:
-                    processes.reach(kit, LOOK)
+                    server_connection.reach(kit, LOOK)
                 except RunFailed:  # the server is away, so that it is no wonder
                     connected.clear()
         if not warned and len(connected) == OFTEN and connected[-1] - connected[0] < WITHIN:

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from moretta.config.run_files import RunFile
-from moretta.deployment import job, kits, processes, server_key
+from moretta.deployment import (
+    administration,
+    job,
+    kits,
+    patching,
+    processes,
+    provisioning,
+    server_connection,
+    server_key,
+)
 from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import last_checkpoint
@@ -76,9 +85,9 @@ def serve(
     processes.end_left_over(places.work / "server.json")
     names = job.site_names(run_file)
     made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
-    kit = kits.provision(places.kits, host, port, names)
-    processes.check_port(port)
-    kits.patch(kit.server)
+    kit = provisioning.provision(places.kits, host, port, names)
+    server_connection.check_port(port)
+    patching.patch(kit.server)
     identity = _key(kit.server / "local", run_file)
     if made:
         say(f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust")
@@ -106,7 +115,7 @@ def _shut_down(admin: Path, say: Say) -> None:
     until = time.monotonic() + ENDING
     while True:
         try:
-            processes.shut_down(admin)
+            administration.shut_down(admin)
             return
         except MorettaError as error:
             if time.monotonic() > until:
@@ -138,12 +147,12 @@ def _play(
             "status": str(status.absolute()),
         }
         job.write_job(run_file, folder, **arguments)
-        number = processes.submit(kit.admin, folder)
+        number = administration.submit(kit.admin, folder)
         try:
             ended = _follow(places, status, server, history, say)
         except BaseException:
             with suppress(MorettaError):
-                processes.abort(kit.admin, number)
+                administration.abort(kit.admin, number)
             raise
         if ended is not None:
             if ended["state"] == "failed":
@@ -229,7 +238,7 @@ def _wait_for_sites(
     while True:
         if server.poll() is not None:
             raise RunFailed(f"FLARE's server ended with exit code {server.returncode}, before any site had come")
-        there = processes.connected(admin)
+        there = administration.connected(admin)
         missing = [name for name in names if name not in there]
         if not missing:
             say(f"all {len(names)} sites are connected")
@@ -259,7 +268,7 @@ def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
         until = time.monotonic() + START
         while True:
             try:
-                processes.connected(kit.admin, wait=2.0)
+                administration.connected(kit.admin, wait=2.0)
                 break
             except MorettaError:
                 if server.poll() is not None or time.monotonic() > until:
