@@ -141,11 +141,11 @@ def test_a_run_is_the_same_bytes_as_in_one_process(
 
 # -- one site has a bad day, and the run goes on -----------------------------------------------------------------------
 
-TAMPERED = """from moretta.engines.flare import desk
+TAMPERED = """from moretta.engines.flare import site_worker
 import os
 from pathlib import Path
 
-answer = desk.Desk.answer
+answer = site_worker.SiteWorker.answer
 
 def tampered(self, data):
     reply = answer(self, data)
@@ -158,7 +158,7 @@ def tampered(self, data):
         return reply[:end] + bytes(byte ^ 0x55 for byte in reply[end:])
     return bytes(byte ^ 0x55 for byte in reply)
 
-desk.Desk.answer = tampered
+site_worker.SiteWorker.answer = tampered
 """
 IDLE = 0.1  # seconds of a forward pass at west, so that the others wait most of a round
 

@@ -38,10 +38,10 @@ from moretta import errors
 from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.engines import pipe as wire
-from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
+from moretta.engines.pipe import HERE, BeSilo, Acknowledged, AnswerHeader, Restore
 codec, source, sink = Codec((*SCHEMA, *wire.MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
 while (data := framing.read(source)) is not None:
-    asked, error, answer, state = codec.decode(data), "", Done(stamp=HERE), {{}}
+    asked, error, answer, state = codec.decode(data), "", Acknowledged(stamp=HERE), {{}}
     if isinstance(asked, BeSilo):
         x, y = wire.receive_array(source), wire.receive_array(source)
         begun, number = asked, int(x.sum() + y.sum()) + len(asked.state)
@@ -51,7 +51,7 @@ while (data := framing.read(source)) is not None:
         answer, state = Said(stamp=asked.stamp, number=number), {{"more": b"m", **begun.state}}
     else:
         error = begun.settings
-    envelope = Envelope(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
+    envelope = AnswerHeader(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
                         sentence="expected this, got that" if error else "")
     framing.write(sink, codec.encode(envelope))
     if not error:

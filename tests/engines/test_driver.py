@@ -10,7 +10,7 @@ from toy import SCHEMA, Say, ToyClient, ToyServer
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
-from moretta.engines.driver import SAYS, Driver, Dropped, RoundEnd
+from moretta.engines.driver import SAYS, Driver, DroppedSilo, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.errors import Disconnected, MisuseError, ParameterError, PeerError, RunFailed, SumSpent
 
@@ -61,7 +61,7 @@ def test_a_silo_that_misses_a_round_costs_that_round_itself_only(
     ends = play(server, clients, 4)
     assert server.sums == [321, 301, 321, 321]
     assert [end.attempt for end in ends] == [0, 1, 0, 0]
-    assert [end.dropped for end in ends] == [[], [Dropped(2, "b", reason)], [], []]
+    assert [end.dropped for end in ends] == [[], [DroppedSilo(2, "b", reason)], [], []]
     # Every change of the cohort is a set-up of its own, under a stamp of its own, and only a change is one.
     assert server.setups == [
         (Stamp("run", 1, 0), ("a", "b", "c")),
@@ -75,7 +75,7 @@ def test_a_silo_that_misses_the_setup_is_left_out_of_the_round(clients: Clients)
     server = ToyServer()
     ends = play(server, clients, 2)
     assert server.sums == [320, 321]
-    assert ends[0].dropped == [Dropped(1, "a", "refused: not yet")]
+    assert ends[0].dropped == [DroppedSilo(1, "a", "refused: not yet")]
     assert [cohort for _, cohort in server.setups] == [("a", "b", "c"), ("b", "c"), ("a", "b", "c")]
 
 
@@ -87,7 +87,7 @@ def test_silos_may_go_one_after_the_other(clients: Clients) -> None:
     server = ToyServer()
     ends = play(server, clients, 2, least=1)
     assert (ends[0].attempt, ends[0].report.figures) == (2, {"sum": 20.0})
-    assert ends[0].dropped == [Dropped(1, "a", "refused: first"), Dropped(1, "c", "refused: second")]
+    assert ends[0].dropped == [DroppedSilo(1, "a", "refused: first"), DroppedSilo(1, "c", "refused: second")]
     assert ends[1].report.figures == {"sum": 321.0}
 
 
@@ -162,7 +162,7 @@ def test_the_release_is_repeated_like_a_round(clients: Clients) -> None:
     assert len(list(driver.rounds(1, 2))) == 2
     outcome, dropped = driver.finish(3)
     assert outcome.facts == {"last": "word"}
-    assert dropped == [Dropped(3, "c", "failed: ValueError: gone")]
+    assert dropped == [DroppedSilo(3, "c", "failed: ValueError: gone")]
     assert server.setups[-1] == (Stamp("run", 3, 1), ("a", "b"))
 
 
@@ -243,14 +243,14 @@ def test_who_is_missing_beside_a_spent_take_is_left_out_of_the_next() -> None:
     clients["c"].faults["toy/say", 1] = PeerError("no")
     ends = play(Opening({}), clients, 1)
     assert [(end.take, end.report.figures) for end in ends] == [(1, {"sum": 11.0})]
-    assert ends[0].dropped == [Dropped(1, "c", "refused: no")]
+    assert ends[0].dropped == [DroppedSilo(1, "c", "refused: no")]
 
 
 def test_after_silos_were_bound_the_next_take_goes_on_without_the_silent() -> None:
     server = Opening({(1, 0): "c"})
     ends = play(server, spenders(), 2)
     assert [(end.attempt, end.take, end.report.figures["sum"]) for end in ends] == [(1, 1, 11.0), (0, 0, 111.0)]
-    assert ends[0].dropped == [Dropped(1, "c", "late: it was silent")]
+    assert ends[0].dropped == [DroppedSilo(1, "c", "late: it was silent")]
 
 
 def test_a_silo_that_has_cost_two_takes_is_left_out_until_the_run_is_resumed() -> None:

@@ -15,7 +15,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
 from moretta.engines import views
-from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
 from moretta.engines.faults import NO_MISHAP, Injector
 from moretta.engines.in_process import InProcess
 from moretta.engines.settings import Delay, Fault, FaultPhase, Faults
@@ -323,7 +323,7 @@ def test_the_release_is_one_more_round(helpful: dict[str, ToyClient]) -> None:
     driver = Driver(Forgiving(), list(helpful), "run", engine, 2)
     assert not dropped(list(driver.rounds(1, 2)))
     _, gone = driver.finish(3)
-    assert gone == [Dropped(3, "d", "disconnected: fault injection: unreachable from the upload of round 3 on")]
+    assert gone == [DroppedSilo(3, "d", "disconnected: fault injection: unreachable from the upload of round 3 on")]
 
 
 def test_who_misses_the_setup_of_all_is_named_with_the_first_round(helpful: dict[str, ToyClient]) -> None:

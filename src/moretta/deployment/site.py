@@ -59,7 +59,7 @@ class Role(Protocol):
 
 
 class Site:
-    """One site, as `moretta.engines.flare.site_worker.Desk` wants it.
+    """One site, as `moretta.engines.flare.site_worker.SiteWorker` wants it.
 
     file: its silo.toml. text: what it was told of the run. certificate: the name in its startup kit's certificate.
     Raises `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.

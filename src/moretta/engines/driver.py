@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedSilo:
     """A silo that missed a round, and why."""
 
     round: int
@@ -62,7 +62,7 @@ class RoundEnd:
     attempt: int
     cohort: Sequence[str]
     report: Report
-    dropped: Sequence[Dropped]
+    dropped: Sequence[DroppedSilo]
     take: int = 0
 
 
@@ -89,7 +89,7 @@ class Driver:
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
-        before: Sequence[Dropped] = ()
+        before: Sequence[DroppedSilo] = ()
         if self._chosen is not None:  # statistics are of all silos, whoever is chosen first
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
         for number in range(first, last + 1):
@@ -98,14 +98,14 @@ class Driver:
             yield RoundEnd(number, now.attempt, self._cohort or (), report, [*before, *dropped], now.take)
             before = ()
 
-    def finish(self, number: int) -> tuple[Outcome, Sequence[Dropped]]:
+    def finish(self, number: int) -> tuple[Outcome, Sequence[DroppedSilo]]:
         """Let the server release, with round number `number`, one past the last."""
         outcome, _, dropped = self._repeat(number, self._silos, self._server.finish)
         return outcome, dropped
 
     def _repeat(
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
-    ) -> tuple[R, Stamp, Sequence[Dropped]]:
+    ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
         wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
@@ -121,7 +121,7 @@ class Driver:
             if isinstance(ended, Report):
                 _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
-                dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
+                dropped = [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)

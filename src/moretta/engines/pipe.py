@@ -7,7 +7,8 @@ memory. Nothing else is ever on standard output, and nothing secret is on the co
       BeSilo(settings, its state), x, y         -->   makes its role
       Restore(state)                            -->   takes it up
       any message of the protocol               -->   answers it
-                                                <--   Envelope, and unless it tells of an error, Done or the answer
+                                                <--   AnswerHeader, and unless it tells of an error, the answer, or
+                                                      Acknowledged where none was asked for
 
 An array is two parts: dtype and shape as JSON, and its bytes, which are read where they are to stay.
 """
@@ -53,12 +54,12 @@ class Restore(Message):
 
 
 @message("edge/done")
-class Done(Message):
+class Acknowledged(Message):
     """It is done."""
 
 
 @message("edge/envelope")
-class Envelope(Message):
+class AnswerHeader(Message):
     """What comes before an answer, and of which protocols know nothing.
 
     seconds: by phase. peak_mib: the most memory the process has had resident. state: the silo's, where it has changed.
@@ -72,14 +73,14 @@ class Envelope(Message):
     sentence: str
 
 
-MESSAGES = (BeSilo, Restore, Done, Envelope)
+MESSAGES = (BeSilo, Restore, Acknowledged, AnswerHeader)
 
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MorettaError)
 }
 
 
-def error_of(envelope: Envelope) -> Exception:
+def error_of(envelope: AnswerHeader) -> Exception:
     """Return the error that an envelope tells of, of the same class if it is one of ours."""
     kind = _ERRORS.get(envelope.error)
     return RuntimeError(f"{envelope.error}: {envelope.sentence}") if kind is None else kind(envelope.sentence)

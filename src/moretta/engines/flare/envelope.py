@@ -2,13 +2,13 @@
 
     server -> site                                                site -> server
       Knock     who is there? unsigned, and changes nothing         Awake
-      Hello     which run this is, and how far                      Here, Busy (not ready yet) or Refused
-      Submit    work: a message to answer, a state to keep, ..      Done, Busy, Failed or Stranger
+      Hello     which run this is, and how far                      SiteReady, Busy (not ready yet) or Refused
+      Submit    work: a message to answer, a state to keep, ..      WorkDone, Busy, Failed or Stranger
       Poll      is the work done?                                   the same
                 what the server's session has not signed            Denied
 
-The body is the codec's bytes of a protocol message, or nothing; that of Done is sealed for the server. A header is JSON
-of a closed schema, checked by pydantic on either side; a peer's bytes give a header of it or
+The body is the codec's bytes of a protocol message, or nothing; that of WorkDone is sealed for the server. A header is
+JSON of a closed schema, checked by pydantic on either side; a peer's bytes give a header of it or
 `moretta.errors.CodecError`. Who signs what is in `moretta.engines.flare.signing`.
 """
 
@@ -119,7 +119,7 @@ class Awake(_Header):
     process_id: Key
 
 
-class Here(_Header):
+class SiteReady(_Header):
     """A site is ready. key: its identity's fingerprint."""
 
     kind: Literal["here"] = "here"
@@ -133,7 +133,7 @@ class Busy(_Header):
     kind: Literal["busy"] = "busy"
 
 
-class Done(_Header):
+class WorkDone(_Header):
     """Work is done: seconds by phase, and the most memory of an edge client."""
 
     kind: Literal["done"] = "done"
@@ -171,7 +171,7 @@ class Denied(_Header):
 
 Signed = Hello | Submit | Poll
 Request = Knock | Signed
-Reply = Awake | Here | Busy | Done | Failed | Stranger | Refused | Denied
+Reply = Awake | SiteReady | Busy | WorkDone | Failed | Stranger | Refused | Denied
 Sign = Callable[[bytes, bytes], bytes]
 """Returns the signature of a header and a body."""
 

@@ -17,7 +17,7 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
 from moretta.engines import pipe as wire
 from moretta.engines.clock import Clock
-from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
+from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
@@ -43,7 +43,7 @@ DEVIATIONS = 6  # that a lot drawn at random may be larger than it is expected t
 SLACK = 1 << 19  # bytes for whatever else
 
 
-class Silo:
+class EdgeSilo:
     """A silo's role in this process, and the model that it runs."""
 
     def __init__(self, begin: BeSilo, x: Array, y: Array) -> None:
@@ -88,7 +88,7 @@ class Silo:
         if isinstance(message, Restore):
             self._client.restore(message.state)
             self._told = dict(message.state)
-            return Done(stamp=HERE)
+            return Acknowledged(stamp=HERE)
         try:
             answer = answered(self._client, message)
         except MemoryError:  # of `cap`; what was being made is gone
@@ -178,7 +178,7 @@ class Host:
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._codec = source, sink, Codec(SCHEMA)
-        self._silo: Silo | None = None
+        self._silo: EdgeSilo | None = None
 
     def turn(self) -> bool:
         """Answer once; return whether anything was asked. Raises CodecError for half a frame: nothing can follow it."""
@@ -204,15 +204,15 @@ class Host:
     def _answer(self, asked: Message) -> Message:
         if isinstance(asked, BeSilo):
             rows = wire.receive_array(self._source), wire.receive_array(self._source)
-            self._silo = Silo(asked, *rows)
-            return Done(stamp=HERE)
+            self._silo = EdgeSilo(asked, *rows)
+            return Acknowledged(stamp=HERE)
         if self._silo is None:
             raise MisuseError(f"expected to be told first which silo this is, got `{asked.TAG}`")
         return self._silo.answer(asked)
 
-    def _envelope(self, error: Exception | None) -> Envelope:
+    def _envelope(self, error: Exception | None) -> AnswerHeader:
         silo = self._silo
-        return Envelope(
+        return AnswerHeader(
             stamp=HERE,
             seconds={} if silo is None else dict(silo.clock.take()),
             peak_mib=peak_mib(),
