@@ -6,11 +6,12 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from moretta.config import silo_file
+from moretta.config.silo_file import SiloFile
 from moretta.deployment import certificates, kits, patching, processes, server_connection, site_checks
 from moretta.deployment.holding import only_one
 from moretta.deployment.machine_checks import writable
@@ -41,35 +42,37 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     edge = edge or file.silo.edge
     processes.require("edge-flare" if edge else "flare")
     check_packages(RUNS if edge else ())
+    _check(kit, silo, file)
+    settings: dict[str, object] = {"silo": os.path.abspath(silo)}
+    settings |= {"edge": True} if edge else {}
+    settings |= {} if memory_limit_mib is None else {"memory-limit-mib": memory_limit_mib}
+    file.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(kit / "local", KIT_HELD), only_one(file.out, OUT_HELD):
+        return _join(kit, file.out, settings, say)
+
+
+def _check(kit: Path, silo: Path, file: SiloFile) -> None:
+    """Look, before anything is started, at what `moretta doctor` looks at."""
     site_checks.belongs(kit, silo, file)
     certificates.check(kit)
     site_checks.identified(file)
     site_checks.pinned(kit, file)
     site_checks.openable(file)
     writable(file.out)
-    settings: dict[str, object] = {"silo": os.path.abspath(silo)}
-    if edge:
-        settings["edge"] = True
-    if memory_limit_mib is not None:
-        settings["memory-limit-mib"] = memory_limit_mib
-    out, remembered = file.out, kit / "local" / "join.json"
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with only_one(kit / "local", KIT_HELD), only_one(out, OUT_HELD):
-        if processes.end_left_over(remembered):
-            say("ended what an earlier join of this kit, which was killed, had left running")
-        for change in patching.patch(kit):
-            say(change)
-        write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
-        _wait_for_server(kit, say)
-        host, port = kits.address_of(kit)
-        say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
-        client = processes.start(kit, out / "flare.log")
-        try:
-            processes.remember(client, remembered)
-            _watch(client, kit, out, say)
-        finally:
-            processes.stop(client)
-            remembered.unlink(missing_ok=True)
+
+
+def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Path:
+    remembered = kit / "local" / "join.json"
+    if processes.end_left_over(remembered):
+        say("ended what an earlier join of this kit, which was killed, had left running")
+    for change in patching.patch(kit):
+        say(change)
+    write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
+    _wait_for_server(kit, say)
+    host, port = kits.address_of(kit)
+    say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
+    with processes.running(kit, out / "flare.log", remembered) as client:
+        _watch(client, kit, out, say)
     if client.returncode != 0:
         raise RunFailed(
             f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining again "

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -68,6 +68,21 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
         )
     parent.family = family
     return parent
+
+
+@contextlib.contextmanager
+def running(kit: Path, log: Path, remembered: Path) -> Iterator[Parent]:
+    """Run the server or the site of a kit, and leave none of its processes behind.
+
+    log: as of `start`. remembered: the file by which whoever is next finds them, where this process is killed.
+    """
+    parent = start(kit, log)
+    try:
+        remember(parent, remembered)
+        yield parent
+    finally:
+        stop(parent)
+        remembered.unlink(missing_ok=True)
 
 
 def stop(parent: Parent, patience: float = 10.0) -> None:

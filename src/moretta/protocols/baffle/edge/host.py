@@ -31,6 +31,7 @@ from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.schemes import contributor
+from moretta.secure_aggregation.sums import Contributor
 
 SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
@@ -53,26 +54,13 @@ class EdgeSilo:
         self._graph = b""  # the digest of the one that was loaded
         self._forward: OnnxForward | None = None
         self._too_large: ParameterError | None = None
-        kept = len(x) - settings.held_out
-        self._batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
-        held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
-        self._rows = Rows(x[:kept], y[:kept], self._batches, settings.schema, held_out if settings.held_out else None)
-        insecure = SecretRoot(begin.insecure) if begin.insecure else None
+        self._rows, self._batches = _rows_of(settings, x, y)
         self._client = Client(
             settings.recipe,
             settings.name,
             None,
             self._rows,
-            contributor(
-                settings.scheme,
-                settings.name,
-                settings.ring_bits,
-                settings.rules,
-                credentials=settings.credentials(),
-                insecure=insecure,
-                session=settings.session,
-                helped=settings.helped.opened if settings.helped else None,
-            ),
+            _contributor(settings, SecretRoot(begin.insecure) if begin.insecure else None),
             SecretRoot(begin.state["seed/secret_root"]),
             self._private(begin),
             load=self._load,
@@ -171,6 +159,27 @@ class EdgeSilo:
             return batch
         lot = self._settings.batch_size or len(self._rows.x)
         return min(len(self._rows.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
+
+
+def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
+    """Return a silo's rows, of which some may be held back, and the batches of the others."""
+    kept = len(x) - settings.held_out
+    batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
+    held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
+    return Rows(x[:kept], y[:kept], batches, settings.schema, held_out if settings.held_out else None), batches
+
+
+def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor:
+    return contributor(
+        settings.scheme,
+        settings.name,
+        settings.ring_bits,
+        settings.rules,
+        credentials=settings.credentials(),
+        insecure=insecure,
+        session=settings.session,
+        helped=settings.helped.opened if settings.helped else None,
+    )
 
 
 class Host:
