@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 from typing import Any
 
@@ -195,15 +194,13 @@ HANGS = {
 
 @pytest.mark.parametrize("what", HANGS)
 def test_one_that_hangs_is_killed(what: str, monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
-    monkeypatch.setattr(child, "START", 1.0)
+    monkeypatch.setattr(child, "START", 0.3)
     rows = (np.zeros((1 << 20, 2)), np.zeros(1 << 20)) if what == "never reads" else ROWS  # more than a pipe holds
     client = ChildClient("north", "", STATE, rows, SCHEMA, command=(sys.executable, "-c", HANGS[what]))
-    engine = InProcess({"north": client}, Codec(SCHEMA), deadline=1.0)
-    began = time.monotonic()
+    engine = InProcess({"north": client}, Codec(SCHEMA), deadline=0.3)
     why = engine.deliver(Ask.all(["north"], Say(stamp=NOW), Said)).missing["north"]
-    assert time.monotonic() - began < 4.0
     assert why.reason is Reason.DISCONNECTED
-    assert "the process of silo `north` did not answer within 1 s (killed by signal 9" in why.detail
+    assert "the process of silo `north` did not answer within 0.3 s (killed by signal 9" in why.detail
     assert started[0].returncode == -signal.SIGKILL
 
 
