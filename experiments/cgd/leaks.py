@@ -96,7 +96,7 @@ class Participant:
 
     def _keep_delta(self, sealed: NDArray[np.uint8], now: Stamp) -> None:
         me = self.client
-        content = me._keyring.open(now, "delta", str(me._place.head), sealed)
+        content = me._keyring.open(now, "delta", str(me._position.head), sealed)
         delta = np.frombuffer(content, me._rows.x.numpy().dtype).reshape(len(me._rows.x), -1)
         self.deltas[now.round] = self._in_order(delta, now.round)
 

@@ -282,7 +282,7 @@ def test_a_relay_that_reads_sums_gets_no_second_z(later: str) -> None:
         stamp=at(Stamp("run", 3, 0), "columns-2"),
         tensors={FIRST: chosen},
         weight=np.array(17),
-        silos=tuple(sorted(victim._place.groups["columns-2"].members)),
+        silos=tuple(sorted(victim._position.groups["columns-2"].members)),
         encoding={},
     )
     with pytest.raises(PeerError, match="its part of z was another before in this take"):

@@ -71,9 +71,9 @@ def test_who_returns_needs_only_d(silos: list[Silo], blind: bool) -> None:
     after = participants(found.players)[name]
     assert {tensor: value.tobytes() for tensor, value in after._start.items()} == starts[0]
     caught = [(silo, message) for silo, message in seen.asked(CatchUp) if message.stamp.round == 5]
-    assert {group_of(message.stamp) for silo, message in caught if silo == name} == set(after._place.groups)
+    assert {group_of(message.stamp) for silo, message in caught if silo == name} == set(after._position.groups)
     for _, message in caught:
-        shapes = after._place.groups[group_of(message.stamp)].shapes
+        shapes = after._position.groups[group_of(message.stamp)].shapes
         assert message.steps == 4
         numbers = sum(int(np.prod(shape)) for shape in shapes.values()) + message.steps  # D, and a norm a round
         assert message.sealed.size == 8 * numbers + 28
