@@ -26,7 +26,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, standardised, targets
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.silo_rows import Begin
 from moretta.protocols.pbpfl.perturbation import Key
 from moretta.protocols.pbpfl.server import Server as PBPFLServer
@@ -150,10 +150,10 @@ class Truth:
         return found[0]
 
     @cached_property
-    def _cast(self) -> Cast:
+    def _cast(self) -> Roles:
         return self.federation.players(self.planned, self.seed)
 
-    def players(self, number: int) -> Cast:
+    def players(self, number: int) -> Roles:
         """Return all roles as they stood before a round, until this is asked for another one."""
         players, states = self._cast, self.states(number)
         players.server.restore(self._agreed(states["server"]))
@@ -238,7 +238,7 @@ class Truth:
         return client
 
     @cached_property
-    def _here(self) -> Cast:
+    def _here(self) -> Roles:
         of = self.federation
         if of.engine.edge:
             of = replace(of, engine=of.engine.model_copy(update={"edge": ()}))
