@@ -21,7 +21,7 @@ from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
 from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import Delivery
-from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
 from moretta.engines.faults import Injector
 from moretta.engines.files import write_atomically
 from moretta.engines.in_process import InProcess
@@ -133,13 +133,9 @@ class Session:
             self._players.server,
             self._silos,
             self._place.run,
-            self._engine.deliver,
+            self._engine,
             self._players.least,
-            self._engine.clock.phase,
             self._chosen if self._of.spec.participation < 1 else None,
-            self._engine.back,
-            self._engine.renewed,
-            self._engine.away,
         )
         try:
             for line in self._rounds_kept(driver):
@@ -320,7 +316,7 @@ class Session:
             if not rows.exists():
                 write_atomically(rows, rows_digest(self._of.silos).encode(), mode=0o600)
 
-    def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
+    def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> Result:
         of = self._of
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         record = self._record(outcome, dropped, models)
@@ -336,7 +332,9 @@ class Session:
             played=(of, self._rounds, self._seed),
         )
 
-    def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
+    def _record(
+        self, outcome: Outcome, dropped: Sequence[DroppedSilo], models: Mapping[str, Tensors]
+    ) -> dict[str, Any]:
         of, history = self._of, self._history
         test: dict[str, Any] = self._scores_of_all(models, *of.test) if of.test is not None and models else {}
         if scores := self._scores_at_silos(outcome):
