@@ -9,9 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from moretta.audit.attack import Attack, Claim, Finding
-from moretta.audit.case import Case
-from moretta.audit.truth import Truth
+from moretta.audit.evidence.attack import Attack, Claim, Finding
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.truth import Truth
 from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.run.assembly import federation_of

@@ -15,8 +15,8 @@ from torch import nn
 
 from moretta import PBPFL, Federation, Silo
 from moretta.audit import attacks
-from moretta.audit.attacks.gamma_least_squares import ATTACK as GAMMA
-from moretta.audit.attacks.lemma_seven import ATTACK as OTHER
+from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
+from moretta.audit.attacks.pbpfl.lemma_seven import ATTACK as OTHER
 from moretta.audit.auditor import audit
 from moretta.errors import ParameterError
 from moretta.run import auditing

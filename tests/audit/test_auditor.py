@@ -10,7 +10,7 @@ import pytest
 from recorded import recorded
 
 from moretta.audit import auditor
-from moretta.audit.attack import Attack, Finding, Given, Picture, always
+from moretta.audit.evidence.attack import Attack, Finding, Given, Picture, always
 from moretta.errors import ParameterError
 
 

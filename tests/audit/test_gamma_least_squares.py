@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks import gamma_least_squares
-from moretta.audit.attacks.gamma_least_squares import ATTACK, Seen, fit
+from moretta.audit.attacks.pbpfl import gamma_least_squares
+from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK, Seen, fit
 
 
 def test_digits_to_a_thousandth(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moretta.audit import intervals
+from moretta.audit.evidence import intervals
 
 FEW = (1, 2, 3, 6)
 RUNS = 300

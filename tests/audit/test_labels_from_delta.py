@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit import confined
-from moretta.audit.attacks.labels_from_delta import ATTACK
-from moretta.audit.heads import classes
+from moretta.audit.attacks.cgd import confined
+from moretta.audit.attacks.cgd.labels_from_delta import ATTACK
+from moretta.audit.evidence.heads import classes
 from moretta.errors import ParameterError
 
 GRID = {"silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta.audit import shadows, work
-from moretta.audit.attacks import membership_of_local_models
-from moretta.audit.attacks.membership_inference import ATTACK, candidates, hits_at, likelihood_ratio
-from moretta.audit.intervals import auc
-from moretta.audit.network import flat, loss_of
-from moretta.audit.truth import Rows, gradient
+from moretta.audit.attacks.common import membership_of_local_models
+from moretta.audit.attacks.common.membership_inference import ATTACK, candidates, hits_at, likelihood_ratio
+from moretta.audit.evidence import shadows, work
+from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.network import flat, loss_of
+from moretta.audit.evidence.truth import Rows, gradient
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
@@ -123,7 +123,7 @@ def test_split_columns_are_refused_in_words(tmp_path):
 def test_shadows_begin_with_drawn_weights_where_running_statistics_are_not_zero():
     from torch import nn
 
-    from moretta.audit import shadows
+    from moretta.audit.evidence import shadows
 
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
     for parameter in model.parameters():  # as an attacker's model comes, beside statistics that are 1

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.silo_property import ATTACK
-from moretta.audit.truth import Truth
+from moretta.audit.attacks.common.silo_property import ATTACK
+from moretta.audit.evidence.truth import Truth
 
 SKEWED = {"partition": "dirichlet", "alpha": 0.3}
 

@@ -9,7 +9,7 @@ import torch
 from recorded import recorded
 from torch import nn
 
-from moretta.audit.truth import Truth
+from moretta.audit.evidence.truth import Truth
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn

@@ -25,9 +25,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta.audit.attack import Attack, Claim
-from moretta.audit.case import Case
 from moretta.audit.confinement import confine
+from moretta.audit.evidence.attack import Attack, Claim
+from moretta.audit.evidence.case import Case
 from moretta.errors import RunFailed
 
 PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from moretta.audit import attacks
-from moretta.audit.attack import Attack, Claim, Finding, Given
+from moretta.audit import catalogue
 from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.confinement import landlock
-from moretta.audit.truth import Truth
+from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.files import write_atomically
@@ -44,7 +44,7 @@ class Audit:
 
     @property
     def attacks(self) -> Sequence[Mapping[str, Any]]:
-        """What each attack came to, in the order of `moretta.audit.attacks`."""
+        """What each attack came to, in the order of `moretta.audit.catalogue`."""
         return self.record["attacks"]  # type: ignore[no-any-return]
 
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
@@ -100,7 +100,7 @@ def audit(
     done: list[tuple[int, dict[str, Any], Sequence[Any]]] = []
     missed: list[tuple[int, dict[str, str]]] = []
     ready: list[tuple[int, Attack]] = []
-    for place, attack in enumerate(attacks.all_attacks() if chosen is None else chosen):
+    for place, attack in enumerate(catalogue.all_attacks() if chosen is None else chosen):
         if truth.run.protocol not in attack.protocols:
             continue
         why = "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
-from moretta.audit.attacks import server_and_silos
-from moretta.audit.case import Case
-from moretta.audit.intervals import of_rate
-from moretta.audit.uploads import NOISY, PREFIX, Uploads, first_rounds, of_round, rows_of, under, uploaded
+from moretta.audit.attacks.common import server_and_silos
+from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.uploads import NOISY, PREFIX, Uploads, first_rounds, of_round, rows_of, under, uploaded
 from moretta.contract.messages import Array, Tensors
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.ring import Ring
 
 if TYPE_CHECKING:
-    from moretta.audit.truth import Truth
+    from moretta.audit.evidence.truth import Truth
 
 Matrix = NDArray[np.float64]
 ROUNDS = 10  # the first so many

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attack import Attack, Claim, Finding, Given, rounds_of
-from moretta.audit.case import Case
-from moretta.audit.intervals import of_rate
-from moretta.audit.run import Run
+from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.public_run import Run
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import Softmax, TrainOn
@@ -26,7 +26,7 @@ from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.ring import Ring
 
 if TYPE_CHECKING:
-    from moretta.audit.truth import Truth
+    from moretta.audit.evidence.truth import Truth
 
 ROUNDS = 5  # the last so many
 NARROW = 1 / 8  # of the ring, around 0
