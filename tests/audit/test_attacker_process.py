@@ -20,7 +20,7 @@ from moretta.audit.attacker import AttackFailed, claim_of
 from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
 from moretta.audit.evidence.attack import Attack, Finding, Given, always
 from moretta.audit.evidence.case import Architecture, Case
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.truth import Truth
 
 NATIVE = ("safe_open", "parent's cwd", "parent's fds")
@@ -220,7 +220,7 @@ def counted(claim: object, truth: Truth) -> Finding:
 
 
 def case(**arrays: object) -> Case:
-    run = Run("id", "fedsgd", "classification", {}, ("a",), {"a": 2}, (3,), 1, "float32", "none", None, 1, (1,))
+    run = PublicRun("id", "fedsgd", "classification", {}, ("a",), {"a": 2}, (3,), 1, "float32", "none", None, 1, (1,))
     return Case(run, {"a": {}}, arrays, Architecture("mlp"))
 
 

@@ -7,12 +7,17 @@ import pytest
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.common import membership_of_local_models
-from moretta.audit.attacks.common.membership_inference import ATTACK, candidates, hits_at, likelihood_ratio
+from moretta.audit.attacks.common.membership_inference import (
+    ATTACK,
+    OF_LOCAL_MODELS,
+    candidates,
+    hits_at,
+    likelihood_ratio,
+)
 from moretta.audit.evidence import shadows, work
 from moretta.audit.evidence.intervals import auc
 from moretta.audit.evidence.network import flat, loss_of
-from moretta.audit.evidence.truth import Rows, gradient
+from moretta.audit.evidence.truth import PartyRows, gradient
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
@@ -66,13 +71,13 @@ def test_noise_bounds_membership(tmp_path, noise, known):
 
 def test_local_models_tell_members(tmp_path):
     truth = trained(tmp_path, 60, 0.5, name="local")
-    found = attacked(membership_of_local_models.ATTACK, truth)
+    found = attacked(OF_LOCAL_MODELS, truth)
     assert found.score > 0.6
     assert found.succeeded
-    claim = claimed(membership_of_local_models.ATTACK, truth)
+    claim = claimed(OF_LOCAL_MODELS, truth)
     draw, tries = np.random.Generator(np.random.PCG64(1)), 100
     others = [{**claim, "score": draw.permutation(claim["score"])} for _ in range(tries)]
-    seen = sum(membership_of_local_models.ATTACK.score(other, truth).succeeded for other in others)
+    seen = sum(OF_LOCAL_MODELS.score(other, truth).succeeded for other in others)
     assert seen <= 7  # 2.5 by chance, and three deviations of 1.6 more
 
 
@@ -133,7 +138,7 @@ def test_shadows_begin_with_drawn_weights_where_running_statistics_are_not_zero(
     assert begun["1.weight"].tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize(("protocol", "attack"), [("fedsgd", ATTACK), ("local", membership_of_local_models.ATTACK)])
+@pytest.mark.parametrize(("protocol", "attack"), [("fedsgd", ATTACK), ("local", OF_LOCAL_MODELS)])
 def test_labels_alone_tell_no_members(tmp_path, protocol, attack):
     data = {"partition": "dirichlet", "alpha": 0.1}
     truth = recorded(tmp_path, protocol={"name": protocol}, data=data, run={"rounds": 1})
@@ -150,7 +155,7 @@ def test_labels_alone_tell_no_members(tmp_path, protocol, attack):
 
 def parties(theirs, nobodys, task):
     """A truth that has a silo's targets and those of rows that nobody trained on, of which x is the row's number."""
-    both = [Rows(np.arange(len(y), dtype=float)[:, None], np.asarray(y)) for y in (theirs, nobodys)]
+    both = [PartyRows(np.arange(len(y), dtype=float)[:, None], np.asarray(y)) for y in (theirs, nobodys)]
     return SimpleNamespace(rows=lambda silo: both[0], others=both[1], run=SimpleNamespace(task=task))
 
 

@@ -20,13 +20,13 @@ from moretta.audit import catalogue
 from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.confinement import landlock
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.trained import Trained
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.files import write_atomically
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
-from moretta.run.federation import Federation
 
 SECONDS = 120.0  # that an attack may take
 SECONDS_THOROUGH = 3600.0
@@ -74,7 +74,7 @@ def _not_tried(name: str, tried: Iterable[str], missed: Iterable[Mapping[str, st
 
 def audit(
     folder: Path,
-    federation: Federation,
+    federation: Trained,
     rounds: int,
     seed: int,
     *,
@@ -143,7 +143,7 @@ def audit(
 
 
 def opened(
-    folder: Path, federation: Federation, rounds: int, seed: int, background: tuple[Array, Array] | None = None
+    folder: Path, federation: Trained, rounds: int, seed: int, background: tuple[Array, Array] | None = None
 ) -> Truth:
     """Return the truth of a run that can be audited. Raises `moretta.errors.ParameterError` for any other."""
     truth = Truth(folder, federation, rounds, seed, background)

@@ -17,7 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,10 @@ class Federation:
     def _players_names(self, players: Cast) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
         return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
+
+    def without_edge_processes(self) -> Federation:
+        """Return the same federation with all roles by PyTorch in this process, as an audit plays them again."""
+        return replace(self, engine=self.engine.model_copy(update={"edge": ()})) if self.engine.edge else self
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Cast all roles and write nothing: raises what `train` would raise before its first round."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Attack:
     role: Role
     source: str
     protocols: frozenset[str]
-    fits: Callable[[Run], str]
+    fits: Callable[[PublicRun], str]
     given: Callable[[Truth], Given]
     attack: Callable[[Case], Claim]
     score: Callable[[Claim, Truth], Finding]
@@ -87,11 +87,11 @@ class Attack:
 
     @property
     def module(self) -> str:
-        """The module it stands in, under the name ``ATTACK``, from which the child process takes it."""
+        """The module that `attack` stands in, from which the child process takes it by its name."""
         return self.attack.__module__
 
 
-def always(run: Run) -> str:
+def always(run: PublicRun) -> str:
     """Return that an attack can be tried on any run of its protocols."""
     return ""
 

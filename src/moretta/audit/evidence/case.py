@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from moretta import protocols
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.engines import views
@@ -75,7 +75,7 @@ class Case:
     thorough: whether it may take long.
     """
 
-    run: Run
+    run: PublicRun
     views: Mapping[str, Mapping[int, bytes]] = field(repr=False)
     arrays: Mapping[str, Array] = field(repr=False)
     architecture: Architecture
@@ -164,11 +164,11 @@ class Case:
                 seen[role][int(number)] = array.tobytes()
         given = {name.removeprefix(_ARRAY): array for name, array in arrays.items() if name.startswith(_ARRAY)}
         program = arrays[_PROGRAM].tobytes() if _PROGRAM in arrays else b""
-        run = Run.from_json(plain["run"])
+        run = PublicRun.from_json(plain["run"])
         return cls(run, seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
 
 
-def torch_dtype(run: Run) -> torch.dtype:
+def torch_dtype(run: PublicRun) -> torch.dtype:
     """Return the dtype of the model."""
     import torch
 

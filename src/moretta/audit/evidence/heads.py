@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 
 Matrix = NDArray[np.float64]
@@ -50,7 +50,7 @@ def softmax(y: Matrix) -> Matrix:
 
 
 def counts_from_head(
-    run: Run, gradient: Tensors, h: Matrix, outputs: Matrix, y: NDArray[np.int64], rows: int
+    run: PublicRun, gradient: Tensors, h: Matrix, outputs: Matrix, y: NDArray[np.int64], rows: int
 ) -> NDArray[np.int64]:
     """Return how many of the rows are of each class, [classes].
 
@@ -69,7 +69,7 @@ def counts_from_head(
     return whole_numbers(_parts(means - targets, slope, said.mean(axis=0) - slope), rows)
 
 
-def _bias_gradient(run: Run, gradient: Tensors, h: Matrix) -> Matrix:
+def _bias_gradient(run: PublicRun, gradient: Tensors, h: Matrix) -> Matrix:
     if run.head_bias:
         return np.asarray(gradient[run.head_bias], np.float64)
     mean = h.mean(axis=0)

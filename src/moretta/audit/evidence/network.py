@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.public_run import Run
+    from moretta.audit.evidence.public_run import PublicRun
 
 
 def tensors(parameters: Tensors) -> dict[str, Tensor]:
@@ -27,7 +27,7 @@ def outputs_at(model: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) ->
 
 
 @torch.no_grad()
-def head_inputs(model: nn.Module, run: Run, parameters: Tensors, x: Array) -> tuple[Array, Array]:
+def head_inputs(model: nn.Module, run: PublicRun, parameters: Tensors, x: Array) -> tuple[Array, Array]:
     """Return the head's inputs h [rows, inputs] and the outputs [rows, outputs] at these weights, float64.
 
     It asks the model alone, without looking into it: with unit vectors for rows of the head, its outputs are entries

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Run:
+class PublicRun:
     """What is public of a run; it travels to an attacker as JSON.
 
     id: of the run. settings: of the run file, [protocol], [secure-aggregation] and what silos must know of [data],
@@ -64,7 +64,7 @@ class Run:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Run:
+    def from_json(cls, content: Mapping[str, Any]) -> PublicRun:
         """Return what `to_json` gave."""
         lists = {name: tuple(content[name]) for name in ("silos", "shape", "recorded")}
         return cls(**{**content, **lists})

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from moretta.audit.evidence import work
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
+from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.training import Training
-from moretta.protocols.fedsgd.private import clipped_sum
 from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.public_run import Run
+    from moretta.audit.evidence.public_run import PublicRun
 
 LEAST_STEPS = 10
 MOST_ROWS = 64  # whose own gradients are held at once
@@ -56,7 +56,7 @@ class Plan:
     noise: float = 0.0
 
 
-def plan_of(run: Run, silo: str = "") -> Plan:
+def plan_of(run: PublicRun, silo: str = "") -> Plan:
     """Return the plan of a run's public settings; an epoch of FedAvg is as many steps as the smallest silo's.
 
     silo: that trains alone, empty for all together.
@@ -82,13 +82,13 @@ def plan_of(run: Run, silo: str = "") -> Plan:
     )
 
 
-def _private(run: Run) -> tuple[float, float]:
+def _private(run: PublicRun) -> tuple[float, float]:
     """Return the largest norm of a row's gradient and the deviation of the noise in a round's sum, 0 for none."""
     if not run.setting("dp-noise") and not run.setting("dp-clip"):
         return 0.0, 0.0
     clip = float(run.setting("dp-clip"))
-    if run.protocol == "baffle":
-        clip /= math.sqrt(float(run.setting("k")))
+    if numbers := run.setting("k"):  # what is clipped are so many numbers of a row, in place of its gradient
+        clip /= math.sqrt(float(numbers))
     secure = SecureAggregation.model_validate(run.settings.get("secure-aggregation", {}))
     sharers = secure.sharing_noise(len(run.silos)).least if run.masked else 1
     return clip, float(run.setting("dp-noise")) * clip * math.sqrt(len(run.silos) / sharers)

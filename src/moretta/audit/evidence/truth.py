@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import Architecture, Case, Heard, codec, exported
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.trained import Roles, Trained
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.silo import row_shape, rows_digest
@@ -26,11 +27,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, standardised, targets
-from moretta.protocols.common.players import Cast
 from moretta.protocols.common.silo_rows import Begin
-from moretta.protocols.pbpfl.perturbation import Key
-from moretta.protocols.pbpfl.server import Server as PBPFLServer
-from moretta.run.federation import Federation
 
 PUBLIC = ("batch-size", "standardise", "augment")  # of [data]
 AGREED = ("input_mean", "input_deviation", "scales", "has_statistics")  # once, in a run's first set-up
@@ -39,15 +36,15 @@ UNTOLD_SECURE = ("roster", "identity")
 
 
 @dataclass(frozen=True)
-class Rows:
+class PartyRows:
     """A party's rows as its model takes them: x standardised, y as the loss wants it (`protocols.common.targets`)."""
 
     x: Array
     y: Array
 
-    def part(self, index: Any) -> Rows:
+    def part(self, index: Any) -> PartyRows:
         """Return some of them."""
-        return Rows(self.x[index], self.y[index])
+        return PartyRows(self.x[index], self.y[index])
 
 
 class Truth:
@@ -61,7 +58,7 @@ class Truth:
     def __init__(
         self,
         folder: Path,
-        federation: Federation,
+        federation: Trained,
         rounds: int,
         seed: int,
         background: tuple[Array, Array] | None = None,
@@ -150,16 +147,16 @@ class Truth:
         return found[0]
 
     @cached_property
-    def _cast(self) -> Cast:
+    def _roles(self) -> Roles:
         return self.federation.players(self.planned, self.seed)
 
-    def players(self, number: int) -> Cast:
+    def roles(self, number: int) -> Roles:
         """Return all roles as they stood before a round, until this is asked for another one."""
-        players, states = self._cast, self.states(number)
-        players.server.restore(self._agreed(states["server"]))
-        for name, client in players.clients.items():
+        roles, states = self._roles, self.states(number)
+        roles.server.restore(self._agreed(states["server"]))
+        for name, client in roles.clients.items():
             client.restore(states[f"silo-{name}"])
-        return players
+        return roles
 
     def _agreed(self, state: State) -> State:
         """Return the server's state with what its cohort agreed on in the set-up, which the state before it lacks."""
@@ -173,18 +170,10 @@ class Truth:
     def parameters(self, number: int) -> Tensors:
         """Return the true model before a round in the run's dtype, as attacks run it and as it is kept at the end.
 
-        PBPFL's server holds more digits of it. Not of protocols without a common model.
+        A server may hold more digits of it. Not of protocols without a common model.
         """
         held = modules.under("model/", self.states(number)["server"])
         return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held.items()}
-
-    @lru_cache(maxsize=64)  # noqa: B019
-    def key(self, number: int) -> Key:
-        """Return PBPFL's key of a round."""
-        server = self.players(number).server
-        if not isinstance(server, PBPFLServer):
-            raise ParameterError("only pbpfl has a key; this is another protocol")
-        return server.key(Stamp(self.place.run, number, 0, *self.drawn(number)[1:]))
 
     def final(self, name: str = "model.safetensors") -> Tensors:
         """Return a model of the finished run: "model.safetensors" or "released.safetensors"."""
@@ -202,16 +191,21 @@ class Truth:
         """The dtype of the model."""
         return {"float32": torch.float32, "float64": torch.float64}[self.run.dtype]
 
-    def prepared(self, x: Array, y: Array, who: str) -> Rows:
+    def prepared(self, x: Array, y: Array, who: str) -> PartyRows:
         """Return rows as the model and the loss take them."""
         of = self.federation
         made = standardised(x, *self._scales, self.dtype).numpy()
-        return Rows(made, targets(y, of.outputs, of.protocol.loss, who, self.dtype).numpy())
+        return PartyRows(made, targets(y, of.outputs, of.protocol.loss, who, self.dtype).numpy())
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def rows(self, silo: str) -> Rows:
-        """Return all rows that a silo trains on. Not where columns are split."""
+    def rows(self, silo: str) -> PartyRows:
+        """Return all rows that a silo trains on.
+
+        Raises `moretta.errors.ParameterError` where columns are split, so that no silo has whole rows.
+        """
         one = next(one for one in self.federation.silos if one.name == silo)
+        if one.columns:
+            raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
         return self.prepared(one.x, one.y, silo)
 
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
@@ -238,14 +232,11 @@ class Truth:
         return client
 
     @cached_property
-    def _here(self) -> Cast:
-        of = self.federation
-        if of.engine.edge:
-            of = replace(of, engine=of.engine.model_copy(update={"edge": ()}))
-        return of.players(self.planned, self.seed)
+    def _here(self) -> Roles:
+        return self.federation.without_edge_processes().players(self.planned, self.seed)
 
     @cached_property
-    def background(self) -> Rows:
+    def background(self) -> PartyRows:
         """Rows that an attacker may have. Raises `moretta.errors.ParameterError` where there are none."""
         if self._background is not None:
             return self.prepared(*self._background, "background")
@@ -255,7 +246,7 @@ class Truth:
         return self.prepared(x[::2], y[::2], "background")
 
     @cached_property
-    def others(self) -> Rows:
+    def others(self) -> PartyRows:
         """Rows that nobody trained on and no attacker has."""
         x, y = self._test()
         if len(x) < 2:
@@ -276,7 +267,7 @@ class Truth:
         at = self.parameters(number) if parameters is None else parameters
         with rows.randomness(*self.drawn(number)):
             x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
-            return gradient(of.model, at, Rows(x, y), loss or self.loss, of.device)
+            return gradient(of.model, at, PartyRows(x, y), loss or self.loss, of.device)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def _silo_rows(self, silo: str) -> SiloRows:
@@ -291,7 +282,7 @@ class Truth:
         return self.federation.protocol.loss_function
 
 
-def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any, device: str = "cpu") -> Tensors:
+def gradient(model: torch.nn.Module, parameters: Tensors, rows: PartyRows, loss: Any, device: str = "cpu") -> Tensors:
     """Return the gradient of the mean loss on rows, by tensor; the model itself stays as it is."""
     import copy
 
@@ -303,7 +294,7 @@ def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any,
     return {name: one.cpu().numpy() for name, one in zip(trained, found, strict=True)}
 
 
-def _public(record: Mapping[str, Any], federation: Federation, recorded: tuple[int, ...]) -> Run:
+def _public(record: Mapping[str, Any], federation: Trained, recorded: tuple[int, ...]) -> PublicRun:
     """Return what everybody in the run knows."""
     settings = json.loads(json.dumps(record["settings"], default=str))
     data = {key: value for key, value in settings.get("data", {}).items() if key in PUBLIC}
@@ -311,7 +302,7 @@ def _public(record: Mapping[str, Any], federation: Federation, recorded: tuple[i
     protocol = {key: value for key, value in settings["protocol"].items() if key not in UNTOLD}
     secure = {k: v for k, v in settings.get("secure-aggregation", {}).items() if k not in UNTOLD_SECURE}
     summed = record["secure_aggregation"]
-    return Run(
+    return PublicRun(
         id=record["run"],
         protocol=record["protocol"],
         task=record["task"],
@@ -329,7 +320,7 @@ def _public(record: Mapping[str, Any], federation: Federation, recorded: tuple[i
     )
 
 
-def _head(federation: Federation) -> dict[str, str]:
+def _head(federation: Trained) -> dict[str, str]:
     """Return the names of the last linear layer's parameters, as the architecture shows them."""
     held = dict(federation.model.named_parameters())
     weights = [name for name, one in held.items() if one.ndim == 2 and len(one) == federation.outputs]

@@ -8,20 +8,17 @@ nothing had been added to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moretta.audit.evidence.case import Case, Heard
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import ParameterError, PeerError
-from moretta.protocols.baffle.silo.messages import Estimate
-from moretta.protocols.fedsgd.messages import TrainOn
-from moretta.protocols.pbpfl.messages import Softmax
-from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
+from moretta.protocols.common.scoring import Score
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
@@ -35,26 +32,23 @@ from moretta.secure_aggregation.sums import Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, commitment, recovered_masks
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from moretta.audit.evidence.truth import Truth
 
-PREFIX, NOISY = "gradient/", "noisy/"
-SCALARS = "scalars"  # of PBPFL and BAFFLE: as many as an upload has room for beside its other tensors
-_ASKS = (TrainOn, TrainOnNoisy, Estimate)
+PREFIX = "gradient/"  # of gradients in an upload
+SCALARS = "scalars"  # as many as an upload has room for beside its other tensors
 _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """One round of ``fedsgd``, ``fedavg``, ``pbpfl`` or ``baffle``, as its server holds it.
+    """One round as the server holds it.
 
-    parameters: of the model that was sent, under PBPFL the noisy one, under BAFFLE none.
+    parameters: of the model that was sent, by name; none where they travelled as one flat array.
     received: by silo, of the attempt that counted.
     later: what came with other messages of the same stamp. names, digest: of the cohort of the last set-up.
     """
 
-    run: Run
+    run: PublicRun
     stamp: Stamp
     parameters: Tensors
     encoding: Mapping[str, int]
@@ -165,7 +159,7 @@ class Uploads:
         """Return the shape of a tensor of an upload: ``PREFIX/PARAMETER`` is as the parameter."""
         if "/" in name:
             return np.shape(self.parameters[name.rpartition("/")[2]])
-        if name == "alpha_h":  # of PBPFL's terms
+        if name == "alpha_h":  # a term of the head's inputs, and of its bias where it has one
             return (np.shape(self.parameters[self.run.head])[1] + bool(self.run.head_bias),)
         return ()
 
@@ -182,29 +176,34 @@ def of_round(case: Case, number: int) -> Uploads:
     return from_heard(case.run, case.heard("server", Message), number)
 
 
-def from_heard(run: Run, heard: Sequence[Heard], number: int) -> Uploads:
+def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
     """Return what a server that heard these messages, in order, holds of a round. Raises as `of_round`."""
     heard = [one for one in heard if one.round <= number]
-    asks = [one.message for one in heard if isinstance(one.message, _ASKS) and one.round == number]
+    asks = [one.message for one in heard if _is_ask(one.message) and one.round == number]
     if not asks:
         raise ParameterError(f"no uploads of round {number} were recorded")
-    ask = asks[-1]  # of the attempt that counted
+    ask: Any = asks[-1]  # of the attempt that counted
     place = next(index for index, one in enumerate(heard) if _begins(one.message, ask))
     here = [(one.peer, one.message) for one in heard[place:] if one.message.stamp == ask.stamp]
     keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys | CommittedKeys)]
     accepted = [one.message for one in heard[:place] if isinstance(one.message, KeysAccepted)]
-    # Under cross-entropy PBPFL's silos are told how to encode only with the answer that their gradients need.
-    encodings = [ask.encoding, *(message.encoding for _, message in here if isinstance(message, Softmax))]
+    # Of a round of several steps a later message says how the upload is encoded.
+    encodings = [message.encoding for _, message in here if hasattr(message, "encoding")]
     return Uploads(
         run=run,
         stamp=ask.stamp,
-        parameters={} if isinstance(ask, Estimate) else ask.parameters,
+        parameters=ask.parameters if isinstance(ask.parameters, Mapping) else {},
         encoding=encodings[-1],
         received={peer: message for peer, message in here if isinstance(message, _UPLOADS)},
         later=here,
         names=tuple(sorted(keys[-1].keys)) if keys else (),
         digest=accepted[-1].cohort if accepted else b"",
     )
+
+
+def _is_ask(message: Message) -> bool:
+    """Whether a message asks silos to train: it says at which parameters, and how uploads are encoded."""
+    return hasattr(message, "parameters") and hasattr(message, "encoding") and not isinstance(message, Score)
 
 
 def _begins(message: Message, ask: Message) -> bool:
@@ -248,7 +247,7 @@ def sum_of(least: int, most: int | None = None) -> str:
     return "the sum of one silo" if least == 1 else f"the sum of {least} silos"
 
 
-def rows_of(run: Run, silo: str, number: int) -> int:
+def rows_of(run: PublicRun, silo: str, number: int) -> int:
     """Return the rows of a silo's batch of a round, which follow from public sizes.
 
     The last batch of an epoch has what is left. With dp-noise lots are drawn in secret, and it is the one to be
@@ -264,58 +263,10 @@ def under(arrays: Tensors, prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
-def recovered_gradients(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Array]:
-    """Return what PBPFL's server recovers: by round and silo (of the sum: "sum") gradients, and the true model.
-
-    rounds: the silos whose uploads counted, by round; nothing is recovered of others. Gradients are computed from the
-    rows: recovery is exact but for rounding. ``present/ROUND`` has whether each of the run's silos counted.
-    """
-    run, arrays = truth.run, dict[str, Array]()
-    for number, silos in rounds.items():
-        arrays |= {f"model/{number}/{name}": value for name, value in truth.parameters(number).items()}
-        arrays[f"present/{number}"] = np.array([silo in silos for silo in run.silos])
-        own = {silo: truth.gradient(silo, number) for silo in silos}
-        if run.masked:
-            sizes = {silo: len(truth.batch(silo, number)) for silo in silos}
-            total = sum(sizes.values())
-            own = {"sum": {n: _mean([(sizes[s] / total, one[n]) for s, one in own.items()]) for n in own[silos[0]]}}
-        arrays |= {f"gradient/{number}/{who}/{n}": np.asarray(g) for who, g_s in own.items() for n, g in g_s.items()}
-    return arrays
-
-
-def _mean(parts: Sequence[tuple[float, Array]]) -> Array:
-    return np.asarray(np.sum([share * np.asarray(one, np.float64) for share, one in parts], axis=0))
-
-
-def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
-    """Return the gradient that a silo uploads in a round, at the parameters that it was sent."""
-    if truth.run.protocol != "pbpfl":
-        return truth.gradient(silo, number)
-    heard = truth.heard("server", number)
-    ask = [one.message for one in heard if isinstance(one.message, TrainOnNoisy)][-1]
-    answers = [one.message for one in heard if isinstance(one.message, Softmax) and one.peer == silo]
-    loss = _along(truth, answers[-1].y) if answers else None
-    return truth.gradient(silo, number, ask.parameters, loss)
-
-
-def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return PBPFL's noisy loss under cross-entropy, mean (U y - u) . y^ (`moretta.protocols.pbpfl.terms`)."""
-
-    import torch
-
-    def value(outputs: Tensor, targets: Tensor) -> Tensor:
-        u = truth.loss.weighted_targets(targets, outputs)
-        error = u.sum(dim=1, keepdim=True) * torch.from_numpy(np.array(y)).to(outputs) - u
-        along: Tensor = (error.detach() * outputs).sum(dim=1).mean()
-        return along
-
-    return value
-
-
 def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
     """Return the gradient in an upload or a sum, by parameter, float64; of weighted classes per unit of weight.
 
-    prefix: `PREFIX`, or `NOISY` for that of PBPFL's noisy loss.
+    prefix: that the names of gradients begin with.
     """
     density = float(np.asarray(tensors.get("density", 1.0)))
     return {

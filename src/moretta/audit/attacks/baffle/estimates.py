@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import Heard
-from moretta.audit.evidence.public_run import Run
-from moretta.audit.evidence.uploads import from_heard, rows_of
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import from_heard
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
@@ -60,7 +60,7 @@ class Round:
     seed: bytes = field(default=b"", repr=False)
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why loss differences of a run cannot be attacked."""
     if run.setting("local-epochs"):
         return "with local-epochs no loss differences are uploaded"
@@ -69,7 +69,7 @@ def fits(run: Run) -> str:
     return "" if run.recorded else "no round of training was recorded"
 
 
-def recipe_of(run: Run) -> Recipe:
+def recipe_of(run: PublicRun) -> Recipe:
     """Return the public settings that silos estimate by."""
     loss = RowLosses(run.loss, float(run.setting("label-smoothing") or 0.0), tuple(run.setting("class-weights") or ()))
     return Recipe(
@@ -88,11 +88,6 @@ def rounds_seen(truth: Truth, most: int = ROUNDS) -> tuple[int, ...]:
     return tuple(sorted({*truth.recorded[:1], *truth.recorded[-most:]}))
 
 
-def rows_in(run: Run, silo: str, number: int) -> int:
-    """Return how many rows a silo uses in a round, as `moretta.audit.evidence.uploads.rows_of`."""
-    return rows_of(run, silo, number)
-
-
 def seed_of(contributions: Mapping[str, bytes]) -> bytes:
     """Return the seed that follows from all roles' contributions, as each role derives it."""
     cohort = sorted(set(contributions) - {"server"})
@@ -101,7 +96,7 @@ def seed_of(contributions: Mapping[str, bytes]) -> bytes:
     return derive(hashlib.sha256(joined).digest(), "baffle seed", digest)
 
 
-def seeded_rounds(run: Run, heard: Sequence[Heard]) -> Mapping[int, Round]:
+def seeded_rounds(run: PublicRun, heard: Sequence[Heard]) -> Mapping[int, Round]:
     """Return the rounds of a server's view whose seed it shows, by number."""
     recipe, seed, found = recipe_of(run), b"", dict[int, Round]()
     ask: Estimate | None = None
@@ -134,7 +129,7 @@ def _round(recipe: Recipe, seed: bytes, ask: Estimate, came: Mapping[str, Any]) 
     return Round(ask, directions, clear, words, tuple(sorted(came)), seed)
 
 
-def partly_trained(model: nn.Module, run: Run) -> nn.Module:
+def partly_trained(model: nn.Module, run: PublicRun) -> nn.Module:
     """Return the model with only those parameters to be trained that the run's `trainable` names."""
     wanted = tuple(run.setting("trainable") or ())
     for name, parameter in model.named_parameters():
@@ -143,7 +138,7 @@ def partly_trained(model: nn.Module, run: Run) -> nn.Module:
     return model
 
 
-def forward_of(model: nn.Module, run: Run, fixed: Mapping[str, Array]) -> Forward:
+def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array]) -> Forward:
     """Return what runs the architecture at flat parameters. fixed: tensors that are not trained, by name."""
     import torch
 

@@ -34,20 +34,20 @@ from moretta.audit.attacks.baffle.estimates import (
     partly_trained,
     recipe_of,
     rounds_seen,
-    rows_in,
     seeded_rounds,
     used,
 )
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, Picture
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, relative_error
+from moretta.audit.evidence.uploads import rows_of
 from moretta.contract.messages import Array, Message
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.estimate import gradient as estimated
 from moretta.protocols.baffle.silo.forward import Layout
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Rows, Truth
+    from moretta.audit.evidence.truth import PartyRows, Truth
 
 MOST_ENTRIES = 1 << 24  # of all estimates together, and of D
 STARTS, STEPS = 100, 150  # of made-up rows, and of each one's L-BFGS
@@ -96,7 +96,7 @@ def _uploads(case: Case, number: int, seen: Round) -> list[tuple[int, int, NDArr
 
 def _rows(case: Case, number: int, silo: int, seen: Any) -> int:
     names = seen[number].silos if silo < 0 else (case.run.silos[silo],)
-    return sum(rows_in(case.run, name, number) for name in names)
+    return sum(rows_of(case.run, name, number) for name in names)
 
 
 def _row(case: Case, form: str, seen: Round, found: NDArray[np.float64]) -> tuple[Array, float]:
@@ -205,7 +205,7 @@ def _said(figures: dict[str, float], rows: int) -> str:
     )
 
 
-def _compared(row: Array, rows: Rows, truth: Truth) -> tuple[dict[str, float], list[Picture]]:
+def _compared(row: Array, rows: PartyRows, truth: Truth) -> tuple[dict[str, float], list[Picture]]:
     """Return the relative error of a row against the nearest in the batch, beside that of the mean background row."""
     if not row.size:
         return {}, []
@@ -231,12 +231,12 @@ def _mean_row(truth: Truth, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape)
 
 
-def _batch(truth: Truth, seen: Round, silo: int) -> Rows:
-    from moretta.audit.evidence.truth import Rows
+def _batch(truth: Truth, seen: Round, silo: int) -> PartyRows:
+    from moretta.audit.evidence.truth import PartyRows
 
     names = seen.silos if silo < 0 else (truth.run.silos[silo],)
     parts = [truth.rows(name).part(used(truth, seen, name)) for name in names]
-    return Rows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    return PartyRows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
 def _layout(truth: Truth) -> Layout:
@@ -249,7 +249,7 @@ def _model(truth: Truth) -> Any:
     return copy.deepcopy(truth.federation.model)
 
 
-def _true(truth: Truth, layout: Layout, at: Array, rows: Rows) -> NDArray[np.float64]:
+def _true(truth: Truth, layout: Layout, at: Array, rows: PartyRows) -> NDArray[np.float64]:
     from moretta.audit.evidence.truth import gradient
     from moretta.protocols.common import modules
 

@@ -34,13 +34,13 @@ from moretta.audit.attacks.baffle.estimates import (
     opened,
     recipe_of,
     rounds_seen,
-    rows_in,
     scalars,
     seeded_rounds,
 )
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.uploads import rows_of
 from moretta.contract.messages import Array, Message
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _draws(case: Case, seen: Mapping[int, Round], rows: int, uploads: int) -> in
 
 def _uploads(case: Case, number: int, seen: Round) -> list[tuple[int, NDArray[np.float64], int]]:
     """Return what the server has of a round: its number, x_k, and of how many rows."""
-    rows = {silo: rows_in(case.run, silo, number) for silo in seen.silos}
+    rows = {silo: rows_of(case.run, silo, number) for silo in seen.silos}
     if case.run.masked:
         return [(number, np.asarray(case.arrays[f"{OPENED}{number}"]), sum(rows.values()))]
     return [(number, found, rows[silo]) for silo, found in seen.uploads.items()]

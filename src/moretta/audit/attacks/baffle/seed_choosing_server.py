@@ -41,7 +41,7 @@ from moretta.audit.attacks.baffle.estimates import (
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
 from moretta.audit.evidence.case import Case, Heard
 from moretta.audit.evidence.intervals import of_rate
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Message
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
@@ -58,7 +58,7 @@ OUT_OF_ORDER = "the commitments are not in order, so that the server could choos
 INSECURE = 17  # seeds are drawn from a fixed stream: the same audit of the same run comes to the same
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.setting("local-epochs"):
         return "with local-epochs each silo has directions of its own for each step"
@@ -106,7 +106,7 @@ def _seeds(seen: Round, *, thorough: bool) -> int:
     return work.times(SECONDS_THOROUGH if thorough else SECONDS, each, LEAST, SEEDS)
 
 
-def gains(run: Run, seen: Round, target: NDArray[np.float64], seeds: int) -> NDArray[np.float64]:
+def gains(run: PublicRun, seen: Round, target: NDArray[np.float64], seeds: int) -> NDArray[np.float64]:
     """Return S of so many seeds at random in this round."""
     recipe, root = recipe_of(run), SecretRoot.insecure(INSECURE, SERVER)
     purpose = (seen.ask.stamp.run, seen.ask.stamp.round, seen.ask.parameter_hash)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import Interval, bootstrapped
-from moretta.audit.evidence.truth import Rows, Truth
+from moretta.audit.evidence.truth import PartyRows, Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import no_phase
 from moretta.data.holders import Grid, grid_of
@@ -38,7 +38,7 @@ def check_whole(truth: Truth) -> None:
 
 def participant(truth: Truth, name: str, number: int) -> Client:
     """Return a participant as it stood before a round, until another round is asked for."""
-    client = truth.players(number).clients[name]
+    client = truth.roles(number).clients[name]
     if not isinstance(client, Client):
         raise ParameterError("only cgd has confined models; this is another protocol")
     return client
@@ -116,7 +116,7 @@ def outputs(truth: Truth, weights: Tensors, x: Array) -> NDArray[np.float64]:
     return np.asarray(modules.outputs_of(module, torch.tensor(x)).double().numpy())
 
 
-def merits(truth: Truth, weights: Tensors, rows: Rows) -> NDArray[np.float64]:
+def merits(truth: Truth, weights: Tensors, rows: PartyRows) -> NDArray[np.float64]:
     """Return what each row adds to a model's score: 1 where it is right, or for numbers 1 - its share of R^2's loss.
 
     Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
@@ -129,7 +129,7 @@ def merits(truth: Truth, weights: Tensors, rows: Rows) -> NDArray[np.float64]:
     return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
 
 
-def guessing(truth: Truth, rows: Rows) -> float:
+def guessing(truth: Truth, rows: PartyRows) -> float:
     """Return what the best constant answer scores: the majority's share, or for numbers 0."""
     if truth.run.task != "classification":
         return 0.0
@@ -197,7 +197,7 @@ class JointRow:
         return list(self.grid.parts[name].columns)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> PartyRows:
         """The row's samples with all columns, and their targets."""
         held = {silo.name: silo for silo in self.truth.federation.silos}
         head = held[self.head]

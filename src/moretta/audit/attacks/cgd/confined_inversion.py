@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import gain, of_gain, units
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
@@ -46,7 +46,7 @@ OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 128  # in a sum: of more, inversion has never found any
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if len(run.silos) < 2:
         return "there is one participant, and nobody else"

@@ -18,7 +18,7 @@ from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import SIDE, Interval
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 
@@ -30,7 +30,7 @@ SWEEPS = 100
 DRAWS = 300  # of halves, for the interval, and of clusters dealt to rows anew
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.setting("vertical") != "joint":
         return 'no Delta travels under vertical = "independent"'

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, recovered, to_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ROUNDS = 40  # the first so many
 MOST_ROWS = 300  # of which features are worked out, unless thorough
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.setting("vertical") != "joint":
         return 'no values of a first layer travel under vertical = "independent"'

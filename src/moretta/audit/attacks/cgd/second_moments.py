@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, recovered, to_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
@@ -33,7 +33,7 @@ Matrix = NDArray[np.float64]
 FROM = 3  # rounds: two make one difference
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     size = run.setting("batch-size", "data")
     if run.loss != "mse" or not run.head:

@@ -1,10 +1,13 @@
-"""The server looks for the rows of one silo's batch in that silo's upload.
+"""The server looks for the rows of one silo's batch in that silo's upload, or of all batches in their sum.
 
 `evidence.inversion` has the search: the parameters at which the upload was made are known, as the server sent
 them, and so is the size of the batch. Without a secure sum the upload is the gradient; of a masked one its words are
-taken for it, which is all that the server has of that silo alone. (What the sum of all silos shows is another attack,
-`attacks.common.gradient_inversion_of_sum`.) Under PBPFL the server's key turns an upload in the clear into the
-true gradient, at the true parameters.
+taken for it, which is all that the server has of that silo alone. Where the server's own secret turns an upload in the
+clear into the true gradient (PBPFL), that is attacked, at the true parameters.
+
+Masks hide each upload and not the sum, which is the mean gradient of all silos' rows together: one batch, of more rows.
+It is searched likewise (`OF_SUM`); which silo a row is of is not found. What protects the rows is how many there are,
+not the masks: with few and small inputs beside many parameters there are more equations than unknowns.
 
 Labels of a batch are read off the head first (`attacks.common.labels_from_head`); where the search with them
 ends far from the gradient that was seen, another one looks for them too. Rows that are found are paired with the true
@@ -18,23 +21,25 @@ as many rows as a lot is expected to have; the scorer has the rows of the lot fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, Picture
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes, counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
-from moretta.audit.evidence.public_run import Run
-from moretta.audit.evidence.uploads import gradient_of, of_round, recovered_gradients, rows_of, survivors, under
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import gradient_of, of_round, rows_of, sum_of, survivors, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.inversion import Effort, Inputs, Inverted
-    from moretta.audit.evidence.truth import Rows, Truth
+    from moretta.audit.evidence.truth import PartyRows, Truth
 
 Matrix = NDArray[np.float64]
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
@@ -46,9 +51,9 @@ OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 256  # in a batch: pairing and search grow with them
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
-    if run.protocol == "pbpfl" and run.masked:
+    if exposure(run).recovered and run.masked:
         return "an upload is masked, and holds terms of a noisy model; the sum of all is attacked in its place"
     if why := unsuited(run):
         return why
@@ -56,26 +61,28 @@ def fits(run: Run) -> str:
     return "" if any(suited(run, [silo], number) for number in run.recorded for silo in run.silos) else many
 
 
-def unsuited(run: Run) -> str:
+def unsuited(run: PublicRun) -> str:
     """Say why batches cannot be searched for, whosever they are."""
     if run.augmented:
         return "rows are cropped and flipped afresh in each round, so there is no fixed row to find"
     if run.loss not in ("mse", "cross-entropy") or run.setting("class-weights"):
         return "class weights make the rows of a batch count differently"
-    if run.protocol == "fedavg" and not any(_one_step(run, silo) for silo in run.silos):
+    if not any(_one_step(run, silo) for silo in run.silos):
         return "an upload is the difference of several steps, not of one gradient"
     return "" if run.recorded else "no round of training was recorded"
 
 
-def suited(run: Run, silos: Sequence[str], number: int) -> bool:
+def suited(run: PublicRun, silos: Sequence[str], number: int) -> bool:
     """Return whether the batches of these silos in a round, taken together, can be searched for."""
     few = sum(rows_of(run, silo, number) for silo in silos) <= MOST_ROWS
-    return few and (run.protocol != "fedavg" or all(_one_step(run, silo) for silo in silos))
+    return few and all(_one_step(run, silo) for silo in silos)
 
 
-def _one_step(run: Run, silo: str) -> bool:
-    """Return whether what a silo uploads under FedAvg is a gradient times the learning rate."""
-    steps = int(run.setting("local-epochs") or 1) * -(-run.rows[silo] // rows_of(run, silo, 1))
+def _one_step(run: PublicRun, silo: str) -> bool:
+    """Return whether what a silo uploads follows from one gradient: with epochs of its own it is a difference."""
+    if not run.setting("local-epochs"):
+        return True
+    steps = int(run.setting("local-epochs")) * -(-run.rows[silo] // rows_of(run, silo, 1))
     plain = not run.setting("clip-norm") and not run.setting("weight-decay")
     return steps == 1 and plain and run.setting("lr-schedule") in (None, "constant")
 
@@ -95,8 +102,8 @@ def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Give
     places = np.array([run.silos.index(silo) for silo in silos])
     arrays = {"round": np.array(number), "silos": places, "x": background.x, "y": background.y}
     said = f"{len(background.x)} labelled background rows"
-    if run.protocol == "pbpfl":
-        return Given({"server": ()}, arrays | recovered_gradients(truth, {number: silos}), view, f"its key, and {said}")
+    if recovered := exposure(run).recovered:
+        return Given({"server": ()}, arrays | recovered(truth, {number: silos}), view, f"its key, and {said}")
     return Given({"server": tuple(one for one in run.recorded if one <= number)}, arrays, view, said)
 
 
@@ -107,20 +114,20 @@ def attack(case: Case) -> Claim:
     """
     silo, number = case.run.silos[int(case.arrays["silos"][0])], int(case.arrays["round"])
     rows = rows_of(case.run, silo, number)
-    if case.run.protocol == "pbpfl":
-        return found_rows(case, *recovered(case, number, silo), rows)
+    if exposure(case.run).recovered:
+        return found_rows(case, *recovered_by(case, number, silo), rows)
     held = of_round(case, number)
     return found_rows(case, held.parameters, sent(case.run, held.bare(silo, rows)), rows)
 
 
-def sent(run: Run, tensors: Tensors) -> dict[str, Array]:
-    """Return the gradient in an upload or a sum, which FedAvg's is times the learning rate."""
-    factor = float(run.setting("learning-rate")) if run.protocol == "fedavg" else 1.0
+def sent(run: PublicRun, tensors: Tensors) -> dict[str, Array]:
+    """Return the gradient in an upload or a sum: a step's difference is that times the learning rate."""
+    factor = float(run.setting("learning-rate")) if run.setting("local-epochs") else 1.0
     return {name: value / factor for name, value in gradient_of(tensors).items()}
 
 
-def recovered(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
-    """Return the true model and gradient that PBPFL's server was given as its own."""
+def recovered_by(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
+    """Return the true model and gradient that the server was given as its own."""
     return under(case.arrays, f"model/{number}/"), under(case.arrays, f"gradient/{number}/{who}/")
 
 
@@ -182,31 +189,18 @@ def score(claim: Claim, truth: Truth) -> Finding:
     return compared(claim, truth, f"{'the masked upload' if truth.run.masked else 'the upload'} of {silo}")
 
 
-def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
-    """Return the numbers of the rows that were in a silo's upload: its batch, or under dp-noise the lot it drew."""
-    if not truth.run.setting("dp-noise"):
-        return truth.batch(silo, number)
-    from moretta.protocols.fedsgd.client import Client
-    from moretta.protocols.fedsgd.messages import TrainOn
-
-    asks = [one.message for one in truth.heard("server", number) if isinstance(one.message, TrainOn)]
-    client = truth.role(silo, number)
-    if not isinstance(client, Client):
-        raise ParameterError(f"expected a silo of fedsgd, which alone draws lots here, got {type(client).__name__}")
-    return client.lot(asks[-1])
-
-
 def compared(claim: Claim, truth: Truth, of: str) -> Finding:
     """Return the finding of rows claimed against the true ones; where fewer are claimed the others are the mean row.
 
     of: what they were found in, in words.
     """
     from moretta.audit.evidence.inversion import Inputs, matched
-    from moretta.audit.evidence.truth import Rows
+    from moretta.audit.evidence.truth import PartyRows
 
     number, silos = int(claim["round"]), [truth.run.silos[at] for at in claim["silos"]]
+    used = exposure(truth.run).used
     parts = [truth.rows(silo).part(used(truth, silo, number)) for silo in silos]
-    true = Rows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
+    true = PartyRows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
     if not len(true.x):
         raise ParameterError("the lots that silos drew in this round were empty")
     inputs = Inputs.of(truth.background.x)
@@ -266,7 +260,7 @@ def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
     return float(np.mean(gains))
 
 
-def _labels_right(claim: Claim, true: Rows) -> float:
+def _labels_right(claim: Claim, true: PartyRows) -> float:
     """Return the share of rows with the right class, rows paired by x."""
     from moretta.audit.evidence.inversion import pairing
 
@@ -280,9 +274,56 @@ ATTACK = Attack(
     name="gradient-inversion",
     role="server",
     source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019); Geiping et al. (NeurIPS 2020); pbpfl's Table IV",
-    protocols=frozenset({"fedsgd", "fedavg", "pbpfl"}),
+    protocols=fitting("gradient-inversion"),
     fits=fits,
     given=given,
     attack=attack,
     score=score,
+)
+
+
+def fits_sum(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.masked:
+        return "uploads are in the clear, and each is attacked by itself"
+    return unsuited(run)
+
+
+def given_sum(truth: Truth) -> Given:
+    """Give the server its view of the first round whose sum can be searched, and background rows."""
+    for number in truth.recorded:
+        silos = survivors(truth, number)
+        if silos and suited(truth.run, silos, number):
+            return given_of(truth, number, silos, f"{sum_of(len(silos))} in round {number}")
+    raise ParameterError(f"no sum of uploads of at most {MOST_ROWS} rows was recorded")
+
+
+def attack_sum(case: Case) -> Claim:
+    """Claim x [rows, ...] and y [rows, outputs] of all batches together, and how near their gradient comes.
+
+    round, silos: of which it is, silos by number.
+    """
+    number = int(case.arrays["round"])
+    if exposure(case.run).recovered:
+        rows = sum(rows_of(case.run, case.run.silos[at], number) for at in case.arrays["silos"])
+        return found_rows(case, *recovered_by(case, number, "sum"), rows)
+    held = of_round(case, number)
+    total = held.total()
+    return found_rows(case, held.parameters, sent(case.run, total.means), total.weight)
+
+
+def score_sum(claim: Claim, truth: Truth) -> Finding:
+    """Compare with the rows of all silos that are in the sum."""
+    return compared(claim, truth, sum_of(len(claim["silos"])))
+
+
+OF_SUM = replace(
+    ATTACK,
+    name="gradient-inversion-of-sum",
+    source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019), of the summed gradient",
+    protocols=fitting("gradient-inversion-of-sum"),
+    fits=fits_sum,
+    given=given_sum,
+    attack=attack_sum,
+    score=score_sum,
 )

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import of_mean, units
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import (
     first_rounds,
     gradient_of,
     of_round,
-    recovered_gradients,
     rows_of,
     sum_of,
     under,
@@ -41,7 +41,7 @@ ROUNDS = 10  # the first so many
 SAME = 0.5  # of two batches' rows, above which what they score is the same
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.task != "classification":
         return "labels are numbers, not classes"
@@ -55,13 +55,13 @@ def fits(run: Run) -> str:
 
 
 def given(truth: Truth) -> Given:
-    """Give the server its view, and background rows; under PBPFL the gradients that its key recovers."""
+    """Give the server its view, and background rows; or the gradients that its own secret recovers."""
     counted = first_rounds(truth, ROUNDS)
     background = truth.background
     arrays = {"rounds": np.array(list(counted)), "x": background.x, "y": classes(background.y)}
     view, said = f"{rounds_of(len(counted))} of the server", f"{len(background.x)} labelled background rows"
-    if truth.run.protocol == "pbpfl":
-        arrays |= recovered_gradients(truth, counted)
+    if recovered := exposure(truth.run).recovered:
+        arrays |= recovered(truth, counted)
         return Given(
             {"server": ()}, arrays, view, f"its key, with which it recovers true gradients and model, and {said}"
         )
@@ -75,7 +75,7 @@ def attack(case: Case) -> Claim:
 
     present: [rounds, silos], whose uploads counted. masked_of: the number of the silo whose masked upload it is.
     """
-    of_one = _recovered_counts if case.run.protocol == "pbpfl" else _uploaded_counts
+    of_one = _recovered_counts if exposure(case.run).recovered else _uploaded_counts
     claims = [of_one(case, number) for number in case.arrays["rounds"].tolist()]
     return {"rounds": case.arrays["rounds"]} | {n: np.array([one[n] for one in claims]) for n in claims[0]}
 
@@ -114,7 +114,7 @@ def _uploaded_counts(case: Case, number: int) -> Mapping[str, Array]:
     }
 
 
-def _none(run: Run) -> NDArray[np.int64]:
+def _none(run: PublicRun) -> NDArray[np.int64]:
     """Return what is claimed of a silo whose upload did not count."""
     return np.zeros(max(run.outputs, 2), dtype=np.int64)
 
@@ -153,7 +153,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     return _finding(summed(run, claim["present"]), np.array(got), np.array(means), np.array(masked))
 
 
-def summed(run: Run, present: Array) -> str:
+def summed(run: PublicRun, present: Array) -> str:
     """Return what counts are read from, in words. present: [rounds, silos], whose uploads counted."""
     if not run.masked:
         return "each upload"
@@ -215,7 +215,7 @@ ATTACK = Attack(
     name="labels-from-head",
     role="server",
     source="Zhao et al., iDLG, arXiv:2001.02610 (2020), with counts for batches",
-    protocols=frozenset({"fedsgd", "pbpfl"}),
+    protocols=fitting("labels-from-head"),
     fits=fits,
     given=given,
     attack=attack,

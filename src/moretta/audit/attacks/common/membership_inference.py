@@ -14,34 +14,38 @@ Shadow models come in pairs: a random half of the candidates and of the backgrou
 attacker's own rows, which the run trained on, are in all. Where the attacker saw the model of earlier rounds too, their
 likelihood ratios add up (`figures`).
 
-A silo has the model that is released at the end, under FedSGD, FedAvg and BAFFLE also each round's, under CGD the
-displacement that all participants share: the confined starts of others stay unknown. With dp-noise the models are seen
-all the same, and membership is what the noise bounds: shadow models are trained with as much.
+A silo has the model that is released at the end, and each round's where silos are sent the true one; or under CGD the
+displacement that all participants share, where the confined starts of others stay unknown. With dp-noise the models are
+seen all the same, and membership is what the noise bounds: shadow models are trained with as much.
+
+Where silos train alone, the attacker is the server that they show their final models to, for the comparison. A model
+that few rows made tells more of each of them than one that all silos made together: this is what federation is compared
+with. Shadow models then train as one silo does, on halves of candidates and background rows, as the server has no rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.messages import Estimate
-from moretta.protocols.fedsgd.messages import TrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.shadows import Plan
-    from moretta.audit.evidence.truth import Rows, Truth
+    from moretta.audit.evidence.truth import PartyRows, Truth
 
 CANDIDATES = 100  # members, and as many others
 RANGES = 10  # of numbers, within which targets are taken for the same
@@ -53,7 +57,7 @@ SEED = 23
 HELD = "held/"  # the model that the attacker holds at the end
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if len(run.silos) < 2:
         return "there is one silo, and it knows its own rows"
@@ -89,7 +93,7 @@ def _same_labels(theirs: Array, nobodys: Array) -> tuple[NDArray[np.int64], NDAr
     return first, second
 
 
-def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _labels(theirs: PartyRows, nobodys: PartyRows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the labels of both: classes, or in which range numbers lie, ranges having as many of theirs each.
 
     Of several numbers a row has a range each, which together are its label. What lies outside of all of theirs is -1.
@@ -107,18 +111,16 @@ def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], 
 
 def given(truth: Truth) -> Given:
     """Give the first silo its model, what it saw of earlier ones, its rows, background rows, and candidates."""
-    silo, protocol = truth.run.silos[0], truth.run.protocol
-    if protocol == "cgd":
-        from moretta.audit.attacks.cgd import confined
-
-        confined.check_whole(truth)
+    silo, shown = truth.run.silos[0], exposure(truth.run)
     x, y, _ = candidates(truth, truth.run.silos[1])
+    if shown.holding:
+        model, held = f"{shown.holding.name} that it holds", shown.holding.model(truth, silo, truth.recorded[-1] + 1)
+    else:
+        model, held = "the model that was released to it", dict(truth.final("released.safetensors"))
     own, known = truth.rows(silo), truth.background
-    arrays = {f"{HELD}{name}": value for name, value in _held(truth, silo).items()}
+    arrays = {f"{HELD}{name}": value for name, value in held.items()}
     arrays |= {"x": x, "y": y, "own/x": own.x, "own/y": own.y, "known/x": known.x, "known/y": known.y}
-    sees = protocol in ("fedsgd", "fedavg", "baffle")
-    rounds = sorted({truth.recorded[0], *_spread(truth.recorded)}) if sees else []
-    model = "the displacement that it holds" if protocol == "cgd" else "the model that was released to it"
+    rounds = sorted({truth.recorded[0], *_spread(truth.recorded)}) if shown.sent else []
     return Given(
         views={silo: rounds} if rounds else {},
         arrays=arrays,
@@ -133,26 +135,15 @@ def _spread(recorded: tuple[int, ...]) -> list[int]:
     ]
 
 
-def _held(truth: Truth, silo: str) -> Mapping[str, Array]:
-    if truth.run.protocol != "cgd":
-        return truth.final("released.safetensors")
-    from moretta.audit.attacks.cgd import confined
-
-    number = confined.after_last(truth)
-    held = {**confined.center(truth, silo, number), **confined.displacement(truth, silo, number)}
-    return {name: value.astype(truth.run.dtype) for name, value in held.items()}
-
-
 def attack(case: Case) -> Claim:
     """Claim a score of each candidate by the model held at the end, by all models seen, and by their loss alone."""
     from moretta.audit.evidence import shadows
 
-    model = case.model()
-    begin = shadows.start_of(model, SEED)
+    shown, begin = exposure(case.run), shadows.start_of(case.model(), SEED)
     held = {**begin, **under(case.arrays, HELD)}
-    earlier = _earlier(case, model, held)
+    earlier = shown.sent(case, next(iter(case.views)), held) if shown.sent and case.views else {}
     seen = {number: at for number, at in earlier.items() if number > 1}
-    begin = earlier.get(1, begin if case.run.protocol != "cgd" else _confined(begin, held, case.run))
+    begin = shown.holding.start(begin, held, case.run) if shown.holding else earlier.get(1, begin)
     parts = [(number - 1) / case.run.rounds for number in seen]
     return ratios(case, shadows.plan_of(case.run), begin, [*seen.values(), held], parts)
 
@@ -199,35 +190,6 @@ def ratios(case: Case, plan: Plan, begin: Tensors, held: Sequence[Tensors], part
 
 def _with(own: tuple[Array, Array], x: Array, y: Array) -> tuple[Array, Array]:
     return np.concatenate([own[0], x]), np.concatenate([own[1], y])
-
-
-def _earlier(case: Case, model: Any, held: Tensors) -> dict[int, dict[str, Array]]:
-    """Return the models of the rounds in the silo's view, whole, by round."""
-    if not case.views:
-        return {}
-    from moretta.audit.attacks.baffle.estimates import partly_trained
-    from moretta.protocols.baffle.torch_forward import layout_of
-    from moretta.protocols.common import modules
-
-    (silo,) = case.views
-    found = {n: {**held, **one.parameters} for n, one in case.last_of_each_round(silo, TrainOn).items()}
-    asks = case.last_of_each_round(silo, Estimate)
-    if asks:
-        layout, ties = layout_of(partly_trained(model, case.run)), modules.ties(model)
-        for number, ask in asks.items():
-            at = {**held, **layout.split(np.array(ask.parameters))}
-            found[number] = at | {tied: at[name] for tied, name in ties.items()}
-    return found
-
-
-def _confined(begin: Tensors, held: Tensors, run: Run) -> dict[str, Array]:
-    """Return a start as CGD's participants draw theirs: near zero, or near where the model begins."""
-    delta = run.setting("delta")
-    size = float(np.mean(list(delta.values()) if isinstance(delta, dict) else delta))
-    generator = np.random.Generator(np.random.PCG64(SEED))
-    around = {name: value if run.setting("around") == "model" else 0 * value for name, value in begin.items()}
-    noise = {n: (size * generator.standard_normal(v.shape)).astype(v.dtype) for n, v in held.items() if v.ndim}
-    return {name: around[name] + noise[name] if name in noise else begin[name] for name in begin}
 
 
 def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -286,9 +248,55 @@ ATTACK = Attack(
     name="membership-inference",
     role="silo",
     source="LiRA: Carlini et al., S&P 2022, Algorithm 1",
-    protocols=frozenset({"fedsgd", "fedavg", "centralised", "baffle", "pbpfl", "cgd"}),
+    protocols=fitting("membership-inference"),
     fits=fits,
     given=given,
     attack=attack,
     score=score,
+)
+
+
+def fits_alone(run: PublicRun) -> str:
+    """Say why not."""
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def given_alone(truth: Truth) -> Given:
+    """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
+    silo, known = truth.run.silos[0], truth.background
+    x, y, _ = candidates(truth, silo)
+    arrays = {f"{HELD}{name}": value for name, value in truth.final(f"models/{silo}.safetensors").items()}
+    arrays |= {"x": x, "y": y, "own/x": x[:0], "own/y": y[:0], "known/x": known.x, "known/y": known.y}
+    return Given(
+        views={},
+        arrays=arrays,
+        view=f"the model that {silo} showed it at the end",
+        knowledge=f"{len(known.x)} background rows, and {len(x)} rows to tell members among",
+    )
+
+
+def attack_alone(case: Case) -> Claim:
+    """Claim as `attack`, of the model that one silo made."""
+    from moretta.audit.evidence import shadows
+
+    begin = shadows.start_of(case.model(), SEED)
+    plan = shadows.plan_of(case.run, case.run.silos[0])
+    return ratios(case, plan, begin, [{**begin, **under(case.arrays, HELD)}], [])
+
+
+def score_alone(claim: Claim, truth: Truth) -> Finding:
+    """Score as `score` does."""
+    silo = truth.run.silos[0]
+    return told_apart(claim, candidates(truth, silo)[2], f"The server tells {silo}'s")
+
+
+OF_LOCAL_MODELS = replace(
+    ATTACK,
+    name="membership-of-local-models",
+    role="server",
+    protocols=fitting("membership-of-local-models"),
+    fits=fits_alone,
+    given=given_alone,
+    attack=attack_alone,
+    score=score_alone,
 )

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
-from moretta.audit.evidence.public_run import Run
-from moretta.audit.evidence.uploads import NOISY, PREFIX, first_rounds, gradient_of, of_round, rows_of, under, uploaded
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, rows_of, under
 from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 ROUNDS = 10  # the first so many
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if not run.masked:
         return "uploads are in the clear; the server needs nobody's help to read one"
@@ -51,7 +52,7 @@ def given(truth: Truth) -> Given:
     arrays = {"rounds": np.array(rounds), "victim": np.array(run.silos.index(victim))}
     for number in rounds:
         for silo in set(counted[number]) - {victim}:
-            own = uploaded(truth, silo, number)
+            own = exposure(run).uploaded(truth, silo, number)
             arrays |= {f"own/{number}/{silo}/{name}": np.asarray(value) for name, value in own.items()}
     return Given(
         views={"server": tuple(number for number in run.recorded if number <= rounds[-1])},
@@ -68,7 +69,7 @@ def attack(case: Case) -> Claim:
     others: [rounds], how many silos took theirs out.
     """
     run, victim = case.run, case.run.silos[int(case.arrays["victim"])]
-    prefix = NOISY if run.protocol == "pbpfl" else PREFIX
+    prefix = exposure(run).prefix
     alone, pair, mean, counts = [], [], [], []
     for number in case.arrays["rounds"].tolist():
         total = of_round(case, number).total()
@@ -93,6 +94,7 @@ def _flat(values: Tensors) -> Array:
 def score(claim: Claim, truth: Truth) -> Finding:
     """Compare with the silo's gradient: the median over rounds of 1 - relative error."""
     silo = truth.run.silos[int(claim["victim"])]
+    uploaded = exposure(truth.run).uploaded
     true = [_flat(uploaded(truth, silo, int(number))) for number in claim["rounds"]]
     errors = {
         name: np.array([relative_error(a, b) for a, b in zip(claim[name], true, strict=True)])
@@ -128,7 +130,7 @@ ATTACK = Attack(
     name="server-and-silos",
     role="server and silos",
     source="arithmetic of sums; the limit that every secure sum has (Bonawitz et al., CCS 2017)",
-    protocols=frozenset({"fedsgd", "pbpfl"}),
+    protocols=fitting("server-and-silos"),
     fits=fits,
     given=given,
     attack=attack,

@@ -34,18 +34,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.baffle.estimates import rows_in
+from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.exposure import Models
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import FEWEST, SIDE
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import rows_of, survivors, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.messages import Estimate
-from moretta.protocols.fedsgd.messages import TrainOn
-from moretta.protocols.pbpfl.messages import Predictions
-from moretta.protocols.pbpfl.messages import TrainOn as NoisyTrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -60,7 +58,7 @@ AS_OWN = "as its own rows"
 MODEL = "model/"
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if len(run.silos) < 2:
         return "there is one silo, and no others to learn of"
@@ -79,31 +77,24 @@ def fits(run: Run) -> str:
 
 def given(truth: Truth) -> Given:
     """Give the first silo its view, its rows, the batches it used of them, and background rows."""
-    from moretta.audit.attacks.cgd import confined
-
-    silo, run = truth.run.silos[0], truth.run
+    silo, run, shown = truth.run.silos[0], truth.run, exposure(truth.run)
     rounds = truth.recorded[-ROUNDS:]
     own, known = truth.rows(silo), truth.background
     arrays = {"x": own.x, "y": own.y, "known/x": known.x, "known/y": known.y}
     arrays |= {f"{OWN}{number}": truth.batch(silo, number) for number in rounds}
-    if run.protocol == "cgd":
-        confined.check_whole(truth)
-        whole = [number for number in rounds if set(confined.summed_silos(truth, silo, number)) == set(run.silos)]
-        for number in rounds:
-            held = {**confined.center(truth, silo, number), **confined.displacement(truth, silo, number)}
-            arrays |= {f"{MODEL}{number}/{name}": value.astype(run.dtype) for name, value in held.items()}
+    if holding := shown.holding:
+        whole = [number for number in rounds if set(holding.counted(truth, silo, number)) == set(run.silos)]
+        models = {number: holding.model(truth, silo, number) for number in rounds}
     else:
-        from moretta.audit.evidence.uploads import survivors
-
         whole = [number for number in rounds if survivors(truth, number) == run.silos]
-        if run.protocol != "pbpfl":  # whose silos are sent whole models, of which none is the true one
-            arrays |= {f"{MODEL}0/{name}": value for name, value in truth.parameters(rounds[0]).items()}
+        models = {0: dict(truth.parameters(rounds[0]))} if shown.sent else {}  # of tensors that do not travel
+    arrays |= {f"{MODEL}{number}/{name}": value for number, at in models.items() for name, value in at.items()}
     if not any(number + 1 in rounds for number in whole):
         raise ParameterError("no step of which two models were recorded is of all silos, whose rows it knows")
     arrays["whole"] = np.array(whole)
-    what = "the displacement it held in" if run.protocol == "cgd" else "its view of"
+    what = f"{holding.name} it held in" if holding else "its view of"
     return Given(
-        views={} if run.protocol == "cgd" else {silo: rounds},
+        views={} if holding else {silo: rounds},
         arrays=arrays,
         view=f"{what} {rounds_of(len(rounds))}",
         knowledge=f"its own {len(own.x)} labelled rows, {len(known.x)} background rows, and silos' numbers of rows",
@@ -123,55 +114,18 @@ def attack(case: Case) -> Claim:
     return {"found": found[0], "draws": np.array(found[1:]), "rounds": np.array(steps)}
 
 
-def _models(case: Case) -> dict[int, dict[str, Array]]:
-    """Return the models of the rounds, by round."""
+def _models(case: Case) -> Models:
+    """Return the models of the rounds, by round: given whole, or of the silo's view."""
+    given = Models()
+    for key, value in under(case.arrays, MODEL).items():
+        number, _, name = key.partition("/")
+        given.setdefault(int(number), {})[name] = value
     if not case.views:
-        found: dict[int, dict[str, Array]] = {}
-        for key, value in case.arrays.items():
-            if key.startswith(MODEL):
-                number, _, name = key.removeprefix(MODEL).partition("/")
-                found.setdefault(int(number), {})[name] = value
-        return found
-    (silo,) = case.views
-    if case.run.protocol == "pbpfl":
-        return _without_offset(case, silo)
-    from moretta.audit.attacks.baffle.estimates import partly_trained
-    from moretta.protocols.baffle.torch_forward import layout_of
-
-    start = {key.removeprefix(f"{MODEL}0/"): value for key, value in case.arrays.items() if key.startswith(MODEL)}
-    told = {n: {**start, **one.parameters} for n, one in case.last_of_each_round(silo, TrainOn).items()}
-    asks = case.last_of_each_round(silo, Estimate)
-    if asks:
-        layout = layout_of(partly_trained(case.model(), case.run))
-        told |= {n: {**start, **layout.split(np.array(one.parameters))} for n, one in asks.items()}
-    return told
-
-
-def _without_offset(case: Case, silo: str) -> dict[int, dict[str, Array]]:
-    """Return the noisy models of PBPFL's rounds with the offset taken off their heads, by round."""
-    from moretta.audit.attacks.pbpfl import gamma_least_squares, offset_from_softmax, softmax_from_sum
-
-    run, asks = case.run, case.last_of_each_round(silo, NoisyTrainOn)
-    if run.loss == "mse":
-        some = slice(gamma_least_squares.ROWS)
-        seen = gamma_least_squares.seen(case, silo, case.arrays["x"][some])
-        gamma = gamma_least_squares.fit(seen, as_outputs(case.arrays["y"][some], run.outputs))
-        offsets = dict(zip(seen.rounds.tolist(), np.einsum("tm,tmc->tc", gamma, seen.spread), strict=True))
-    else:
-        sent = case.last_of_each_round(silo, Predictions)
-        softmax = softmax_from_sum.softmax_by_round(case, silo)
-        offsets = {
-            number: offset_from_softmax.differences(sent[number], p)
-            for number, p in softmax.items()
-            if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
-        }
-    found = {}
-    for number, offset in offsets.items():
-        held = dict(asks[number].parameters)
-        for name, each in ((run.head, offset[:, None]), (run.head_bias, offset)):
-            held[name] = (held[name].astype(np.float64) - each).astype(held[name].dtype)
-        found[number] = held
-    return found
+        return given
+    (silo,), shown = case.views, exposure(case.run)
+    if shown.worked_out:
+        return shown.worked_out(case, silo)
+    return shown.sent(case, silo, given[0]) if shown.sent else {}
 
 
 def _equations(
@@ -188,7 +142,7 @@ def _equations(
     targets = as_outputs(np.concatenate([case.arrays["y"], case.arrays["known/y"]]), run.outputs)
     if run.loss == "cross-entropy":
         everybodys -= everybodys.mean()
-    q, total = _outputs(network, run, at, x), sum(rows_in(run, silo, number) for silo in run.silos)
+    q, total = _outputs(network, run, at, x), sum(rows_of(run, silo, number) for silo in run.silos)
     own = (q[index] - targets[index]).sum(axis=0)  # the silo's own rows stand first
     others = (total * everybodys - own) / (total - len(index))
     if run.task != "classification":
@@ -200,7 +154,7 @@ def _equations(
     return (np.array(means) - labels).T, others
 
 
-def _outputs(network: Any, run: Run, at: Any, x: Array) -> NDArray[np.float64]:
+def _outputs(network: Any, run: PublicRun, at: Any, x: Array) -> NDArray[np.float64]:
     import torch
 
     from moretta.audit.evidence.network import outputs_at, tensors
@@ -304,7 +258,7 @@ ATTACK = Attack(
     name="silo-property",
     role="silo",
     source="derivation; property inference as in Melis et al., S&P 2019",
-    protocols=frozenset({"fedsgd", "pbpfl", "baffle", "cgd"}),
+    protocols=fitting("silo-property"),
     fits=fits,
     given=given,
     attack=attack,

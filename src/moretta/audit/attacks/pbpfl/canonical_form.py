@@ -15,7 +15,7 @@ import numpy as np
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors, relative_error, to_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ROWS = 256  # at most, on which the function is compared
 CHANCE_SEED = 20230711  # of the network that knows nothing of the run
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     return "" if run.head else "the model has no linear layer with an output each"
 

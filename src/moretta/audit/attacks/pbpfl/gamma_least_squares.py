@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 
@@ -70,7 +71,7 @@ class Seen:
         return [t for t in range(1, len(self.rounds)) if self.rounds[t] == self.rounds[t - 1] + 1]
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
@@ -201,7 +202,7 @@ def _least_squares(matrix: Floats, vector: Floats) -> Floats:
 def errors_of(claim: Claim, truth: Truth) -> Floats:
     """Return the relative error of gamma by round of a claim's `rounds`."""
     pairs = zip(claim["rounds"], claim["gamma"], strict=True)
-    return np.array([relative_error(found, truth.key(int(number)).gamma) for number, found in pairs])
+    return np.array([relative_error(found, key_of(truth, int(number)).gamma) for number, found in pairs])
 
 
 def finding(errors: Floats, who: str, figures: dict[str, float]) -> Finding:

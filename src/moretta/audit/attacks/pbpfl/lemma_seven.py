@@ -22,13 +22,13 @@ from moretta.audit.attacks.pbpfl import gamma_least_squares
 from moretta.audit.evidence.attack import Attack, Claim, Finding
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.outputs < 2:
         return "a model of one output predicts no class by its largest output"

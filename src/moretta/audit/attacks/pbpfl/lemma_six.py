@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
@@ -74,7 +74,7 @@ ALTERNATIVES: dict[str, Callable[[Tensors, str, Generator], Tensors]] = {
 """What the true model is to be told from, given it, its largest matrix below the head, and randomness."""
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl import gamma_least_squares, softmax_from_sum
+from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, Claim, Finding
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import relative_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ TINY = 1e-300  # of a softmax: its logarithm is taken
 SINGULAR = 1e-10  # singular values below it, relative to the largest, are the common part when m = outputs
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.outputs < 2:
         return "one output has no differences"
@@ -70,7 +71,7 @@ def gamma_of(centred: Floats, ask: TrainOn) -> Floats:
 
 def score(claim: Claim, truth: Truth) -> Finding:
     """Compare with the keys: all of gamma, and for a figure the differences of r alone."""
-    true = np.array([truth.key(int(number)).offset for number in claim["rounds"]])
+    true = np.array([key_of(truth, int(number)).offset for number in claim["rounds"]])
     true -= true.mean(axis=1, keepdims=True)
     apart = [relative_error(found, one) for found, one in zip(claim["centred"], true, strict=True)]
     errors = gamma_least_squares.errors_of(claim, truth)

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
@@ -43,7 +44,7 @@ MOST_VALUES = 1024  # of each scale, the first so many
 Real = NDArray[np.float64]
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
@@ -93,7 +94,7 @@ def given(truth: Truth) -> Given:
     from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
 
     plan, silo, number = plan_of(truth), truth.run.silos[0], truth.recorded[0]
-    offered, _ = candidates(true_scales(plan, truth.key(number).scales))
+    offered, _ = candidates(true_scales(plan, key_of(truth, number).scales))
     return Given(
         views={silo: (number,)},
         arrays={"candidates": offered, **structure(plan)},
@@ -194,7 +195,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     from moretta.audit.attacks.pbpfl.canonical import plan_of
 
     number = truth.recorded[0]
-    _, true = candidates(true_scales(plan_of(truth), truth.key(number).scales))
+    _, true = candidates(true_scales(plan_of(truth), key_of(truth, number).scales))
     tried = claim["guess"] >= 0
     if not tried.any():
         raise ParameterError("no scale has a value of its own below the head")

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl import softmax_from_sum
+from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.attacks.pbpfl.softmax_from_sum import ROUNDS, by_round, scores, squares
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
@@ -36,7 +37,7 @@ Floats = NDArray[np.float64]
 TINY = 1e-30  # of a column's norm: it is divided by
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
@@ -50,7 +51,7 @@ def given(truth: Truth) -> Given:
     rounds, arrays = truth.recorded[-ROUNDS:], {}
     for number in rounds:
         held = truth.parameters(number)
-        arrays[f"offset/{number}"] = truth.key(number).offset
+        arrays[f"offset/{number}"] = key_of(truth, number).offset
         arrays[f"weight/{number}"] = held[truth.run.head]
         if truth.run.head_bias:
             arrays[f"bias/{number}"] = held[truth.run.head_bias]

@@ -16,7 +16,7 @@ from moretta.audit.attacks.pbpfl.gamma_least_squares import ROUNDS, ROWS, Seen
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import as_outputs
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TOGETHER = 2 * ROWS  # rows of all silos
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.loss != "mse":
         return "under cross-entropy a silo alone has the offset from the softmax of its batch"

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.softmax import true_softmax
@@ -33,7 +34,7 @@ Floats = NDArray[np.float64]
 ROUNDS = 20  # the last so many
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.loss != "cross-entropy":
         return "silos are answered with a softmax under cross-entropy alone"
@@ -75,7 +76,7 @@ def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floa
     found = {}
     for number in numbers:
         sent = [one.message for one in truth.heard(silo, number) if isinstance(one.message, Predictions)]
-        found[number] = true_softmax(sent[-1], truth.key(number).offset).p
+        found[number] = true_softmax(sent[-1], key_of(truth, number).offset).p
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
 from moretta.audit.evidence.case import Architecture, Case, torch_dtype
 from moretta.audit.evidence.intervals import recovered, relative_error, to_error
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ANOTHER = 1_000_003  # further on, the seed whose weights say what guessing scores
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     return "" if 1 in run.recorded else "the first round was not recorded"
 
@@ -49,14 +49,14 @@ def attack(case: Case) -> Claim:
     return _weights(case.architecture, case.run, int(case.arrays["seed"]))
 
 
-def _weights(made: Architecture, run: Run, seed: int) -> Tensors:
+def _weights(made: Architecture, run: PublicRun, seed: int) -> Tensors:
     from moretta.protocols.common import modules
     from moretta.protocols.common.first_weights import first_weights
 
     return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
 
 
-def _built(made: Architecture, run: Run, seed: int) -> nn.Module:
+def _built(made: Architecture, run: PublicRun, seed: int) -> nn.Module:
     from pathlib import Path
 
     from moretta.models import catalogue

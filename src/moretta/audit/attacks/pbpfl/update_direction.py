@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors
-from moretta.audit.evidence.public_run import Run
+from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
@@ -33,7 +34,7 @@ ROUNDS = 11  # the last so many that have a neighbour
 MOST_ENTRIES = 20_000_000  # of all steps together
 
 
-def fits(run: Run) -> str:
+def fits(run: PublicRun) -> str:
     """Say why not."""
     if not run.head:
         return "the model has no linear layer with an output each"
@@ -103,7 +104,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
         claimed = _of_round("before", number, claim), _of_round("step", number, claim)
         models = [truth.parameters(number), truth.parameters(number + 1)]
         found.append(likeness(plan, claimed, step_of(plan, *models)))
-        plain.append(plainly(plan, models, [truth.key(number).scales, truth.key(number + 1).scales]))
+        plain.append(plainly(plan, models, [key_of(truth, number).scales, key_of(truth, number + 1).scales]))
     cosines, shuffled = np.array(found).T
     median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
     fresh, in_place, kept_scales = (float(one) for one in np.median(np.array(plain), axis=0))
