@@ -23,7 +23,7 @@ from moretta.report.table import MISSING
 Role = Literal["Server", "A silo", "An eavesdropper"]
 
 _OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head")
-_OF_A_MASK = ("gradient-inversion", "float-masks", "shared-mask")
+_OF_A_MASK = ("gradient-inversion",)
 _OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
 _OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher", "lemma-7-hit-rate")
 _OF_LOW_BITS = ("scales-from-low-bits",)
