@@ -19,7 +19,7 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 
 SILOS, ROUNDS, BATCH = 10, 40, 32
 
@@ -35,7 +35,7 @@ def overhead(scheme: str, strict: bool, repeats: int) -> float:
     setting = Setting(model, 1, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0, rounds=ROUNDS)
     found = []
     for _ in range(repeats):
-        players = cast(FedSGD(loss="mse"), setting)
+        players = build(FedSGD(loss="mse"), setting)
         engine = InProcess(players.clients, Codec(players.messages), strict=strict)
         players.server.phase = engine.clock.phase
         driver = Driver(players.server, list(players.clients), "bench", engine.deliver, 1, engine.clock.phase)

@@ -37,7 +37,7 @@ from moretta.engines.in_process import InProcess
 from moretta.models import catalogue
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import CHUNK, Ring
 
@@ -171,7 +171,7 @@ def rounds(pairs: int) -> Figures:
         model, last = catalogue.build("resnet", inputs=(3, 32, 32), outputs=10, depth=20), 2 * pairs + 1
         secure = SecureAggregation(scheme=scheme)
         setting = Setting(model, 10, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0, rounds=last)
-        players = cast(FedSGD(loss="cross-entropy", learning_rate=0.01), setting)
+        players = build(FedSGD(loss="cross-entropy", learning_rate=0.01), setting)
         engine = InProcess(players.clients, Codec(players.messages))
         playing = Driver(players.server, list(players.clients), "benchmark", engine.deliver, 1).rounds(1, last)
         work[scheme] = lambda playing=playing: next(playing)  # type: ignore[misc]

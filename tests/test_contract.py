@@ -33,11 +33,11 @@ from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.engines import in_process
 from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Ready
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 from moretta.run.loop import Session
 from moretta.run.result import Result
@@ -192,16 +192,16 @@ def misbehave(monkeypatch: pytest.MonkeyPatch) -> Misbehave:
     """misbehave("south", fault, when): from now on, and in the silos of all runs that begin."""
 
     def install(silo: str, fault: Fault, when: Callable[[Message], bool]) -> None:
-        inner = federation.cast
+        inner = federation.build
 
-        def casting(protocol: Training, setting: Setting) -> Cast:
+        def casting(protocol: Training, setting: Setting) -> Roles:
             made = inner(protocol, setting)
             clients = {
                 name: Faulty(client, fault, when) if name == silo else client for name, client in made.clients.items()
             }
             return dataclasses.replace(made, clients=clients)
 
-        monkeypatch.setattr(federation, "cast", casting)
+        monkeypatch.setattr(federation, "build", casting)
 
     return install
 
@@ -271,19 +271,19 @@ def in_round(number: int) -> Callable[[Message], bool]:
     return lambda message: message.stamp.round == number and not is_setup(message)
 
 
-def players_of(made: Federation) -> Cast:
+def players_of(made: Federation) -> Roles:
     """The roles that a run of this federation would have."""
-    found: list[Cast] = []
+    found: list[Roles] = []
 
     class Enough(Exception):
         pass
 
-    def casting(protocol: Training, setting: Setting) -> Cast:
-        found.append(cast(protocol, setting))
+    def casting(protocol: Training, setting: Setting) -> Roles:
+        found.append(build(protocol, setting))
         raise Enough
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moretta.run.federation.cast", casting)
+        patch.setattr("moretta.run.federation.build", casting)
         with pytest.raises(Enough):
             made.train(3, seed=2)
     return found[0]
@@ -506,7 +506,7 @@ def test_too_few_silos_fail_the_run_and_are_named_and_mended_silos_go_on(
     assert all(f"{silo}: ZeroDivisionError: division by zero" in str(failed.value) for silo in gone)
     assert "round 4" in str(failed.value)
     assert len(str(failed.value).splitlines()) == 1
-    monkeypatch.setattr(federation, "cast", cast)  # mended
+    monkeypatch.setattr(federation, "build", build)  # mended
     resumed = federation_of(name, tmp_path / "run").train(5, resume=True)
     assert weights(resumed) == whole
     assert [line["round"] for line in resumed.history] == [1, 2, 3, 4, 5]
@@ -580,9 +580,9 @@ def test_what_was_received_is_never_written_to(name: str, misbehave: Misbehave) 
 def test_no_secret_is_written_shown_or_sent(
     name: str, tmp_path: Path, misbehave: Misbehave, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    casts: list[Cast] = []
+    casts: list[Roles] = []
     monkeypatch.setattr(
-        federation, "cast", lambda protocol, setting: casts.append(cast(protocol, setting)) or casts[-1]
+        federation, "build", lambda protocol, setting: casts.append(build(protocol, setting)) or casts[-1]
     )
     misbehave("south", raises, in_round(2))  # so that the log has something to say
     secure = PAIRWISE if name != "centralised" else SecureAggregation()

@@ -103,9 +103,9 @@ def run_of_cgd(params: CGD, rounds: int) -> dict[str, np.ndarray]:
     from moretta.contract.codec import Codec
     from moretta.engines.driver import Driver
     from moretta.engines.in_process import InProcess
-    from moretta.protocols.registry import cast
+    from moretta.protocols.registry import build
 
-    players = cast(params, federation._setting(5, 3))
+    players = build(params, federation._setting(5, 3))
     engine = InProcess(players.clients, Codec(players.messages))
     driver = Driver(players.server, list(players.clients), "run", engine.deliver, 2, engine.clock.phase)
     list(driver.rounds(1, rounds))
@@ -253,9 +253,9 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
         )
         result = federation.train(1, seed=5)
         assert result.model is not None
-    from moretta.protocols.registry import cast  # what the enrolment agreed on, from the roles themselves
+    from moretta.protocols.registry import build  # what the enrolment agreed on, from the roles themselves
 
-    players = cast(FedSGD(), federation._setting(5, 1))
+    players = build(FedSGD(), federation._setting(5, 1))
     from moretta.contract.codec import Codec
     from moretta.engines.driver import Driver
     from moretta.engines.in_process import InProcess

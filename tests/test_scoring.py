@@ -29,7 +29,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import standardised
 from moretta.protocols.common.scoring import HeldOut, Score, read
 from moretta.protocols.fedsgd.server import Server
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.report.privacy import privacy_statements
@@ -165,7 +165,7 @@ def test_a_blind_score_is_the_participants_own() -> None:
 
 
 def test_an_aggregator_without_participants_here_says_who_knows_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federations, "cast", lambda *of: replace(cast(*of), scores=dict))
+    monkeypatch.setattr(federations, "build", lambda *of: replace(build(*of), scores=dict))
     result = scoring("cgd").train(1)
     assert scores_of(result) == {}
     assert any("participants alone know what their models score" in said for said in result.record["warnings"])

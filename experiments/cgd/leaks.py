@@ -32,13 +32,13 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.engines.settings import Engine
 from moretta.errors import MorettaError
-from moretta.models.catalogue import build
+from moretta.models.catalogue import build as build_model
 from moretta.protocols.cgd.client import ROW_RING, Client
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Join, StepAlone
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run.federation import Federation
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.masks import add_masks
@@ -118,7 +118,7 @@ def play(
     """Train by messages, full batch and blind, and return the participants with what they saw."""
     whole, outputs = copy.deepcopy(model).to(dtype), next(reversed(list(model.parameters()))).shape[0]
     setting = Setting(whole, outputs, silos, SecureAggregation(), 0, 0, dtype, "cpu", SEED, rounds, insecure=secrets)
-    players = cast(protocol, setting)
+    players = build(protocol, setting)
     looking = {name: Participant(client) for name, client in players.clients.items()}
     deliver = InProcess(looking, Codec(players.messages)).deliver
     for _ in Driver(players.server, list(looking), "leaks", deliver, players.least).rounds(1, rounds):
@@ -158,7 +158,7 @@ def linear(name: str, parties: int) -> tuple[list[Silo], Matrix, Matrix]:
 
 def mlp(width: int, inputs: int = 64) -> nn.Module:
     """Return the paper's network with one hidden layer."""
-    return build("mlp", inputs=(inputs,), outputs=10, hidden=[width], seed=SEED)
+    return build_model("mlp", inputs=(inputs,), outputs=10, hidden=[width], seed=SEED)
 
 
 def flat(tensors: Mapping[int, Tensors]) -> Matrix:
@@ -373,7 +373,7 @@ def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -
     """Return D of a linear model before each round and after the last, [T + 1, outputs, d], and all starts."""
     setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, 0, F64, "cpu", SEED, rounds,
                       insecure=SEED, engine=Engine(name="fused"))  # fmt: skip
-    players = cast(protocol, setting)
+    players = build(protocol, setting)
     starts = np.stack([one["0.weight"] for one in players.models().values()])
     path = [players.displacement()["0.weight"]]
     for _ in Driver(players.server, [], "leaks", InProcess({}, Codec(())).deliver, 0).rounds(1, rounds):

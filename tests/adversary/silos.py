@@ -23,12 +23,12 @@ from moretta.data.silo import Silo
 from moretta.engines.kept_lines import HelpedFile
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Identity, Roster
@@ -85,9 +85,9 @@ class World:
         return f"job-{job}{ending}"
 
 
-def play_roles(world: World, folder: Path, run: str, session: int) -> Cast:
+def play_roles(world: World, folder: Path, run: str, session: int) -> Roles:
     """Return a server and silos as processes make them at their start. folder: of what silos keep on disk."""
-    return cast(PROTOCOLS[world.protocol], _setting(world, folder, run, session))
+    return build(PROTOCOLS[world.protocol], _setting(world, folder, run, session))
 
 
 def _setting(world: World, folder: Path, run: str, session: int) -> Setting:

@@ -12,10 +12,10 @@ from torch import nn
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo
 from moretta.contract.messages import Message, Stamp
 from moretta.protocols.common.clipping import GROWTH, MULTIPLE, SETTLED, Clip, RunningMedian, SummedStep
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 from moretta.run.result import Result
 
@@ -34,15 +34,15 @@ def train(
 ) -> Result:
     """Train; in some rounds one silo uploads ring elements at the limit in the place of what it found."""
 
-    def casting(chosen: Training, setting: Setting) -> Cast:
-        made = cast(chosen, setting)
+    def casting(chosen: Training, setting: Setting) -> Roles:
+        made = build(chosen, setting)
         client: Any = made.clients[SPOILER]
         contributors = client._contributors if isinstance(chosen, CGD) else {"": client._contributor}
         for one in contributors.values():
             monkeypatch.setattr(one, "upload", spoil(one.upload, spoiled))
         return made
 
-    monkeypatch.setattr(federation, "cast", casting)
+    monkeypatch.setattr(federation, "build", casting)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         middle = [nn.BatchNorm1d(6)] if norm else []

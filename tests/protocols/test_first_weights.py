@@ -14,7 +14,7 @@ from moretta.engines.checkpoint import Place
 from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.first_weights import SPREAD, first_weights
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 
 
 def arrays(model: nn.Module) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ def federation(protocol: object, **settings: object) -> Federation:
 def start_of(protocol: object, **settings: object) -> dict[str, np.ndarray]:
     """Return the common model before the first round, or one silo's own."""
     of = federation(protocol, **settings)
-    players = cast(of.protocol, of._setting(0, 3))
+    players = build(of.protocol, of._setting(0, 3))
     return dict(next(iter(players.models().values())))
 
 

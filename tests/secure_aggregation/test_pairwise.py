@@ -358,7 +358,7 @@ def test_a_small_weight_does_not_make_means_larger_than_an_upload_may_be(caplog:
     def lie(asked: Train) -> MaskedUpload:
         told = silos["b"](asked)
         words = told.tensors["w"].copy()
-        words[0] += np.uint64(2**61)
+        words[:1] += np.uint64(2**61)
         return replace(told, weight=np.subtract(told.weight, 8, out=told.weight.copy()), tensors={"w": words})
 
     total = whole_sum(silos, "pairwise", replaced={"b": lie})

@@ -15,13 +15,15 @@ of one sentence, worded in `moretta.config.wording`. The sections are in `morett
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import operator
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -32,10 +34,8 @@ from moretta.contract.settings import Section, kebab
 from moretta.contract.wording import either, shown, unfit
 from moretta.engines.settings import Delay, Engine, Fault, Faults
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.cgd.params import CGD
-from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
-from moretta.protocols.pbpfl.params import PBPFL
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import ENTRIES, entry_of
 from moretta.secure_aggregation.settings import ROSTER_AND_IDENTITY, SecureAggregation
 
 __all__ = [
@@ -59,16 +59,11 @@ __all__ = [
     "section",
 ]
 
-Protocol = Annotated[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE, Field(discriminator="name")]
-PROTOCOLS: Mapping[str, type[FedSGD | FedAvg | Local | Centralised | PBPFL | CGD | BAFFLE]] = {
-    "fedsgd": FedSGD,
-    "fedavg": FedAvg,
-    "local": Local,
-    "centralised": Centralised,
-    "pbpfl": PBPFL,
-    "cgd": CGD,
-    "baffle": BAFFLE,
-}
+PROTOCOLS: Mapping[str, type[Training]] = {name: entry.settings_class() for name, entry in ENTRIES.items()}
+if TYPE_CHECKING:
+    Protocol = Training
+else:
+    Protocol = Annotated[functools.reduce(operator.or_, PROTOCOLS.values()), Field(discriminator="name")]
 
 
 class RunFile(Section):
@@ -97,13 +92,13 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        protocol, secure = self.protocol, self.secure_aggregation
-        if self.engine.simulates and not isinstance(protocol, CGD):
+        protocol, secure, entry = self.protocol, self.secure_aggregation, entry_of(self.protocol)
+        if self.engine.simulates and self.engine.name not in entry.simulations:
             raise ParameterError(
                 f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
             )
         self._check_sites()
-        if self.engine.edge and not isinstance(protocol, BAFFLE):
+        if self.engine.edge and not entry.edge:
             raise ParameterError(
                 f"[engine] edge: edge clients only run models forward, as baffle has it, and {protocol.name} has not; "
                 "remove it"
@@ -124,17 +119,17 @@ class RunFile(Section):
                 f"[secure-aggregation] min-survivors = {secure.least}, and [data] silos is {self.data.silos}; "
                 "give at most as many"
             )
-        if isinstance(protocol, Local | Centralised) or secure.scheme == "none" or self.engine.simulates:
+        if not entry.summed or secure.scheme == "none" or self.engine.simulates:
             return self  # nothing is summed in secret, so nothing below can go wrong
         if self.data.silos == 1:
             raise ParameterError(
                 f'[secure-aggregation] scheme = "{secure.scheme}" needs two silos or more, and [data] silos is 1; '
                 'one silo needs scheme = "none"'
             )
-        if isinstance(protocol, PBPFL) and secure.ring_bits == 32:
+        if secure.ring_bits < entry.ring_bits:
             raise ParameterError(
-                "[secure-aggregation] ring-bits = 32 is too coarse for pbpfl, whose corrections multiply the "
-                "rounding; use ring-bits = 64"
+                f"[secure-aggregation] ring-bits = {secure.ring_bits} is too coarse for {entry.name}, whose "
+                f"corrections multiply the rounding; use ring-bits = {entry.ring_bits}"
             )
         return self
 
@@ -156,10 +151,10 @@ class RunFile(Section):
             )
         if not flare:
             return
-        if isinstance(self.protocol, Local | Centralised):
+        if not entry_of(self.protocol).many_machines:
             raise ParameterError(
                 f"[protocol] {self.protocol.name} is a baseline for one machine, with nothing to do for many; choose "
-                f"{either(name for name in PROTOCOLS if name not in ('local', 'centralised'))}"
+                f"{either(name for name, entry in ENTRIES.items() if entry.many_machines)}"
             )
         if self.run.early_stopping is not None:
             raise ParameterError("[run] early-stopping goes back to the best round, which sites do not keep; remove it")

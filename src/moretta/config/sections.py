@@ -247,7 +247,7 @@ class Model(Section):
     """
 
     source: Words
-    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    arguments: dict[str, JsonValue] = {}  # noqa: RUF012  # pydantic copies it
 
     @field_validator("arguments")
     @classmethod

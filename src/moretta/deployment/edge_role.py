@@ -1,4 +1,4 @@
-"""What a site plays without PyTorch: of baffle a silo in a process that runs ONNX (`moretta.edge`).
+"""What a site plays without PyTorch: a silo in a process that only runs the model forward (`moretta.edge`).
 
 No code of the run's model is called here; the graph of it comes from the server, and the digest of its tensors, by
 which both know that they mean the same, with its hello.
@@ -6,7 +6,7 @@ which both know that they mean the same, with its hello.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Client, State
+from moretta.contract.roles import Client
 from moretta.data.silo import check_least
 from moretta.deployment import shared_settings as told
 from moretta.engines.child import ChildClient
@@ -22,17 +22,13 @@ from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
-from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.baffle.edge_client import RUNS, check_memory, check_packages, check_sigma, edge_client
-from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.silo.messages import MESSAGES
-from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.errors import ParameterError
 from moretta.protocols.common.scoring import HeldOut, figures_of
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_scores, settings_digest
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.targets import encode
+from moretta.protocols.registry import edge_of
 from moretta.secure_aggregation.identity import Roster
-from moretta.secure_aggregation.keystream import SecretRoot
 
 
 class EdgeRole:
@@ -44,19 +40,18 @@ class EdgeRole:
 
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         protocol, data = run_file.protocol, run_file.data
-        if not isinstance(protocol, BAFFLE):
+        self._edge = edge_of(protocol)
+        if self._edge is None:
             raise ParameterError(
                 "takes part as an edge client, which only runs models forward, as baffle has it, and "
                 f"{getattr(protocol, 'name', 'this protocol')} has not; join without --edge, and without edge in "
                 "silo.toml"
             )
-        check_packages(RUNS)
-        check_memory(file.limits.memory_limit_mib, "limits")
-        check_sigma(protocol.sigma, file.limits.edge_precision)
+        self._edge.check_site(
+            protocol, run_file.secure_aggregation, file.limits.memory_limit_mib, file.limits.edge_precision
+        )
         self._protocol, self._run_file, self._file = protocol, run_file, file
         self._secure = told.aggregation_at(run_file, file)
-        if self._secure.scheme != "none":
-            protocol.check_limit(self._secure.largest)
         if protocol.privacy is not None and data.least_rows is None:
             raise ParameterError(LEAST_ROWS_MISSING)
         self.silos, _ = told.silos_at(run_file, file)
@@ -73,7 +68,7 @@ class EdgeRole:
     def check(self, hello: Hello) -> None:
         """Check nothing more: tensors are compared when the server begins, and there is no PyTorch to be of a version.
 
-        The process compares the graph's weights with the round's hash (`moretta.protocols.baffle.silo.client`).
+        The process compares the graph's weights with the round's hash.
         """
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
@@ -84,7 +79,7 @@ class EdgeRole:
             figures = figures_of(self._protocol.loss, told.task_of(data))
             x, y = silo.held_out
             held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
-        client = edge_client(
+        client = self._edge.edge_client(
             self._protocol,
             silo.name,
             (silo.x, self._targets(silo.y, hello)),
@@ -108,33 +103,19 @@ class EdgeRole:
             helped=helped,
             bound=self._bound(hello),
         )
-        return client, schema_of(MESSAGES)
+        return client, schema_of(self._edge.MESSAGES)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
         """End the process, and write what noise the silo's own rows have had."""
         if isinstance(client, ChildClient):
             if self._protocol.privacy is not None:
-                folder.write_json(PRIVACY, self._privacy(client.state()))
+                folder.write_json(PRIVACY, self._edge.privacy_of(self._protocol, *self._noised(), client.state()))
             client.close()
 
-    def _privacy(self, state: State) -> Mapping[str, float | str]:
-        """Return what `PrivateScalars.facts` would say in the process, which needs no accountant."""
-        privacy, size, rows = self._protocol.privacy, self._run_file.data.batch_size, len(self._silo.x)
-        if privacy is None:
-            return {}
-        own = PrivateScalars(
-            privacy,
-            rows,
-            size,
-            SecretRoot(state["private/secret_root"]),
-            b"",
-            1 if self._secure.scheme == "none" else self._secure.least,
-        )
-        own.releases.restore({"releases": state["private/releases"]})
-        try:
-            return own.facts()
-        except MissingExtra as error:
-            return {"releases": float(own.releases.count), "epsilon_is_not_stated": str(error)}
+    def _noised(self) -> tuple[int, int, int]:
+        """Return of how many rows lots of what size are drawn, and how many silos share the noise."""
+        sharers = 1 if self._secure.scheme == "none" else self._secure.least
+        return len(self._silo.x), self._run_file.data.batch_size, sharers
 
     def _bound(self, hello: Hello) -> bytes:
         run, data = self._run_file.run, self._run_file.data

@@ -28,7 +28,7 @@ from moretta.data.silo import Silo
 from moretta.data.split import cut, split
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.protocols.cgd.params import CGD
+from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -62,7 +62,7 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
     all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
     """
-    drawn = not isinstance(run_file.protocol, CGD) and run_file.protocol.warm_start is None
+    drawn = not entry_of(run_file.protocol).seeded_start and run_file.protocol.warm_start is None
     secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
     federation = _federation(run_file, secrets.randbits(63) if secret else run_file.run.seed, silos_of(run_file))
     text = run_files.dump(run_file)

@@ -60,7 +60,7 @@ class Role(Protocol):
         """Raise `moretta.errors.ParameterError` where the server has another model, or what runs it."""
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
-        """Cast the protocol's client; return it with the messages of the run. helped: what it has helped to open."""
+        """Build the protocol's client; return it with the messages of the run. helped: what it has helped to open."""
 
     def leave(self, client: Client, folder: RunFolder) -> None:
         """Write what the run leaves at the site alone."""
@@ -85,7 +85,7 @@ class Site:
         self._file, self._job = file, digest_of(text)
         self.largest = file.limits.message_mib << 20
         self._run_file = run_files.loads(text, file.base / "told.toml")
-        self.timed = getattr(self._run_file.protocol, "privacy", None) is None  # else seconds tell of a secret lot
+        self.timed = self._run_file.protocol.privacy is None  # else seconds tell of a secret lot
         self._role = _role(self._run_file, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
@@ -97,7 +97,7 @@ class Site:
         self._lasting = dict[str, bytes]()
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
-        """Take up a run where it stands: cast the role, and restore the state that was kept of it.
+        """Take up a run where it stands: build the role, and restore the state that was kept of it.
 
         Raises `moretta.errors.ParameterError` where versions, what was told or the model differ from the server's.
         """

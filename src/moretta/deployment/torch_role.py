@@ -16,9 +16,9 @@ from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.client import Client as BaffleClient
-from moretta.protocols.cgd.client import Client as Participant
-from moretta.protocols.fedsgd.client import Client as FedSGDClient
+from moretta.protocols.common.entry import load
+from moretta.protocols.common.players import Left
+from moretta.protocols.registry import entry_of
 from moretta.run import result
 from moretta.run.loop import SMALL
 
@@ -52,22 +52,21 @@ class TorchRole:
             )
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
-        """Cast the role."""
+        """Build the role."""
         run = self._run_file.run
         place = Place(hello.run, hello.round, hello.session, hello.job)
         return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
-        """Write what the run leaves at the site alone: of cgd the participant's own model, and what it has read.
-
-        Where the silo added noise, what privacy its own rows have, by its own count of releases.
-        """
-        if isinstance(client, FedSGDClient | BaffleClient) and (facts := client.privacy()):
-            folder.write_json(PRIVACY, facts)
-        if isinstance(client, Participant):
-            folder.write_model("confined.safetensors", client.model())
-            if client.scores:
-                folder.write_json("scores.json", client.scores)
+        """Write what the run leaves at the site alone (`moretta.protocols.common.players.Left`)."""
+        leaves = entry_of(self._run_file.protocol).leaves
+        left = load(leaves)(client) if leaves else Left()
+        if left.privacy:
+            folder.write_json(PRIVACY, left.privacy)
+        if left.model:
+            folder.write_model("confined.safetensors", left.model)
+        if left.scores:
+            folder.write_json("scores.json", left.scores)
 
 
 def _minor(version: str) -> str:

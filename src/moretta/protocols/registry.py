@@ -1,37 +1,46 @@
-"""Who plays: from a protocol's settings to its server, its clients and the messages they know, a file a protocol."""
+"""The one list of protocols: each is declared by the ``protocol.py`` of its own folder, and looked up here by name."""
 
 from __future__ import annotations
 
-from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.roles import cast_baffle
-from moretta.protocols.cgd.params import CGD
-from moretta.protocols.cgd.roles import cast_cgd, cast_simulation
-from moretta.protocols.common.players import Cast
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.protocol import ENTRIES as BAFFLE
+from moretta.protocols.cgd.protocol import ENTRIES as CGD
+from moretta.protocols.common.entry import Entry
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
-from moretta.protocols.common.wiring import POOL, pooled_rows, rows_of
-from moretta.protocols.fedsgd.params import Centralised, FedAvg, Local
-from moretta.protocols.fedsgd.roles import cast_fedsgd, cast_local
-from moretta.protocols.pbpfl.params import PBPFL
-from moretta.protocols.pbpfl.roles import cast_pbpfl
+from moretta.protocols.fedsgd.protocol import ENTRIES as FEDSGD
+from moretta.protocols.pbpfl.protocol import ENTRIES as PBPFL
+
+ENTRIES: Mapping[str, Entry] = {entry.name: entry for entry in (*FEDSGD, *PBPFL, *CGD, *BAFFLE)}
+REFERENCE = "fedsgd"  # what other protocols' final weights are compared with
 
 
-def cast(protocol: Training, setting: Setting) -> Cast:
-    """Cast the roles of a protocol. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
-    scheme = setting.secure_aggregation.scheme
-    match protocol:
-        case Centralised():
-            pool, batch = {POOL: pooled_rows(protocol, setting)}, setting.batch_size * len(setting.silos)
-            return cast_fedsgd(protocol, setting, pool, "none", batch)
-        case FedAvg():  # an epoch uses all of a silo's rows
-            return cast_fedsgd(protocol, setting, rows_of(protocol, setting), scheme, 0)
-        case Local():
-            return cast_local(protocol, setting)
-        case PBPFL():
-            return cast_pbpfl(protocol, setting)
-        case CGD():
-            return cast_simulation(protocol, setting) if setting.engine.simulates else cast_cgd(protocol, setting)
-        case BAFFLE():
-            return cast_baffle(protocol, setting)
-        case _:
-            return cast_fedsgd(protocol, setting, rows_of(protocol, setting), scheme, setting.batch_size)
+def entry_of(protocol: Training) -> Entry:
+    """Return the entry of a protocol by its settings. Raises `moretta.errors.ParameterError` for one not listed."""
+    name: str = getattr(protocol, "name", "")
+    if name not in ENTRIES:
+        raise ParameterError(
+            f"expected the settings of a protocol ({', '.join(ENTRIES)}), got {type(protocol).__name__}"
+        )
+    return ENTRIES[name]
+
+
+def build(protocol: Training, setting: Setting) -> Roles:
+    """Build the roles of a protocol. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
+    return entry_of(protocol).build(protocol, setting)
+
+
+def edge_of(protocol: Training) -> Any:
+    """Return the module that plays a silo of this protocol in a process without PyTorch; None where it has none."""
+    entry = entry_of(protocol)
+    return importlib.import_module(entry.edge) if entry.edge else None
+
+
+def names(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the names of some entries, in the order of the list."""
+    return tuple(entry.name for entry in entries)

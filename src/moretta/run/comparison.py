@@ -19,11 +19,11 @@ from moretta.contract.wording import shown
 from moretta.engines.run_folder import read_model
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
+from moretta.protocols.registry import ENTRIES, REFERENCE
 from moretta.report.folder import read_run
 from moretta.run.assembly import federation_of
 from moretta.run.evaluation import largest_relative_difference
 
-REFERENCE = "fedsgd"
 MODEL = "model.safetensors"
 
 
@@ -129,7 +129,7 @@ def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
     reference = read_model(folders[first] / MODEL)
     differences: dict[str, float] = {}
     for number, (name, folder) in enumerate(zip(protocols, folders, strict=True)):
-        if number != first and (folder / MODEL).exists() and name != "cgd":  # whose file is no model but D
+        if number != first and (folder / MODEL).exists() and ENTRIES[name].common_model:
             ours = read_model(folder / MODEL)
             if {key: value.shape for key, value in ours.items()} == {key: v.shape for key, v in reference.items()}:
                 label = name if protocols.count(name) == 1 else str(folder)

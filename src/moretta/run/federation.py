@@ -36,16 +36,13 @@ from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import targets
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import Setting, check_scores
 from moretta.protocols.common.training import Training
-from moretta.protocols.fedsgd.params import Centralised
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build, entry_of
 from moretta.run.loop import Progress, Session, Through
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
@@ -54,7 +51,7 @@ from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
 from moretta.secure_aggregation.settings import SecureAggregation
 
-NOWHERE = Place("", 0, 0, "")  # of roles that are cast and play no run
+NOWHERE = Place("", 0, 0, "")  # of roles that are built and play no run
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
 
@@ -170,7 +167,7 @@ class Federation:
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
         helped = None if folder is None else folder.helped
-        players = cast(self.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
+        players = build(self.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
         if len(silos) < players.least:
             raise ParameterError(
@@ -197,11 +194,11 @@ class Federation:
     def client(
         self, name: str, rounds: int, seed: int, place: Place, helped: HelpedFile
     ) -> tuple[Client, Sequence[type[Message]]]:
-        """Cast the role of one silo that is here, and return it with the messages of the run.
+        """Roles the role of one silo that is here, and return it with the messages of the run.
 
         place: the run, and how often it was resumed. helped: where it keeps what it has helped to open.
         """
-        players = cast(self.protocol, self._setting(seed, rounds, place, lambda name: helped))
+        players = build(self.protocol, self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
 
     def playing(self, silos: Sequence[str], seed: int) -> Participation:
@@ -209,11 +206,11 @@ class Federation:
         count = max(self.aggregation.least, round(self.participation * len(silos)))
         return Participation(tuple(silos), count, seed)
 
-    def players(self, rounds: int, seed: int) -> Cast:
-        """Cast all roles of a run anew, with secrets of their own until they are given a run's states."""
-        return cast(self.protocol, self._setting(seed, rounds))
+    def players(self, rounds: int, seed: int) -> Roles:
+        """Roles all roles of a run anew, with secrets of their own until they are given a run's states."""
+        return build(self.protocol, self._setting(seed, rounds))
 
-    def _players_names(self, players: Cast) -> list[str]:
+    def _players_names(self, players: Roles) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
         return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
 
@@ -222,7 +219,7 @@ class Federation:
         return replace(self, engine=self.engine.model_copy(update={"edge": ()})) if self.engine.edge else self
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
-        """Cast all roles and write nothing: raises what `train` would raise before its first round."""
+        """Roles all roles and write nothing: raises what `train` would raise before its first round."""
         self.players(rounds, seed)
 
     def _check_silos(self) -> None:
@@ -261,7 +258,7 @@ class Federation:
         """Check who holds which columns, where any silo says so."""
         if not any(silo.columns or silo.row for silo in self.silos):
             return
-        if not isinstance(self.protocol, CGD | Centralised):
+        if not entry_of(self.protocol).grids:
             raise ParameterError(
                 "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
                 f"alone puts the columns together, {getattr(self.protocol, 'name', 'this one')} does not"
@@ -277,7 +274,7 @@ class Federation:
 
     def _check_engine(self) -> None:
         """Check that the silos are there that edge clients and faults are of."""
-        if self.engine.edge and not isinstance(self.protocol, BAFFLE):
+        if self.engine.edge and not entry_of(self.protocol).edge:
             raise ParameterError(
                 "edge: edge clients only run models forward, as baffle has it, and "
                 f"{getattr(self.protocol, 'name', 'this protocol')} has not; remove it"
@@ -301,11 +298,12 @@ class Federation:
             raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
         if not 0 < self.participation <= 1:
             raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
-        if self.participation < 1 and isinstance(self.protocol, CGD):
+        if self.participation < 1 and entry_of(self.protocol).takes_all:
             raise ParameterError(
-                f"participation = {self.participation:g}: under cgd everybody takes every step; leave it at 1"
+                f"participation = {self.participation:g}: under {self.protocol.name} everybody takes every "
+                "step; leave it at 1"
             )
-        if self.engine.simulates and not isinstance(self.protocol, CGD):
+        if self.engine.simulates and self.engine.name not in entry_of(self.protocol).simulations:
             raise ParameterError(
                 f'engine = "{self.engine.name}" simulates cgd alone; {getattr(self.protocol, "name", "this protocol")} '
                 'needs "in-process"'
@@ -333,7 +331,7 @@ class Federation:
     def _check_scores(self) -> None:
         """Check that every silo here has rows to score models on, and that a score tells of no single one."""
         key, name = "[data] score-at-silos", getattr(self.protocol, "name", "this protocol")
-        if isinstance(self.protocol, Centralised) or self.engine.simulates:
+        if entry_of(self.protocol).pooled or self.engine.simulates:
             raise ParameterError(
                 f"{key} sums what silos score, and here nobody sums: {name} under engine = "
                 f'"{self.engine.name}" has all rows in one place; remove it, and give test rows'
@@ -375,7 +373,7 @@ class Federation:
     @property
     def summing(self) -> SecureAggregation:
         """How sums are made: as set, and under noise of no fewer silos than its size takes to be there."""
-        if getattr(self.protocol, "privacy", None) is None:
+        if self.protocol.privacy is None:
             return self.aggregation
         return self.aggregation.sharing_noise(len(self.silos), self.participation)
 
@@ -457,7 +455,7 @@ class Federation:
         return Place(place.run, place.round, place.session + 1, place.digest), states
 
 
-def _refuse_others(states: Mapping[str, State], players: Cast) -> None:
+def _refuse_others(states: Mapping[str, State], players: Roles) -> None:
     expected = {"server", *(f"silo-{name}" for name in players.clients)}
     if set(states) != expected:
         raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")

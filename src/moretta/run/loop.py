@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Tensors
+from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Outcome, State
 from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
@@ -30,13 +30,10 @@ from moretta.engines.settings import FaultPhase
 from moretta.engines.views import Recorder
 from moretta.engines.write_ahead import WriteAhead
 from moretta.errors import ParameterError, RunFailed
-from moretta.protocols.baffle.silo import messages as baffle
-from moretta.protocols.cgd import messages as confined
-from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.enrolment import standardised
-from moretta.protocols.common.players import Cast
-from moretta.protocols.fedsgd.params import Centralised, Local
+from moretta.protocols.common.players import Roles
+from moretta.protocols.registry import ENTRIES, entry_of
 from moretta.run import result
 from moretta.run.evaluation import evaluate
 from moretta.run.result import Result
@@ -45,11 +42,14 @@ from moretta.secure_aggregation import agreement, statistics, unmasking
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
 
-KEY_TAGS = frozenset(kind.TAG for kind in (*agreement.MESSAGES, *confined.KEYS))
-UNMASKING_TAGS = frozenset(kind.TAG for kind in unmasking.MESSAGES)
-SET_UP_TAGS = frozenset(
-    kind.TAG for kind in (*statistics.MESSAGES, *silo_rows.MESSAGES, *confined.SET_UP, *baffle.SET_UP)
-)
+
+def _tags(*groups: Iterable[type[Message]]) -> frozenset[str]:
+    return frozenset(kind.TAG for kinds in groups for kind in kinds)
+
+
+KEY_TAGS = _tags(agreement.MESSAGES, *(entry.key_messages() for entry in ENTRIES.values()))
+UNMASKING_TAGS = _tags(unmasking.MESSAGES)
+SET_UP_TAGS = _tags(statistics.MESSAGES, silo_rows.MESSAGES, *(entry.set_up_messages() for entry in ENTRIES.values()))
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about so many times a run is the model tested on the way, unless it says how often
 SCORES = ("loss", "accuracy", "mse")
@@ -67,7 +67,7 @@ class Session:
     def __init__(
         self,
         federation: Federation,
-        players: Cast,
+        players: Roles,
         silos: Sequence[str],
         place: Place,
         folder: RunFolder | None,
@@ -214,7 +214,7 @@ class Session:
     @property
     def _is_private(self) -> bool:
         """Whether noise hides rows: then no phase's seconds are kept, as silos' depend on how many their lots had."""
-        return getattr(self._of.protocol, "privacy", None) is not None
+        return self._of.protocol.privacy is not None
 
     def _chosen(self, number: int) -> list[str]:
         """Return the silos of a round, drawn from the training seed: who takes part is no secret."""
@@ -274,12 +274,12 @@ class Session:
     def _scores_of_all(
         self, models: Mapping[str, Tensors], x: NDArray[np.generic], y: NDArray[np.generic]
     ) -> dict[str, Any]:
-        """Return the scores on some rows; where silos have models of their own the mean, or of CGD the worst."""
+        """Return the scores on some rows; where silos have models of their own the mean, or the worst of them."""
         many = len(models) > MANY
         inputs = self._prepared(x)
         scores = {name: self._scores(tensors, inputs, y, metrics=not many) for name, tensors in models.items()}
         summary = result.mean_of(list(scores.values()))
-        if isinstance(self._of.protocol, CGD):
+        if entry_of(self._of.protocol).judged_by == "worst":
             summary = result.worst_of(scores) | {"mean": summary}
         return summary | ({"per_silo": scores} if len(scores) > 1 else {})
 
@@ -458,11 +458,11 @@ def _some(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
 
 def _injector(federation: Federation) -> Injector | None:
     """Return what injects the faults that are asked for; the one pool of centralised training is no silo."""
-    faults, protocol = federation.engine.faults, federation.protocol
-    if faults is None or isinstance(protocol, Centralised):
+    faults, entry = federation.engine.faults, entry_of(federation.protocol)
+    if faults is None or entry.pooled:
         return None
     phases: dict[str, FaultPhase] = dict.fromkeys(KEY_TAGS | SET_UP_TAGS, "set-up")
     # Where silos train alone, statistics of the set-up are all that is summed, and chance must know it.
-    masked = federation.aggregation.scheme != "none" and not isinstance(protocol, Local)
+    masked = federation.aggregation.scheme != "none" and entry.summed
     phases |= dict.fromkeys(UNMASKING_TAGS, "unmasking" if masked else "set-up")
     return Injector(faults, phases)

@@ -15,9 +15,7 @@ from torch import nn
 import moretta
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.common.training import Training
-from moretta.protocols.fedsgd.params import FedAvg
 
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
@@ -143,8 +141,7 @@ def ring_facts(
 
 def _rate(protocol: Training, number: int, rounds: int) -> float:
     """Return how far a unit of gradient moves a weight in the end."""
-    moves_itself = isinstance(protocol, FedAvg) or (isinstance(protocol, BAFFLE) and protocol.local_epochs)
-    return 1.0 if moves_itself else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
+    return 1.0 if protocol.steps_at_silos else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
 
 
 def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from moretta.contract.messages import Message
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.common import modules
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 from moretta.run.result import Result
 
@@ -85,12 +85,12 @@ def farthest(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> fl
 
 
 @contextlib.contextmanager
-def casting(wrap: Callable[[Cast], None] | None = None) -> Iterator[list[Cast]]:
+def casting(wrap: Callable[[Roles], None] | None = None) -> Iterator[list[Roles]]:
     """Keep what is cast; `wrap` may change the roles before they play."""
-    players: list[Cast] = []
+    players: list[Roles] = []
 
-    def keep(protocol: BAFFLE, setting: Setting) -> Cast:
-        players.append(cast(protocol, setting))
+    def keep(protocol: BAFFLE, setting: Setting) -> Roles:
+        players.append(build(protocol, setting))
         if wrap is not None:
             wrap(players[-1])
         return players[-1]
@@ -99,24 +99,24 @@ def casting(wrap: Callable[[Cast], None] | None = None) -> Iterator[list[Cast]]:
         yield players
 
 
-def client_of(players: Cast, name: str = "silo-0") -> Client:
+def client_of(players: Roles, name: str = "silo-0") -> Client:
     found = players.clients[name]
     assert isinstance(found, Client)
     return found
 
 
-def server_of(players: Cast) -> Server:
+def server_of(players: Roles) -> Server:
     assert isinstance(players.server, Server)
     return players.server
 
 
-def cast_only(made: Federation, rounds: int = 3) -> Cast:
+def cast_only(made: Federation, rounds: int = 3) -> Roles:
     """The roles that a run of this federation would have."""
 
     class Enough(Exception):
         pass
 
-    def stop(players: Cast) -> None:
+    def stop(players: Roles) -> None:
         raise Enough
 
     with casting(stop) as players, contextlib.suppress(Enough):
@@ -127,7 +127,7 @@ def cast_only(made: Federation, rounds: int = 3) -> Cast:
 def answering(name: str, kind: type[Message], by: Callable[[Callable[[Any], Message], Any], Message]) -> Any:
     """Have a silo answer one kind of message by a function of its honest answer and the message."""
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         honest = players.clients[name].answer
 
         def answer(message: Message) -> Message:

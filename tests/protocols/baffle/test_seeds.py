@@ -18,9 +18,9 @@ from moretta.errors import PeerError
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, commitment, parameter_hash
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -245,7 +245,7 @@ def test_a_layout_splits_what_it_has_joined(shapes: list[tuple[int, int]]) -> No
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 
-def run(protocol: BAFFLE | None = None, wrap: Callable[[Cast], None] | None = None, **settings: Any) -> list[Any]:
+def run(protocol: BAFFLE | None = None, wrap: Callable[[Roles], None] | None = None, **settings: Any) -> list[Any]:
     """Train on three silos for two rounds; return each message with the silo it went to and its answer, in order."""
     from torch import nn
 
@@ -253,8 +253,8 @@ def run(protocol: BAFFLE | None = None, wrap: Callable[[Cast], None] | None = No
     generator = np.random.default_rng(0)
     silos = [Silo(name, generator.normal(0, 1, (6, 3)), generator.integers(0, 2, 6)) for name in NAMES]
 
-    def watching(of: BAFFLE, setting: Setting) -> Cast:
-        made = cast(of, setting)
+    def watching(of: BAFFLE, setting: Setting) -> Roles:
+        made = build(of, setting)
         if wrap is not None:
             wrap(made)
         for name, client in made.clients.items():
@@ -307,10 +307,10 @@ def test_a_round_that_is_set_up_again_for_fewer_silos_has_other_parts_of_everybo
     assert len({value for _, value in parts}) == 5
 
 
-def dishonest(silo: str, kind: type[Message], change: Callable[[Any], Message]) -> Callable[[Cast], None]:
+def dishonest(silo: str, kind: type[Message], change: Callable[[Any], Message]) -> Callable[[Roles], None]:
     """Have what a silo answers to one kind of message, in the first attempt, be something else."""
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         answer = players.clients[silo].answer
 
         def changed(message: Message) -> Message:

@@ -20,9 +20,9 @@ from moretta.contract.roles import Client
 from moretta.protocols.cgd.client import Client as Participant
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 from moretta.run.result import Result
 from moretta.secure_aggregation.sums import Contributor
@@ -95,7 +95,7 @@ class Run:
     """What a run came to, with what only a test may see: confined models before and after, D, and all roles."""
 
     result: Result
-    players: Cast
+    players: Roles
     starts: Mapping[str, Tensors]
     models: Mapping[str, Tensors]
     displacement: Tensors
@@ -118,7 +118,7 @@ class Seen:
         return ((silo, answer) for silo, _, answer in self.messages if isinstance(answer, kind))
 
 
-Wrap = Callable[[Cast], None]
+Wrap = Callable[[Roles], None]
 
 
 def make(
@@ -162,13 +162,13 @@ def run(
 
 
 @contextlib.contextmanager
-def casting(wrap: Wrap | None = None) -> Iterator[tuple[list[Cast], dict[str, Tensors]]]:
+def casting(wrap: Wrap | None = None) -> Iterator[tuple[list[Roles], dict[str, Tensors]]]:
     """Keep what is cast, and the confined models as they stand then; `wrap` may change the roles before they play."""
-    players: list[Cast] = []
+    players: list[Roles] = []
     starts: dict[str, Tensors] = {}
 
-    def keep(protocol: CGD, setting: Setting) -> Cast:
-        made = cast(protocol, setting)
+    def keep(protocol: CGD, setting: Setting) -> Roles:
+        made = build(protocol, setting)
         if wrap is not None:
             wrap(made)
         players.append(made)
@@ -183,7 +183,7 @@ def copied(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
     return {owner: {name: np.array(value) for name, value in tensors.items()} for owner, tensors in models.items()}
 
 
-def participants(players: Cast) -> dict[str, Participant]:
+def participants(players: Roles) -> dict[str, Participant]:
     """The clients of a cast, as what they are."""
     found = {name: client for name, client in players.clients.items() if isinstance(client, Participant)}
     assert len(found) == len(players.clients)
@@ -193,7 +193,7 @@ def participants(players: Cast) -> dict[str, Participant]:
 def watched(seen: Seen) -> Wrap:
     """Note every message and its answer."""
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         for name, client in players.clients.items():
             _answer_by(client, lambda answer, message, name=name: _noted(seen, name, answer, message))
 
@@ -237,7 +237,7 @@ class Fault:
 def failing(*faults: Fault) -> Wrap:
     """Have clients fail; `happened` says how often each fault did."""
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         for name, client in players.clients.items():
             _answer_by(client, lambda answer, message, name=name: _befallen(faults, name, answer, message))
 
@@ -265,7 +265,7 @@ def _answer_by(client: Client, by: Callable[[Callable[[Message], Message], Messa
 def both(*wraps: Wrap) -> Wrap:
     """Apply several, the first innermost."""
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         for one in wraps:
             one(players)
 

@@ -36,7 +36,7 @@ from moretta.protocols.cgd import client as client_module
 from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 
 DELTA = (0.1, 0.3)
 JOINT = grid([9, 5, 12], [4, 1, 3], holders=[1, 0, 2], order=[3, 0, 7, 5, 2, 6, 1, 4])
@@ -167,7 +167,7 @@ def test_any_grid_at_length(case: tuple[list[Silo], dict[str, Any], dict[str, An
 def begin_at(starts: dict[str, Tensors]) -> Any:
     """Have participants of a grid that is split by rows alone begin at given models."""
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         for name, client in participants(players).items():
             client._start = {tensor: np.array(value) for tensor, value in starts[name].items()}
 
@@ -264,7 +264,7 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(client_module, "head_pass", noted)
     seen = Seen()
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         watched(seen)(players)
         for name, client in participants(players).items():
             for group in client._contributors:

@@ -35,8 +35,8 @@ from moretta.protocols.cgd.messages import (
     TakeKey,
 )
 from moretta.protocols.cgd.takes import Takes
-from moretta.protocols.common.players import Cast
-from moretta.protocols.registry import cast
+from moretta.protocols.common.players import Roles
+from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask
@@ -71,8 +71,8 @@ def played(rounds: int, protocol: CGD | None = None) -> dict[str, Client]:
     return clients
 
 
-def of(protocol: CGD, rounds: int) -> Cast:
-    return cast(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
+def of(protocol: CGD, rounds: int) -> Roles:
+    return build(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
 
 
 def corrupted(outsider: Client) -> Keyring:

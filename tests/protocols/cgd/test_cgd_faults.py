@@ -52,7 +52,7 @@ from moretta.protocols.cgd.messages import (
     Where,
 )
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.silo_rows import Begin
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import AdvertiseKey, PeerKeys
@@ -344,7 +344,7 @@ def test_garbage_of_one_of_three_holders() -> None:
 
 @pytest.mark.parametrize("what", ["short", "infinite"])
 def test_a_delta_that_was_sealed_wrongly_costs_the_round_only(what: str) -> None:
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         keyring = participants(players)["silo-0-0"]._keyring
         seal = keyring.seal
 

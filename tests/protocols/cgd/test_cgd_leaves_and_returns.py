@@ -36,8 +36,8 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import CatchUp, Displacement, ShowDisplacement
-from moretta.protocols.common.players import Cast
-from moretta.protocols.registry import cast
+from moretta.protocols.common.players import Roles
+from moretta.protocols.registry import build
 
 JOINT = grid([6, 4, 7, 5], [3, 2], holders=[0, 1, 0, 0])
 ROWS = grid([6, 4, 7, 5], [5])
@@ -57,7 +57,7 @@ def test_who_returns_needs_only_d(silos: list[Silo], blind: bool) -> None:
     owner = silos[0].row or name
     starts: list[dict[str, bytes]] = []
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         starts.append({tensor: value.tobytes() for tensor, value in participants(players)[name]._start.items()})
         watched(seen)(players)
 
@@ -84,7 +84,7 @@ def test_a_relay_does_not_read_the_d_that_it_relays(tmp_path: Path) -> None:
     seen = Seen()
     known: list[np.ndarray[Any, Any]] = []
 
-    def wrap(players: Cast) -> None:
+    def wrap(players: Roles) -> None:
         watched(seen)(players)
         showing = participants(players)["silo-1-0"]
         show = showing._show
@@ -145,7 +145,7 @@ def test_a_returned_participant_that_was_restored_from_an_old_checkpoint_catches
     old = players[0].clients["silo-1"].state()
     assert int(old["steps/all"]) == 2
     with casting() as (players, _):
-        engine, server = engine_of(made, players_now := cast_of(made)), None
+        engine, server = engine_of(made, players_now := roles_of(made)), None
         server = players_now.server
         play(server, engine, players_now, 1, 5)
         players_now.clients["silo-1"].restore(old)
@@ -159,14 +159,14 @@ def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up()
     """It has seen no sum itself, so it goes by what the others said."""
     protocol, fault = CGD(delta=0.2), Fault("silo-1", 6, CatchUp)
     made = make(ROWS, protocol)
-    players = cast_of(made)
+    players = roles_of(made)
     engine = engine_of(made, players)
     play(players.server, engine, players, 1, 2)
     old = players.clients["silo-1"].state()
     play(players.server, engine, players, 3, 5)
     players.clients["silo-1"].restore(old)
     failing(fault)(players)
-    driver = Driver(cast_of(made).server, list(players.clients), "a-run", engine.deliver, players.least)
+    driver = Driver(roles_of(made).server, list(players.clients), "a-run", engine.deliver, players.least)
     assert [[gone.silo for gone in end.dropped] for end in driver.rounds(6, 7)] == [["silo-1"], []]
     assert fault.happened
     found, undisturbed = copied(players.models()), run(ROWS, 7, protocol)
@@ -176,15 +176,15 @@ def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up()
 # -- the aggregator ----------------------------------------------------------------------------------------------------
 
 
-def cast_of(made: Any, rounds: int = 7) -> Cast:
-    return cast(made.protocol, made._setting(SEED, rounds))
+def roles_of(made: Any, rounds: int = 7) -> Roles:
+    return build(made.protocol, made._setting(SEED, rounds))
 
 
-def engine_of(made: Any, players: Cast) -> InProcess:
+def engine_of(made: Any, players: Roles) -> InProcess:
     return InProcess(players.clients, Codec(players.messages), strict=True)
 
 
-def play(server: Server, engine: InProcess, players: Cast, first: int, last: int, run_id: str = "a-run") -> None:
+def play(server: Server, engine: InProcess, players: Roles, first: int, last: int, run_id: str = "a-run") -> None:
     driver = Driver(server, list(players.clients), run_id, engine.deliver, players.least)
     ends = list(driver.rounds(first, last))
     assert not [gone for end in ends for gone in end.dropped]
@@ -203,12 +203,12 @@ CASES: dict[str, tuple[Sequence[Silo], dict[str, Any], dict[str, Any]]] = {
 def test_a_fresh_aggregator_goes_on_with_the_same_bytes(case: str) -> None:
     silos, protocol, rest = CASES[case]
     made = make(list(silos), CGD.model_validate({"delta": (0.1, 0.3), **protocol}), **rest)
-    undisturbed, disturbed = cast_of(made), cast_of(made)
+    undisturbed, disturbed = roles_of(made), roles_of(made)
     play(undisturbed.server, engine_of(made, undisturbed), undisturbed, 1, 7)
     engine = engine_of(made, disturbed)
     play(disturbed.server, engine, disturbed, 1, 3)
-    play(cast_of(made).server, engine, disturbed, 4, 5)  # one that knows nothing but who shares what with whom
-    heir = cast_of(made).server
+    play(roles_of(made).server, engine, disturbed, 4, 5)  # one that knows nothing but who shares what with whom
+    heir = roles_of(made).server
     heir.restore(disturbed.server.state())
     play(heir, engine, disturbed, 6, 7)
     ends = {name: value.tobytes() for name, value in undisturbed.displacement().items()}  # type: ignore[misc]
@@ -247,9 +247,9 @@ def test_whoever_aggregates_needs_nobodys_data(case: str) -> None:
     made = make(list(silos), CGD.model_validate({"delta": 0.2, **protocol}))
     blank = [dataclasses.replace(silo, x=np.zeros_like(silo.x), y=np.zeros_like(silo.y)) for silo in silos]
     other = make(blank, CGD.model_validate({"delta": 0.2, **protocol}), insecure_secret_seed=77)
-    one, two = cast_of(made), cast_of(made)
+    one, two = roles_of(made), roles_of(made)
     play(one.server, engine_of(made, one), one, 1, 4)
-    play(cast_of(other).server, engine_of(made, two), two, 1, 4)
+    play(roles_of(other).server, engine_of(made, two), two, 1, 4)
     for owner, tensors in one.models().items():
         assert {name: value.tobytes() for name, value in tensors.items()} == {
             name: value.tobytes() for name, value in two.models()[owner].items()

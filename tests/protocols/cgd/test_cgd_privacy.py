@@ -19,7 +19,7 @@ from moretta.engines import views
 from moretta.errors import MorettaError, PeerError
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Forward, Join
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 
 ROUNDS = 3
 JOINT = grid([6, 4, 7, 5], [3, 2, 2], holders=[0, 1, 0, 2], ids=True)
@@ -44,7 +44,7 @@ class Truth:
         self.parts: dict[str, list[Any]] = {}
         self.sums: list[Any] = []
 
-    def watch(self, players: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(self, players: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, client in participants(players).items():
             self.starts[name] = [np.array(value) for tensor, value in client._start.items()]
             self._watch_client(name, client)

@@ -16,13 +16,13 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd import ideal
 from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 
 NOW = Stamp("run", 1, 0)
 
@@ -46,19 +46,19 @@ def federation(protocol: Any, scheme: Any = "none") -> Federation:
     return Federation(network(), silos(), protocol, dtype="float64", batch_size=8, aggregation=secure)
 
 
-def players_of(made: Federation) -> Cast:
+def players_of(made: Federation) -> Roles:
     """The roles that a run of this federation would have."""
-    found: list[Cast] = []
+    found: list[Roles] = []
 
     class Enough(Exception):
         pass
 
-    def casting(protocol: Training, setting: Setting) -> Cast:
-        found.append(cast(protocol, setting))
+    def casting(protocol: Training, setting: Setting) -> Roles:
+        found.append(build(protocol, setting))
         raise Enough
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moretta.run.federation.cast", casting)
+        patch.setattr("moretta.run.federation.build", casting)
         with pytest.raises(Enough):
             made.train(3, seed=2)
     return found[0]

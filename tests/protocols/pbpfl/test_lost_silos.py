@@ -12,11 +12,11 @@ from torch import nn
 from moretta import PBPFL, Engine, Faults, Federation, FedSGD, Silo
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.pbpfl.messages import Softmax
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 
 COUNTS = {"north": 20, "south": 33, "east": 9, "west": 15, "centre": 27}
@@ -38,8 +38,8 @@ def make(protocol: Training, **settings: Any) -> Federation:
 
 
 def lose_in_the_second_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    def casting(protocol: Training, setting: Setting) -> Cast:
-        made = cast(protocol, setting)
+    def casting(protocol: Training, setting: Setting) -> Roles:
+        made = build(protocol, setting)
         for name, client in made.clients.items():
             monkeypatch.setattr(client, "answer", lossy(name, client))
         return made
@@ -54,7 +54,7 @@ def lose_in_the_second_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return answering
 
-    monkeypatch.setattr(federation, "cast", casting)
+    monkeypatch.setattr(federation, "build", casting)
 
 
 @pytest.mark.parametrize("variant", ["probabilities", "paper"])

@@ -14,11 +14,11 @@ from torch import nn
 from moretta import PBPFL, Federation, Silo
 from moretta.contract.messages import Message
 from moretta.contract.roles import Reason
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.pbpfl.messages import Predictions
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.run import federation
 from moretta.run.result import Result
 
@@ -30,8 +30,8 @@ Lie = Callable[[Predictions], Predictions]
 def train(monkeypatch: pytest.MonkeyPatch, lie: Lie | None, names: tuple[str, ...] = NAMES, **settings: Any) -> Result:
     """Train among silos of which one changes what it predicts before it sends it."""
 
-    def casting(protocol: Training, setting: Setting) -> Cast:
-        made = cast(protocol, setting)
+    def casting(protocol: Training, setting: Setting) -> Roles:
+        made = build(protocol, setting)
         answer = made.clients[LIAR].answer
 
         def lying(message: Message) -> Message:
@@ -41,7 +41,7 @@ def train(monkeypatch: pytest.MonkeyPatch, lie: Lie | None, names: tuple[str, ..
         monkeypatch.setattr(made.clients[LIAR], "answer", lying)
         return made
 
-    monkeypatch.setattr(federation, "cast", casting)
+    monkeypatch.setattr(federation, "build", casting)
     return run(names, PBPFL(loss="cross-entropy", **settings))
 
 
@@ -119,8 +119,8 @@ def test_of_two_silos_neither_has_its_way(factor: float, monkeypatch: pytest.Mon
 def test_under_the_squared_error_what_comes_out_of_the_sum_grows_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One silo uploads the largest beta there is, from the third round on, and nobody sees whose it was."""
 
-    def casting(protocol: Training, setting: Setting) -> Cast:
-        made = cast(protocol, setting)
+    def casting(protocol: Training, setting: Setting) -> Roles:
+        made = build(protocol, setting)
         contributor: Any = made.clients[LIAR]._contributor  # type: ignore[attr-defined]
         upload = contributor.upload
 
@@ -133,7 +133,7 @@ def test_under_the_squared_error_what_comes_out_of_the_sum_grows_within_bounds(m
         return made
 
     plain = run(NAMES, PBPFL(loss="mse"))
-    monkeypatch.setattr(federation, "cast", casting)
+    monkeypatch.setattr(federation, "build", casting)
     result = run(NAMES, PBPFL(loss="mse"))
     assert not result.record["dropped"]
     # alpha is off by 16 at most in each of the rounds that the running median has not moved in, beta's limit by 256.

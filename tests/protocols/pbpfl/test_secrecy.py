@@ -18,7 +18,7 @@ from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.protocols.registry import cast
+from moretta.protocols.registry import build
 from moretta.secure_aggregation.keystream import SecretRoot
 
 
@@ -32,7 +32,7 @@ def federation_of(out: Path | None = None) -> Federation:
 
 def test_a_silo_begins_without_the_true_weights() -> None:
     federation = federation_of()
-    players = cast(federation.protocol, federation._setting(0, 3))
+    players = build(federation.protocol, federation._setting(0, 3))
     for client in players.clients.values():
         assert all((parameter == 0).all() for parameter in client._model.parameters())
 
@@ -98,7 +98,7 @@ def test_two_rounds_under_powers_of_two_give_the_offset_of_the_head_without_labe
 
 def test_deltas_are_of_one_prediction_of_one_silo_in_one_take() -> None:
     federation = federation_of()
-    server = cast(federation.protocol, federation._setting(0, 3)).server
+    server = build(federation.protocol, federation._setting(0, 3)).server
 
     def drawn(number: int = 1, attempt: int = 0, take: int = 0, silo: str = "a", z: float = -1.0) -> list[float]:
         now = Stamp("run", number, attempt, take)

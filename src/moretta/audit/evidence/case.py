@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import json
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -16,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from moretta import protocols
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.engines import views
 from moretta.errors import ParameterError
 from moretta.protocols.common import silo_rows
+from moretta.protocols.registry import ENTRIES
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +32,7 @@ _VIEW, _ARRAY, _PROGRAM = "view/", "array/", "program"
 @cache
 def codec() -> Codec:
     """Return a codec of the messages of all protocols."""
-    names = [found.name for found in pkgutil.walk_packages(protocols.__path__, f"{protocols.__name__}.")]
-    rooms = [importlib.import_module(name) for name in names if name.endswith(".messages")]
-    own = [kind for room in rooms for kind in (*room.MESSAGES, *getattr(room, "SET_UP", ()))]
+    own = [kind for one in ENTRIES.values() for kind in (*one.own_messages(), *one.set_up_messages())]
     return Codec(dict.fromkeys((*silo_rows.schema_of(()), *own)))
 
 

@@ -8,21 +8,9 @@ from typing import Any, Protocol, Self
 from torch import nn
 
 from moretta.contract.messages import Array
-from moretta.contract.roles import Client, Server
 from moretta.data.silo import Silo
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.training import Training
-
-
-class Roles(Protocol):
-    """The roles of a run."""
-
-    @property
-    def server(self) -> Server:
-        """The server."""
-
-    @property
-    def clients(self) -> Mapping[str, Client]:
-        """The silos' roles, by name."""
 
 
 class Trained(Protocol):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import Architecture, Case, Heard, codec, exported
 from moretta.audit.evidence.public_run import PublicRun
-from moretta.audit.evidence.trained import Roles, Trained
+from moretta.audit.evidence.trained import Trained
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.silo import row_shape, rows_digest
@@ -27,6 +27,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, standardised, targets
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.silo_rows import Begin
 
 PUBLIC = ("batch-size", "standardise", "augment")  # of [data]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from moretta.contract.messages import Array
+from moretta.contract.roles import State
 from moretta.engines.child import ChildClient
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
@@ -70,6 +71,31 @@ def check_memory(limit: float | None, where: str) -> None:
             f"[{where}] memory-limit-mib = {limit:g}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; "
             "give 80 or more, or remove it"
         )
+
+
+def check_site(protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str) -> None:
+    """Raise an error where a site cannot play a silo. limit: of memory, MiB. precision: of the graph that it runs."""
+    if secure.scheme != "none":
+        protocol.check_limit(secure.largest)
+    check_packages(RUNS)
+    check_memory(limit, "limits")
+    check_sigma(protocol.sigma, precision)
+
+
+def privacy_of(protocol: BAFFLE, rows: int, size: int, sharers: int, state: State) -> Mapping[str, float | str]:
+    """Return what noise a silo's own rows have had, by the state of its process, which needs no accountant.
+
+    rows: how many it has. size: of a lot. sharers: how many silos share the noise.
+    """
+    if protocol.privacy is None:
+        return {}
+    root = SecretRoot(state["private/secret_root"])
+    own = PrivateScalars(protocol.privacy, rows, size, root, b"", sharers)
+    own.releases.restore({"releases": state["private/releases"]})
+    try:
+        return own.facts()
+    except MissingExtra as error:
+        return {"releases": float(own.releases.count), "epsilon_is_not_stated": str(error)}
 
 
 def edge_client(

@@ -27,7 +27,7 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) ->
     if not engine.edge:
         return
     check_memory(engine.memory_limit_mib, "engine")
-    # A run may be cast several times. What is kept is that it worked, not the graph: at worst that is found later.
+    # Roles may be built several times. What is kept is that it worked, not the graph: at worst that is found later.
     model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision)
     if model in _CHECKED:
         return

@@ -54,6 +54,11 @@ class BAFFLE(PrivateTraining):
     trainable: tuple[str, ...] = ()
     local_epochs: PositiveInt | None = None
 
+    @property
+    def steps_at_silos(self) -> bool:
+        """Whether silos step: at the epoch level."""
+        return self.local_epochs is not None
+
     def k_of(self, number: int, rounds: int) -> int:
         """Return K of round `number`, from 1 to `rounds`."""
         if self.k_last is None or rounds == 1:

@@ -1,4 +1,4 @@
-"""BAFFLE's cast: a server that rebuilds gradients, and silos that only run forward."""
+"""Builds BAFFLE's roles: a server that rebuilds gradients, and silos that only run forward."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, lay
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.common.wiring import (
     bound_to,
-    cast_of,
     contributor_of,
     enrolment_of,
     held_out_of,
     highest_rate,
     model_bound_to,
+    roles_of,
     without_noise,
 )
 
 
-def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
-    """Cast BAFFLE's server and silos."""
+def build(protocol: BAFFLE, setting: Setting) -> Roles:
+    """Build BAFFLE's server and silos."""
     if setting.augment:
         raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
@@ -116,7 +116,12 @@ def cast_baffle(protocol: BAFFLE, setting: Setting) -> Cast:
         accountant,
         releases,
     )
-    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
+
+
+def left(client: Role) -> Left:
+    """Return what a silo's role leaves at its site: where it added noise, what privacy its own rows have."""
+    return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
 
 
 def _private(

@@ -1,4 +1,4 @@
-"""CGD's casts: an aggregator and its participants, or a simulation that plays them all."""
+"""Builds CGD's roles: an aggregator and its participants, or a simulation that plays them all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.roles import Client as Role
 from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
@@ -24,7 +25,7 @@ from moretta.protocols.cgd.whole import Whole
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, scales_of, standardised
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.wiring import contributor_of, credentials_of, enrolment_of, held_out_of, whole_rows
@@ -33,8 +34,18 @@ from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.ring import Ring
 
 
-def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
-    """Cast an aggregator without a model, and the participants."""
+def build(protocol: CGD, setting: Setting) -> Roles:
+    """Build CGD's roles, or where the engine says so what simulates them."""
+    return _simulation(protocol, setting) if setting.engine.simulates else _participants(protocol, setting)
+
+
+def left(client: Role) -> Left:
+    """Return what a participant leaves at its own site: its model, which nobody else has, and scores it has read."""
+    return Left(model=client.model(), scores=client.scores) if isinstance(client, Client) else Left()
+
+
+def _participants(protocol: CGD, setting: Setting) -> Roles:
+    """Build an aggregator without a model, and the participants."""
     grid, secure, model = grid_of(setting.silos), setting.secure_aggregation, setting.model
     blind = secure.scheme != "none" if protocol.blind is None else protocol.blind
     if blind and secure.scheme == "none":
@@ -59,7 +70,7 @@ def cast_cgd(protocol: CGD, setting: Setting) -> Cast:
     rules = setting.rules(secure.scheme)
     server = Server(grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind)
     whole = Whole(grid, clients, model, layers, enrolments, alone)
-    return Cast(
+    return Roles(
         server,
         clients,
         whole,
@@ -172,8 +183,8 @@ class _Scales:
     deviation: NDArray[np.float64]
 
 
-def cast_simulation(protocol: CGD, setting: Setting) -> Cast:
-    """Cast all participants of a grid as one server that asks nobody."""
+def _simulation(protocol: CGD, setting: Setting) -> Roles:
+    """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
@@ -190,4 +201,4 @@ def cast_simulation(protocol: CGD, setting: Setting) -> Cast:
         setting.batch_size,
         setting.seed,
     )
-    return Cast(simulation, {}, _Scales(mean, deviation), "none", (), 0, simulation.models, simulation.displaced)
+    return Roles(simulation, {}, _Scales(mean, deviation), "none", (), 0, simulation.models, simulation.displaced)

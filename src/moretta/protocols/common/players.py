@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from moretta.protocols.common.releases import Releases
 
 
 @dataclass(frozen=True)
-class Cast:
+class Roles:
     """The roles of one run.
 
     standardisation: of inputs, as agreed on. scheme: of the secure sums. least: the fewest silos that a round may have.
@@ -37,6 +37,19 @@ class Cast:
     warnings: Sequence[str] = ()
     scores: Callable[[], Mapping[str, float]] = dict
     releases: Releases | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a silo's role leaves at its site alone.
+
+    privacy: where it added noise, by its own count of releases. model: its own, which nobody else has. scores: what it
+    has read of the score of all rows held back.
+    """
+
+    privacy: Mapping[str, float | str] = field(default_factory=dict)
+    model: Tensors = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class Standardisation(Protocol):

@@ -1,4 +1,4 @@
-"""Who takes part: silos, the setting that all roles of a run share, and the cast of a run."""
+"""The setting of a run, which all its roles share."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Setting:
 
     @property
     def here(self) -> Sequence[Silo]:
-        """The silos whose rows are in this process, whose roles are cast here."""
+        """The silos whose rows are in this process, whose roles are built here."""
         return [silo for silo in self.silos if not silo.elsewhere]
 
     @property

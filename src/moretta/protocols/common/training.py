@@ -36,6 +36,9 @@ class Training(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
 
+    if TYPE_CHECKING:
+        name: str  # each protocol has its own, as a literal
+
     loss: Literal["mse", "cross-entropy"] = "mse"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: tuple[Positive, ...] = ()
@@ -60,6 +63,16 @@ class Training(BaseModel):
     def rate_depends_on_rounds(self) -> bool:
         """Whether the rate of a round depends on how many there are in all."""
         return self.lr_schedule != "constant"
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The settings of the noise on uploads; None for none."""
+        return None
+
+    @property
+    def steps_at_silos(self) -> bool:
+        """Whether silos step, and the server moves by the mean of what they moved by."""
+        return False
 
     @property
     def loss_function(self) -> Loss:

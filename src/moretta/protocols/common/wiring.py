@@ -1,4 +1,4 @@
-"""What casts are made of, whatever the protocol: halves of the secure sum, rows, what is agreed on with the cohort."""
+"""What roles are built from, whatever the protocol: halves of the secure sum, rows, the enrolment of a cohort."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.lots import Lots
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting, settings_digest
@@ -32,22 +32,22 @@ from moretta.secure_aggregation.sums import Contributor
 POOL = "everybody"  # the one silo of centralised training
 
 
-def cast_of(
+def roles_of(
     server: Server,
     clients: Mapping[str, Client],
     agreed: Enrolment,
     messages: Sequence[type[Message]],
     least: int,
     releases: Releases | None = None,
-) -> Cast:
-    """Return the cast of a protocol whose server holds the model, or whose silos each have one."""
+) -> Roles:
+    """Return the roles of a protocol whose server holds the model, or whose silos each have one."""
 
     def models() -> Mapping[str, Tensors]:
         common = modules.under("model/", server.state())
         return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
 
     scheme = agreed.aggregation.scheme
-    return Cast(server, clients, agreed, scheme, schema_of(messages), least, models, releases=releases)
+    return Roles(server, clients, agreed, scheme, schema_of(messages), least, models, releases=releases)
 
 
 def enrolment_of(

@@ -29,6 +29,11 @@ class FedAvg(Training):
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
 
+    @property
+    def steps_at_silos(self) -> bool:
+        """Yes."""
+        return True
+
 
 class Local(Training):
     """Each silo trains alone on its own batches; what federation has to beat."""

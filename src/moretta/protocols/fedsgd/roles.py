@@ -1,22 +1,25 @@
-"""The casts of the plain baselines."""
+"""Builds the roles of FedSGD and of what is trained as it is: federated averaging, silos alone, one pool of rows."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 
+from moretta.contract.roles import Client as Role
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.common.wiring import (
+    POOL,
     bound_to,
-    cast_of,
     contributor_of,
     enrolment_of,
     highest_rate,
+    pooled_rows,
+    roles_of,
     rows_of,
     without_noise,
 )
@@ -27,10 +30,24 @@ from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.fedsgd.server import LoneServer, Server
 
 
-def cast_fedsgd(
-    protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int
-) -> Cast:
-    """Cast FedSGD, and with their settings federated averaging and centralised training."""
+def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
+    """Build FedSGD's server and silos."""
+    scheme = setting.secure_aggregation.scheme
+    return _build(protocol, setting, rows_of(protocol, setting), scheme, setting.batch_size)
+
+
+def build_fedavg(protocol: Training, setting: Setting) -> Roles:
+    """Build the same for federated averaging, of which an epoch uses all of a silo's rows."""
+    return _build(protocol, setting, rows_of(protocol, setting), setting.secure_aggregation.scheme, 0)
+
+
+def build_centralised(protocol: Training, setting: Setting) -> Roles:
+    """Build a server and one party that has all rows."""
+    pool = {POOL: pooled_rows(protocol, setting)}
+    return _build(protocol, setting, pool, "none", setting.batch_size * len(setting.silos))
+
+
+def _build(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int) -> Roles:
     agreed = enrolment_of(setting, scheme, None, setting.columns, batch_size)
     privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
     # Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance; an upload in the clear has
@@ -52,11 +69,11 @@ def cast_fedsgd(
         )
         for name, own in rows.items()
     }
-    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
 
 
-def cast_local(protocol: Training, setting: Setting) -> Cast:
-    """Cast silos that train alone."""
+def build_local(protocol: Training, setting: Setting) -> Roles:
+    """Build silos that train alone."""
     scheme = setting.secure_aggregation.scheme if len(setting.silos) > 1 else "none"
     agreed = enrolment_of(setting, scheme, None, setting.columns)
     clients = {
@@ -64,4 +81,9 @@ def cast_local(protocol: Training, setting: Setting) -> Cast:
         for name, own in rows_of(protocol, setting).items()
     }
     server = LoneServer(agreed, setting.model)
-    return cast_of(server, clients, agreed, MESSAGES, setting.least(scheme))
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme))
+
+
+def left(client: Role) -> Left:
+    """Return what a silo's role leaves at its site: where it added noise, what privacy its own rows have."""
+    return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()

@@ -1,13 +1,13 @@
-"""PBPFL's cast."""
+"""Builds PBPFL's roles."""
 
 from __future__ import annotations
 
 import torch
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.players import Cast
+from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.wiring import cast_of, contributor_of, enrolment_of, rows_of
+from moretta.protocols.common.wiring import contributor_of, enrolment_of, roles_of, rows_of
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import MESSAGES
 from moretta.protocols.pbpfl.params import PBPFL
@@ -15,8 +15,8 @@ from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.server import Server
 
 
-def cast_pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
-    """Cast PBPFL's server and silos."""
+def build(protocol: PBPFL, setting: Setting) -> Roles:
+    """Build PBPFL's server and silos."""
     secure = setting.secure_aggregation
     if secure.scheme != "none" and secure.ring_bits < 64:
         raise ParameterError(
@@ -47,7 +47,7 @@ def cast_pbpfl(protocol: PBPFL, setting: Setting) -> Cast:
         )
         for name, own in rows_of(protocol, setting).items()
     }
-    return cast_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
 
 
 def _input_dtype(setting: Setting) -> torch.dtype:

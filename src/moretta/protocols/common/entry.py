@@ -1,0 +1,87 @@
+"""What a protocol says of itself, so that nothing outside its own folder names it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moretta.contract.messages import Message
+    from moretta.protocols.common.players import Roles
+    from moretta.protocols.common.setting import Setting
+    from moretta.protocols.common.training import Training
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One protocol of `moretta.protocols.registry`. What is named as "module:name" is imported when it is first used.
+
+    name: in a run file. label: for people. settings: its class of settings. roles: builds its roles, as `build` says.
+    messages: the module of its messages: MESSAGES, of which KEYS and SET_UP, where there are any, count as keys and
+    shares and as set-up; all others count as uploads. claims: the module of its claims, whose CLAIMS say who learns
+    what. commands: adds commands of its own to the shell. edge: plays a silo of it in a process that only runs the
+    model forward (`moretta.protocols.baffle.edge_client`); nothing: it has none. leaves: says what a silo's role leaves
+    at its site alone (`moretta.protocols.common.players.Left`).
+    baseline: it is there to be compared with. pooled: one party has all rows, and nothing is summed.
+    summed: uploads go through the secure sum. grids: silos may hold different columns of the same rows.
+    simulations: the engines that play all its silos in one process, without messages.
+    many_machines: silos may live on machines of their own. takes_all: every silo takes part in every round.
+    ring_bits: the smallest ring that its sums bear. seeded_start: silos compute the point that they start from, so it
+    follows from the training seed. judged_by: where silos have models of their own, the "mean" of their scores or the
+    "worst". common_model: ``model.safetensors`` is a model that predicts.
+    """
+
+    name: str
+    label: str
+    settings: str
+    roles: str
+    messages: str
+    claims: str
+    commands: str = ""
+    edge: str = ""
+    leaves: str = ""
+    baseline: bool = False
+    pooled: bool = False
+    summed: bool = True
+    grids: bool = False
+    simulations: Sequence[str] = ()
+    many_machines: bool = True
+    takes_all: bool = False
+    ring_bits: int = 32
+    seeded_start: bool = False
+    judged_by: str = "mean"
+    common_model: bool = True
+
+    def settings_class(self) -> type[Training]:
+        """Return its class of settings."""
+        found: type[Training] = load(self.settings)
+        return found
+
+    def build(self, protocol: Training, setting: Setting) -> Roles:
+        """Return the roles of a run. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
+        found: Roles = load(self.roles)(protocol, setting)
+        return found
+
+    def own_messages(self) -> Sequence[type[Message]]:
+        """Return its messages, without those that every protocol has."""
+        return self._messages("MESSAGES")
+
+    def key_messages(self) -> Sequence[type[Message]]:
+        """Return those of its messages that count as keys and shares."""
+        return self._messages("KEYS")
+
+    def set_up_messages(self) -> Sequence[type[Message]]:
+        """Return those of its messages that count as set-up."""
+        return self._messages("SET_UP")
+
+    def _messages(self, name: str) -> Sequence[type[Message]]:
+        found: Sequence[type[Message]] = getattr(importlib.import_module(self.messages), name, ())
+        return found
+
+
+def load(reference: str) -> Any:
+    """Return what a reference "module:name" is to."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

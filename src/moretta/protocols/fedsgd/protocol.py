@@ -1,0 +1,41 @@
+"""What FedSGD, federated averaging and the two baselines without secure sums say of themselves."""
+
+from dataclasses import replace
+
+from moretta.protocols.common.entry import Entry
+
+HERE = "moretta.protocols.fedsgd"
+
+FEDSGD = Entry(
+    "fedsgd",
+    "FedSGD",
+    f"{HERE}.params:FedSGD",
+    f"{HERE}.roles:build_fedsgd",
+    messages=f"{HERE}.messages",
+    claims=f"{HERE}.claims",
+    leaves=f"{HERE}.roles:left",
+)
+FEDAVG = replace(
+    FEDSGD, name="fedavg", label="FedAvg", settings=f"{HERE}.params:FedAvg", roles=f"{HERE}.roles:build_fedavg"
+)
+LOCAL = replace(
+    FEDSGD,
+    name="local",
+    label="Local only",
+    settings=f"{HERE}.params:Local",
+    roles=f"{HERE}.roles:build_local",
+    baseline=True,
+    summed=False,
+    many_machines=False,
+)
+CENTRALISED = replace(
+    LOCAL,
+    name="centralised",
+    label="Centralised",
+    settings=f"{HERE}.params:Centralised",
+    roles=f"{HERE}.roles:build_centralised",
+    pooled=True,
+    grids=True,
+)
+
+ENTRIES = (FEDSGD, FEDAVG, LOCAL, CENTRALISED)
