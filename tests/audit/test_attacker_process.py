@@ -18,7 +18,7 @@ from recorded import recorded
 from moretta.audit import attacker, auditor
 from moretta.audit.attacker import AttackFailed, claim_of
 from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
-from moretta.audit.evidence.attack import Attack, Finding, Given, always
+from moretta.audit.evidence.attack import Attack, AttackResult, Given, always
 from moretta.audit.evidence.case import Architecture, Case
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.truth import Truth
@@ -215,8 +215,8 @@ def nothing(truth: Truth) -> Given:
     return Given({}, {"x": np.arange(3.0)}, "no message", "nothing")
 
 
-def counted(claim: object, truth: Truth) -> Finding:
-    return Finding("of one", float(claim["found"]), 0.0, (0.5, 1.5), "It found one")
+def counted(claim: object, truth: Truth) -> AttackResult:
+    return AttackResult("of one", float(claim["found"]), 0.0, (0.5, 1.5), "It found one")
 
 
 def case(**arrays: object) -> Case:
@@ -431,7 +431,7 @@ def test_no_prefix_of_an_installation_is_readable_as_a_whole():
 
 def test_a_score_that_is_no_number_is_no_finding(tmp_path):
     truth = recorded(tmp_path, run={"rounds": 2}, protocol={"name": "pbpfl"})
-    nan = dataclasses.replace(GAMMA, score=lambda claim, truth: Finding("m", float("nan"), 0.0, (0.0, 1.0), "s"))
+    nan = dataclasses.replace(GAMMA, score=lambda claim, truth: AttackResult("m", float("nan"), 0.0, (0.0, 1.0), "s"))
     found = auditor.audit(truth.folder, truth.federation, truth.planned, truth.seed, chosen=[nan])
     assert [one["because"] for one in found.record["not_run"]] == ["it came to no finite score"]
 

@@ -14,7 +14,7 @@ from recorded import recorded
 from torch import nn
 
 from moretta import PBPFL, Federation, Silo
-from moretta.audit import attacks
+from moretta.audit import catalogue
 from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
 from moretta.audit.attacks.pbpfl.lemma_seven import ATTACK as OTHER
 from moretta.audit.auditor import audit
@@ -39,7 +39,7 @@ def sentence(code: int, *words: object) -> str:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two attacks, of which one fits."""
-    for room in (attacks, auditing):
+    for room in (catalogue, auditing):
         monkeypatch.setattr(room, "all_attacks", lambda: [GAMMA, OTHER])
 
 
@@ -83,7 +83,7 @@ def test_a_limited_attack_that_crashed_hides_no_other_ones_score(run, monkeypatc
         raise ValueError("no")
 
     lost = dataclasses.replace(GAMMA, name="lost", score=crash)
-    for room in (attacks, auditing):
+    for room in (catalogue, auditing):
         monkeypatch.setattr(room, "all_attacks", lambda: [lost, GAMMA])
     code, out, err = call("audit", run, "--json", "--fail-above", "lost=0.5", "--fail-above", f"{NAME}=0.5")
     score = json.loads(out)["attacks"][0]["score"]

@@ -110,7 +110,7 @@ def test_the_truth_of_another_run_is_refused(tmp_path):
     folders = [tmp_path / name for name in ("one", "other")]
     for folder in folders:
         folder.mkdir()
-    one, other = (recorded(folder, run={"rounds": 2}) for folder in folders)
+    one, other = (recorded(folder, run={"rounds": 2}, anew=True) for folder in folders)
     shutil.rmtree(one.folder / "truth")
     shutil.copytree(other.folder / "truth", one.folder / "truth")
     with pytest.raises(ParameterError, match="got those of"):

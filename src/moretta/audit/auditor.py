@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from moretta.audit import catalogue
 from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.confinement import landlock
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.trained import Trained
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
@@ -154,7 +154,7 @@ def opened(
 
 def _attacked(
     ready: Sequence[tuple[int, Attack]], truth: Truth, thorough: bool, progress: Progress | None
-) -> Iterable[tuple[int, Attack, Given | None, tuple[Finding, float] | str]]:
+) -> Iterable[tuple[int, Attack, Given | None, tuple[AttackResult, float] | str]]:
     """Yield each attack as it ends, with what it was given and its finding and seconds, or why there is none.
 
     Whatever goes wrong in one attack is said of it, and the others go on.
@@ -190,7 +190,7 @@ def _attacked(
                 end(process)
 
 
-def _finite(finding: Finding) -> Finding:
+def _finite(finding: AttackResult) -> AttackResult:
     """Return a finding whose figures are numbers, as a limit is compared with them."""
     if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():
         raise AttackFailed("it came to no finite score")
@@ -233,7 +233,7 @@ def _kind(x: Array) -> str:
     return f"some that are not ({x.dtype})" if x.dtype.kind == "f" else str(x.dtype)
 
 
-def _line(attack: Attack, given: Given, finding: Finding, seconds: float) -> dict[str, Any]:
+def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -> dict[str, Any]:
     said = finding.sentence if finding.succeeded else f"{finding.sentence}: this attack failed"
     return {
         "attack": attack.name,

@@ -34,7 +34,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Reconstruction:
     """Images reconstructed against true ones, float [images, channels, height, width] in the same units."""
 
     caption: str
@@ -43,7 +43,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AttackResult:
     """What an attack came to.
 
     score: higher, the more was learned; measure: of what, in a few words. chance: what guessing scores. interval: 95 %,
@@ -57,7 +57,7 @@ class Finding:
     interval: tuple[float, float]
     sentence: str
     figures: Mapping[str, float] = field(default_factory=dict)
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Reconstruction] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -82,7 +82,7 @@ class Attack:
     fits: Callable[[PublicRun], str]
     given: Callable[[Truth], Given]
     attack: Callable[[Case], Claim]
-    score: Callable[[Claim, Truth], Finding]
+    score: Callable[[Claim, Truth], AttackResult]
     slow: bool = False
 
     @property

@@ -38,7 +38,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, PyTorch's
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How the run trains, in steps of one party that holds all rows.
 
     steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. row_clip, noise: the
@@ -56,7 +56,7 @@ class Plan:
     noise: float = 0.0
 
 
-def plan_of(run: PublicRun, silo: str = "") -> Plan:
+def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
     """Return the plan of a run's public settings; an epoch of FedAvg is as many steps as the smallest silo's.
 
     silo: that trains alone, empty for all together.
@@ -69,7 +69,7 @@ def plan_of(run: PublicRun, silo: str = "") -> Plan:
     schedule = run.setting("lr-schedule") or "constant"
     told = Training(learning_rate=float(run.setting("learning-rate")), lr_schedule=schedule)
     row_clip, noise = _private(run)
-    return Plan(
+    return TrainingPlan(
         steps=run.rounds * each,
         part=sum(batch) / sum(rows),
         rate=lambda step: told.rate(math.ceil(step / each), run.rounds),
@@ -114,7 +114,13 @@ class Steps:
     """Takes optimizer steps on a model in place."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, loss: Callable[[Tensor, Tensor], Tensor], seed: int = 0, *, program: bool
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        seed: int = 0,
+        *,
+        program: bool,
     ) -> None:
         self._model, self._plan, self._loss, self._program = model, plan, loss, program
         self._noise = torch.Generator().manual_seed(seed)
@@ -181,7 +187,7 @@ def _adam(slope: Tensor, first: Tensor, second: Tensor, number: int) -> Tensor:
 def train(
     model: nn.Module,
     begin: Tensors,
-    plan: Plan,
+    plan: TrainingPlan,
     loss: Callable[[Tensor, Tensor], Tensor],
     x: Array,
     y: Array,
@@ -210,7 +216,7 @@ def train(
     return [*found, modules.arrays(model)]
 
 
-def steps_of(model: nn.Module, plan: Plan, x: Array, rows: int, models: int, seconds: float) -> int:
+def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: int, seconds: float) -> int:
     """Return how many of the plan's steps, at least a few, each of so many models takes.
 
     x: rows of the kind that it trains on. rows: that one trains on. seconds: of an idle core, about, for them all.

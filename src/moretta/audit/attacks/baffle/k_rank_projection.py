@@ -37,7 +37,7 @@ from moretta.audit.attacks.baffle.estimates import (
     seeded_rounds,
     used,
 )
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, Picture
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, relative_error
 from moretta.audit.evidence.uploads import rows_of
@@ -165,7 +165,7 @@ def _loss(name: str, outputs: Any, targets: Any) -> Any:
     return -(targets * outputs.log_softmax(dim=1)).sum()
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare the estimates with the true gradients of the rows in them; and the row with the rows of its batch."""
     seen = seeded_rounds(truth.run, [one for number in rounds_seen(truth) for one in truth.heard("server", number)])
     layout, cosines = _layout(truth), list[float]()
@@ -184,7 +184,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     rows = _batch(truth, seen[int(number)], int(silo))
     extra, pictures = _compared(claim["row"], rows, truth)
     low, high = of_mean(np.array(cosines), -1.0, 1.0)
-    return Finding(
+    return AttackResult(
         measure="cosine between the server's K-rank estimate and the true gradient",
         score=mean,
         chance=float(np.sqrt(2 / (np.pi * layout.size))),
@@ -205,7 +205,7 @@ def _said(figures: dict[str, float], rows: int) -> str:
     )
 
 
-def _compared(row: Array, rows: PartyRows, truth: Truth) -> tuple[dict[str, float], list[Picture]]:
+def _compared(row: Array, rows: PartyRows, truth: Truth) -> tuple[dict[str, float], list[Reconstruction]]:
     """Return the relative error of a row against the nearest in the batch, beside that of the mean background row."""
     if not row.size:
         return {}, []
@@ -214,7 +214,7 @@ def _compared(row: Array, rows: PartyRows, truth: Truth) -> tuple[dict[str, floa
     nearest = int(np.argmin(errors))
     pictures = []
     if len(truth.run.shape) == 3:
-        pictures = [Picture("the row that fits the uploaded numbers best", rows.x[[nearest]], row)]
+        pictures = [Reconstruction("the row that fits the uploaded numbers best", rows.x[[nearest]], row)]
     figures = {
         "row_error": errors[nearest],
         "mean_row_error": min(relative_error(mean, one) for one in rows.x),

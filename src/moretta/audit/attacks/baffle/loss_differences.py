@@ -37,7 +37,7 @@ from moretta.audit.attacks.baffle.estimates import (
     scalars,
     seeded_rounds,
 )
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import auc
 from moretta.audit.evidence.uploads import rows_of
@@ -144,7 +144,7 @@ def uniformity(words: list[Array]) -> float:
     return float(stats.kstest(together / 2.0 ** (8 * together.dtype.itemsize), "uniform").pvalue)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return the area under the ROC curve of telling data from noise, and the two-sample p value."""
     from scipy import stats
 
@@ -155,7 +155,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     figures = {"p": p, "uploads": float(len(data)), "noise_batches": float(len(noise))}
     if truth.run.masked:
         figures["masked_words_p"] = float(claim["words_p"])
-    return Finding(
+    return AttackResult(
         measure="area under the ROC curve of telling loss differences of data from those of noise",
         score=area,
         chance=0.5,

@@ -38,7 +38,7 @@ from moretta.audit.attacks.baffle.estimates import (
     recipe_of,
     seeded_rounds,
 )
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard
 from moretta.audit.evidence.intervals import of_rate
 from moretta.audit.evidence.public_run import PublicRun
@@ -181,13 +181,13 @@ def _target(case: Case, seen: Round) -> NDArray[np.float64]:
     return flat / length if length else np.full(flat.size, flat.size**-0.5)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return u, the part of seeds at random that show less of the target than the recorded one, or that it was open."""
     recorded, others = float(claim["recorded"]), claim["others"]
     below, best, count = int(np.sum(others < recorded)), float(others.max()), len(others)
     order, place = bool(claim["in_order"]), below / count
     told = "all were committed before any contribution was shown" if order else OUT_OF_ORDER
-    return Finding(
+    return AttackResult(
         measure="part of seeds at random that show the server less of what it would like to see; 1 if it could choose",
         score=place if order else 1.0,
         chance=AGREED,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import gain, of_gain, units
 from moretta.audit.evidence.public_run import PublicRun
@@ -134,7 +134,7 @@ def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
     return Effort(STARTS, work.times(SECONDS / (rounds * STARTS), step, LEAST_STEPS, STEPS))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true rows, each with the one that it goes with best, beside the mean row and rows of nobody."""
     misses, lucks, batches, rows = [], [], [], 0
     nobodys = np.concatenate([truth.others.x, truth.background.x])
@@ -157,7 +157,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     chance = max(float(np.mean([gain(one) for one in draws])) for draws in by_luck)
     mse, guess = errors.sum(axis=0) / rows
     different = len(set().union(*batches))
-    return Finding(
+    return AttackResult(
         measure="1 - mean squared error of rows / that of the mean row",
         score=gain(errors),
         chance=chance,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, always
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, of_rate
 
@@ -48,7 +48,7 @@ def attack(case: Case) -> Claim:
     return model
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the confined models on rows that nobody trained on."""
     from moretta.audit.attacks.cgd import confined
 
@@ -61,7 +61,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     ])  # fmt: skip
     beaten = int((found > theirs).sum())
     tasks = truth.run.task == "classification"
-    return Finding(
+    return AttackResult(
         measure="accuracy of D as a model" if tasks else "R^2 of D as a model",
         score=found,
         chance=chance,

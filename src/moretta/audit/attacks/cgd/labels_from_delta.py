@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import SIDE, Interval
@@ -106,7 +106,7 @@ def _squares(rows: Array, centers: Array) -> NDArray[np.float64]:
     return np.asarray(np.maximum(squares, 0.0))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare clusters with labels by the adjusted Rand index, which is 0 of clusters at random and 1 of the labels."""
     from sklearn.metrics import adjusted_rand_score
 
@@ -116,7 +116,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     labels = classes(row.rows.y[claim["rows"]])
     pairs = np.stack([labels, claim["cluster"]], axis=1)
     found = float(adjusted_rand_score(*pairs.T))
-    return Finding(
+    return AttackResult(
         measure="adjusted Rand index of clusters and labels",
         score=found,
         chance=0.0,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, always
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean
 
@@ -84,7 +84,7 @@ def _delta(setting: Any) -> float:
     return float(np.mean(setting))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the participants' own models on rows that nobody trained on. The interval is over rows."""
     from moretta.audit.attacks.cgd import confined
 
@@ -100,7 +100,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     ])  # fmt: skip
     found, mean = float(hits.mean()), float(theirs.mean())
     tasks = truth.run.task == "classification"
-    return Finding(
+    return AttackResult(
         measure=f"{'accuracy' if tasks else 'R^2'} of D on a start of one's own, mean of {STARTS} starts",
         score=found,
         chance=confined.guessing(truth, rows),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, recovered, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -93,7 +93,7 @@ def solved(z: NDArray[np.float64], moved: NDArray[np.float64], noise: float) -> 
     return np.asarray(right @ u * (sizes / (sizes**2 + max(noise, 1e-300) ** 2)) @ v)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the features, beside the mean row of who helps, who has such rows. The interval is over rows."""
     from moretta.audit.attacks.cgd import confined
 
@@ -106,7 +106,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     mean = np.broadcast_to(other.rows.x[:, columns].mean(axis=0), true.shape)
     error, interval = confined.compared(claim["x"], true)
     guess, _ = confined.compared(mean, true)
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of raw features of others' columns",
         score=float(recovered(error)),
         chance=float(recovered(guess)),

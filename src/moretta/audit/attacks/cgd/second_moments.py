@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, recovered, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -121,7 +121,7 @@ def curvature(steps: Matrix, turned: Matrix, ridge: float) -> Matrix:
     return np.asarray(onto + onto.T - onto @ reached)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with X'X / N of all rows, beside that of one's own rows.
 
     The interval is over the data's columns, each with its line of X'X, as if they were drawn of many like them.
@@ -133,7 +133,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     true, own = (_moments(np.concatenate(some)) for some in (parts, parts[:1]))
     error, interval = confined.compared(claim["moments"], true)
     guess, _ = confined.compared(own, true)
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of X'X of all rows",
         score=float(recovered(error)),
         chance=float(recovered(guess)),

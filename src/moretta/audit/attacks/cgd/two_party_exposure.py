@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -70,7 +70,7 @@ def attack(case: Case) -> Claim:
     return {"rounds": given["rounds"], "other": given["totals"][:, None] * given["means"] - given["own"]}
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true n_l g_l of the participant with the most rows, beside an equal share of the sum."""
     from moretta.audit.attacks.cgd import confined
     from moretta.audit.evidence.network import flat
@@ -84,7 +84,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
         errors.append(relative_error(found, true))
         guesses.append(relative_error(local.rows * mean, true))
     error, guess = float(np.median(errors)), float(np.median(guesses))
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of another's gradient, median over rounds",
         score=float(recovered(error)),
         chance=float(recovered(guess)),

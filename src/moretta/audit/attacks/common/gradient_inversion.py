@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.common.exposures import exposure, fitting
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, Picture
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes, counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
@@ -183,13 +183,13 @@ def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Se
     return [np.repeat(np.arange(len(counts)), counts), None]
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the silo's batch: how much less the error is than that of the mean background row."""
     silo = truth.run.silos[int(claim["silos"][0])]
     return compared(claim, truth, f"{'the masked upload' if truth.run.masked else 'the upload'} of {silo}")
 
 
-def compared(claim: Claim, truth: Truth, of: str) -> Finding:
+def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     """Return the finding of rows claimed against the true ones; where fewer are claimed the others are the mean row.
 
     of: what they were found in, in words.
@@ -225,8 +225,8 @@ def compared(claim: Claim, truth: Truth, of: str) -> Finding:
         figures["labels_right"] = _labels_right(claim, true)
     pictures = []
     if true.x.ndim == 4 and true.x.shape[1] in (1, 3):
-        pictures = [Picture(f"Rows of {of}, and what was found", np.asarray(true.x), found)]
-    return Finding(
+        pictures = [Reconstruction(f"Rows of {of}, and what was found", np.asarray(true.x), found)]
+    return AttackResult(
         measure="1 - squared error of rows / that of the mean background row",
         score=gain(pairs),
         chance=chance,
@@ -312,7 +312,7 @@ def attack_sum(case: Case) -> Claim:
     return found_rows(case, held.parameters, sent(case.run, total.means), total.weight)
 
 
-def score_sum(claim: Claim, truth: Truth) -> Finding:
+def score_sum(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the rows of all silos that are in the sum."""
     return compared(claim, truth, sum_of(len(claim["silos"])))
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.common.exposures import exposure, fitting
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import of_mean, units
@@ -127,7 +127,7 @@ def _counts(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> ND
     return counts_from_head(case.run, gradient, h, outputs, y, rows)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return 1 - the total variation distance of the counts, mean over units, beside that of guesses."""
     run, rounds = truth.run, claim["rounds"].tolist()
     count = max(run.outputs, 2)
@@ -189,7 +189,7 @@ def _against_guess(scores: Matrix) -> tuple[Matrix, Matrix]:
     return scores[:, 0], scores[:, 1 + int(scores[:, 1:].mean(axis=0).argmax())]
 
 
-def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> Finding:
+def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> AttackResult:
     """Return the finding. scores, masked: of each upload; means: of each unit (`_scores`)."""
     got, guess = _against_guess(means)
     chance = float(guess.mean())
@@ -201,7 +201,7 @@ def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> Finding:
         found, alone = (float(one.mean()) for one in _against_guess(masked))
         sentence += f"; from one silo's masked upload {found:.1%}, where a guess has {alone:.1%}"
         figures |= {"from_masked_words": found, "chance_of_masked_words": alone}
-    return Finding(
+    return AttackResult(
         measure="rows whose class is counted right, mean over batches",
         score=float(got.mean()),
         chance=chance,

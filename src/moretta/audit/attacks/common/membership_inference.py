@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.common.exposures import exposure, fitting
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
@@ -44,7 +44,7 @@ from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.shadows import Plan
+    from moretta.audit.evidence.shadows import TrainingPlan
     from moretta.audit.evidence.truth import PartyRows, Truth
 
 CANDIDATES = 100  # members, and as many others
@@ -148,7 +148,7 @@ def attack(case: Case) -> Claim:
     return ratios(case, shadows.plan_of(case.run), begin, [*seen.values(), held], parts)
 
 
-def ratios(case: Case, plan: Plan, begin: Tensors, held: Sequence[Tensors], parts: Sequence[float]) -> Claim:
+def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensors], parts: Sequence[float]) -> Claim:
     """Claim likelihood ratios of the case's candidates ``x`` and ``y``, of which ``known/`` and ``own/`` are others.
 
     begin: what shadow models begin with. held: the models to look at, the last one that of the end; parts: how far the
@@ -207,12 +207,12 @@ def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> N
     return total
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return the area under the ROC curve, and the hits at a rate of false alarms of 1 %."""
     return told_apart(claim, candidates(truth, truth.run.silos[1])[2], "A silo tells another's")
 
 
-def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> Finding:
+def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResult:
     """Return the finding of claimed ratios. who: begins the sentence, up to "training rows"."""
     area, interval = auc(claim["score"][member], claim["score"][~member])
     models, shadows, steps = (int(one) for one in claim["models"])
@@ -227,7 +227,7 @@ def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> Finding:
     if models > 1:
         figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
         figures["models"] = float(models)
-    return Finding(
+    return AttackResult(
         measure="area under the ROC curve of telling another silo's training rows from rows of the same labels that "
         "nobody trained on",
         score=area,
@@ -284,7 +284,7 @@ def attack_alone(case: Case) -> Claim:
     return ratios(case, plan, begin, [{**begin, **under(case.arrays, HELD)}], [])
 
 
-def score_alone(claim: Claim, truth: Truth) -> Finding:
+def score_alone(claim: Claim, truth: Truth) -> AttackResult:
     """Score as `score` does."""
     silo = truth.run.silos[0]
     return told_apart(claim, candidates(truth, silo)[2], f"The server tells {silo}'s")

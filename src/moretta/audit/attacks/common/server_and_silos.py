@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moretta.audit.attacks.common.exposures import exposure, fitting
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -91,7 +91,7 @@ def _flat(values: Tensors) -> Array:
     return np.concatenate([np.asarray(values[name], dtype=np.float64).ravel() for name in sorted(values)])
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the silo's gradient: the median over rounds of 1 - relative error."""
     silo = truth.run.silos[int(claim["victim"])]
     uploaded = exposure(truth.run).uploaded
@@ -103,7 +103,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     middle = {name: float(np.median(values)) for name, values in errors.items()}
     sentence = f"With the server {_who(claim['others'])} can do the subtraction and have the upload of {silo} "
     sentence += f"{to_error(middle['alone'])}, with one silo fewer {to_error(middle['pair'])}"
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of the gradient, median over rounds",
         score=float(recovered(middle["alone"])),
         chance=float(recovered(middle["mean"])),  # of who takes the sum's mean for it, and needs nobody

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.common.exposures import exposure, fitting
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Models
 from moretta.audit.evidence.heads import as_outputs
@@ -183,7 +183,7 @@ def _mean(means: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDArray[n
     return np.asarray((means - vectors).mean(axis=0))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the others' rows, and with the best guess that takes no model. The interval is over rounds."""
     run, known = truth.run, truth.background
     own = as_outputs(truth.rows(run.silos[0]).y, run.outputs)
@@ -204,7 +204,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     if len(claim["rounds"]) < FEWEST:
         low, high = 0.0, max(1.0, error, misses[best])
     what = "shares of labels" if counted else "mean target"
-    return Finding(
+    return AttackResult(
         measure=f"1 - error of the {what} in the others' batches",
         score=1.0 - error,
         chance=1.0 - misses[best],

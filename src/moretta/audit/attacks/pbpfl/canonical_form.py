@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors, relative_error, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -57,7 +57,7 @@ def attack(case: Case) -> Claim:
     return {**released, **found, **tied}
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the canonical form of the true model: the cosine; chance is what another network has.
 
     There is one release, and nothing in it to draw again: the interval says how near to 1 a cosine comes by luck, as
@@ -79,7 +79,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     said = f"has a cosine of {found:.3f} with the true one"
     if found >= SAME:
         said = f"is the true one {to_error(error)}"
-    return Finding(
+    return AttackResult(
         measure="cosine of the released model's canonical form with the true one's",
         score=found,
         chance=chance,

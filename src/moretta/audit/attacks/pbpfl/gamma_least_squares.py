@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl.keys import key_of
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
@@ -47,7 +47,7 @@ TINY = 1e-300  # against a fit without any rest
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenHead:
     """What a silo sees of the head in T rounds.
 
     noisy: y^, [T, rows, outputs]; alpha: [T, rows]; spread: r_a on part s, 0 elsewhere, [T, m, outputs];
@@ -90,7 +90,7 @@ def given(truth: Truth) -> Given:
     )
 
 
-def seen(case: Case, silo: str, x: NDArray[np.generic]) -> Seen:
+def seen(case: Case, silo: str, x: NDArray[np.generic]) -> SeenHead:
     """Return what a silo's view shows of the head, on rows x."""
     from moretta.audit.evidence.network import head_inputs
 
@@ -104,7 +104,7 @@ def seen(case: Case, silo: str, x: NDArray[np.generic]) -> Seen:
         noisy.append(outputs)
         alpha.append(h.sum(axis=1) + bool(case.run.head_bias))
     spread = [spread_of(asks[number]) for number in rounds]
-    return Seen(np.array(noisy), np.array(alpha), np.array(spread), np.array(rounds))
+    return SeenHead(np.array(noisy), np.array(alpha), np.array(spread), np.array(rounds))
 
 
 def spread_of(ask: TrainOn) -> Floats:
@@ -120,7 +120,7 @@ def attack(case: Case) -> Claim:
     return {"rounds": found.rounds, "gamma": fit(found, np.asarray(case.arrays["y"]))}
 
 
-def fit(found: Seen, y: Floats) -> Floats:
+def fit(found: SeenHead, y: Floats) -> Floats:
     """Return gamma by round and part, [T, m]. y: labels as outputs, [rows, outputs]."""
     count, rows, _ = found.noisy.shape
     pairs, alone = found.pairs, _Whitening.none(rows)
@@ -168,7 +168,9 @@ def _weights(whitening: _Whitening, rests: Floats) -> Floats:
     return 1.0 / np.maximum(means, TINY)
 
 
-def _solve(found: Seen, y: Floats, by_label: _Whitening, by_step: _Whitening, label: Floats, step: Floats) -> Floats:
+def _solve(
+    found: SeenHead, y: Floats, by_label: _Whitening, by_step: _Whitening, label: Floats, step: Floats
+) -> Floats:
     """Return gamma from y^ - label of every round and y^(t) - y^(t - 1) of every pair, whitened and with weights."""
     count, m, _ = found.spread.shape
     matrix, vector = np.zeros((m, count, count)), np.zeros((m, count))
@@ -205,10 +207,10 @@ def errors_of(claim: Claim, truth: Truth) -> Floats:
     return np.array([relative_error(found, key_of(truth, int(number)).gamma) for number, found in pairs])
 
 
-def finding(errors: Floats, who: str, figures: dict[str, float]) -> Finding:
+def finding(errors: Floats, who: str, figures: dict[str, float]) -> AttackResult:
     """Return 1 - relative error, median over rounds, whose keys are drawn anew. errors: by round."""
     median = float(np.median(errors))
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of gamma, median over rounds",
         score=float(recovered(median)),
         chance=0.0,
@@ -218,7 +220,7 @@ def finding(errors: Floats, who: str, figures: dict[str, float]) -> Finding:
     )
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the keys."""
     return finding(errors_of(claim, truth), "A silo works out", {})
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl import gamma_least_squares
-from moretta.audit.evidence.attack import Attack, Claim, Finding
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean
 from moretta.audit.evidence.public_run import PublicRun
@@ -63,7 +63,7 @@ def true_classes(truth: Truth, number: int) -> NDArray[np.int64]:
     return outputs.argmax(dim=1).numpy()
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare the rates of rows whose class was obtained with what guessing has in the same rounds."""
     m = int(claim["parts"][0])
     true = np.array([true_classes(truth, int(number)) for number in claim["rounds"]])
@@ -72,7 +72,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     rates = np.mean(claim["predicted"] == true, axis=1)
     bound, rate, chance = f"1/{m}" if m > 1 else "less than 1", float(rates.mean()), float(guess.mean())
     low, high = of_mean(rates - guess, -chance, 1.0 - chance)  # the same rounds: their luck is in both
-    return Finding(
+    return AttackResult(
         measure="rate of true predicted classes, mean over rounds",
         score=rate,
         chance=chance,

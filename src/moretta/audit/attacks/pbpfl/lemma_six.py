@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate
 from moretta.audit.evidence.public_run import PublicRun
@@ -192,7 +192,7 @@ def _differ(distances: Array) -> NDArray[np.bool_]:
     return np.asarray(apart > np.array([0.0, 0.0, EQUAL]))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Count the games that were won."""
     kinds = [list(ALTERNATIVES)[place] for place in claim["kinds"]]
     true = np.array([candidates(truth, int(n), kind)[1] for n, kind in zip(claim["rounds"], kinds, strict=True)])
@@ -201,7 +201,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     # Definition 2: |Pr(Z_0) - Pr(Z_1)|, the rates of guesses of 1 where W^ was made of W_0 and of W_1.
     advantage = abs(_rate(claim["guess"], true == 1) - _rate(claim["guess"], true == 0))
     alone = (claim["distances"][..., 1] < claim["distances"][..., 0]) == true[:, None].astype(bool)
-    return Finding(
+    return AttackResult(
         measure="rate of games won in which a noisy model's true one is to be guessed out of two",
         score=won / games,
         chance=0.5,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl import gamma_least_squares, softmax_from_sum
 from moretta.audit.attacks.pbpfl.keys import key_of
-from moretta.audit.evidence.attack import Attack, Claim, Finding
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import relative_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -69,7 +69,7 @@ def gamma_of(centred: Floats, ask: TrainOn) -> Floats:
     return found
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the keys: all of gamma, and for a figure the differences of r alone."""
     true = np.array([key_of(truth, int(number)).offset for number in claim["rounds"]])
     true -= true.mean(axis=1, keepdims=True)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl.keys import key_of
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate
 from moretta.audit.evidence.public_run import PublicRun
@@ -190,7 +190,7 @@ def _seen(plan: ScalePlan, noisy: Named) -> dict[int, list[_Values]]:
     return found
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Count the scales that were told from their decoys."""
     from moretta.audit.attacks.pbpfl.canonical import plan_of
 
@@ -200,7 +200,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     if not tried.any():
         raise ParameterError("no scale has a value of its own below the head")
     found, games = int((claim["guess"] == true)[tried].sum()), int(tried.sum())
-    return Finding(
+    return AttackResult(
         measure=f"rate of scales told from {CANDIDATES - 1} decoys by the low bits of one noisy model",
         score=found / games,
         chance=1.0 / CANDIDATES,

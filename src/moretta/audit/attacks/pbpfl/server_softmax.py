@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moretta.audit.attacks.pbpfl import softmax_from_sum
 from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.attacks.pbpfl.softmax_from_sum import ROUNDS, by_round, scores, squares
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -114,7 +114,7 @@ def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDAr
     return shifted / shifted.sum(axis=1, keepdims=True), h, labels.astype(np.int64)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true model's softmax, features and labels, beside the mean softmax of all these rows.
 
     Rows of a round are worked out with one offset, so that the units are rounds.
@@ -132,7 +132,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     hits = int(np.sum(p.argmax(axis=1) == labels))
     low, high = of_rate(hits, rows)
     error, miss = relative_error(p, true), relative_error(features_found, h)
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of each sample's softmax, median over rounds",
         score=got,
         chance=chance,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moretta.audit.attacks.pbpfl import gamma_least_squares
-from moretta.audit.attacks.pbpfl.gamma_least_squares import ROUNDS, ROWS, Seen
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.attacks.pbpfl.gamma_least_squares import ROUNDS, ROWS, SeenHead
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.public_run import PublicRun
@@ -65,14 +65,14 @@ def attack(case: Case) -> Claim:
     }
 
 
-def joined(each: list[Seen]) -> Seen:
+def joined(each: list[SeenHead]) -> SeenHead:
     """Return the rows of several silos as one's, in the rounds that all of them saw."""
     rounds = np.array(sorted(set.intersection(*(set(one.rounds.tolist()) for one in each))), dtype=np.int64)
     if not len(rounds):
         raise ParameterError("no recorded round was seen by all of these silos")
     at = [np.searchsorted(one.rounds, rounds) for one in each]
     pairs = list(zip(each, at, strict=True))
-    return Seen(
+    return SeenHead(
         noisy=np.concatenate([one.noisy[places] for one, places in pairs], axis=1),
         alpha=np.concatenate([one.alpha[places] for one, places in pairs], axis=1),
         spread=each[0].spread[at[0]],
@@ -80,7 +80,7 @@ def joined(each: list[Seen]) -> Seen:
     )
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the keys."""
     alone = {name: claim[f"alone/{name}"] for name in ("rounds", "gamma")}
     error = float(np.median(gamma_least_squares.errors_of(alone, truth)))

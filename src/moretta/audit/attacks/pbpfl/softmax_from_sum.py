@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl.keys import key_of
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered
 from moretta.audit.evidence.public_run import PublicRun
@@ -116,7 +116,7 @@ def scores(found: Floats, guess: Floats) -> tuple[float, float, Interval]:
     return score, chance, kept(of_errors(found, guess))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with what the server formed. Rows of a round share their xi, so that the units are rounds."""
     silo, numbers = truth.run.silos[0], sorted(int(name.removeprefix("p/")) for name in claim)
     true, naive = true_by_round(truth, silo, numbers), naive_by_round(truth, silo, numbers)
@@ -129,7 +129,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     handed = truth.run.setting("variant") == "probabilities"
     does = "is handed the true softmax of its batch" if handed else "solves for the true softmax of its batch"
     rows = sum(len(p) for p in found.values())
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of the true softmax, median over rounds",
         score=got,
         chance=chance,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Architecture, Case, torch_dtype
 from moretta.audit.evidence.intervals import recovered, relative_error, to_error
 from moretta.audit.evidence.public_run import PublicRun
@@ -67,14 +67,14 @@ def _built(made: Architecture, run: PublicRun, seed: int) -> nn.Module:
     return built.to(torch_dtype(run))
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true model before round 1."""
     true = truth.parameters(1)
     error = _error(claim, true)
     another = int((truth.federation.settings or {})["run"]["seed"]) + ANOTHER
     guess = _error(_weights(truth.architecture, truth.run, another), true)
     found = float(recovered(error))
-    return Finding(
+    return AttackResult(
         measure="1 - relative error of the model before round 1",
         score=found,
         chance=float(recovered(guess)),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moretta.audit.attacks.pbpfl.keys import key_of
-from moretta.audit.evidence.attack import Attack, Claim, Finding, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import kept, of_errors
 from moretta.audit.evidence.public_run import PublicRun
@@ -94,7 +94,7 @@ def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, N
     return cosine(step, true[1]), cosine(step, shuffled)
 
 
-def score(claim: Claim, truth: Truth) -> Finding:
+def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true steps in canonical form: the median cosine over pairs of rounds."""
     from moretta.audit.attacks.pbpfl.canonical import plan_of
 
@@ -108,7 +108,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     cosines, shuffled = np.array(found).T
     median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
     fresh, in_place, kept_scales = (float(one) for one in np.median(np.array(plain), axis=0))
-    return Finding(
+    return AttackResult(
         measure="cosine of the step below the head with the true one, median over rounds",
         score=median,
         chance=float(np.median(guesses)),
