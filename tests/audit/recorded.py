@@ -50,7 +50,8 @@ def recorded(
     An underscore in a section's or key's name stands for a dash; None takes a key away. Runs of the same settings are
     trained once, and copied. anew: another run of these settings, with other keys.
     """
-    text = run_file_of(sections)
+    here = {"run": {"base": str(folder), **sections.get("run", {})}} if any(folder.iterdir()) else {}
+    text = run_file_of({**sections, **here})  # what lies in the folder is named relative to it
     if anew or text not in _FINISHED:
         _FINISHED[text] = _trained(text)
     kept = _FINISHED[text]

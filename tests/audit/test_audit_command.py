@@ -17,7 +17,6 @@ from moretta import PBPFL, Federation, Silo
 from moretta.audit import catalogue
 from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
 from moretta.audit.attacks.pbpfl.lemma_seven import ATTACK as OTHER
-from moretta.audit.auditor import audit
 from moretta.errors import ParameterError
 from moretta.run import auditing
 
@@ -258,9 +257,3 @@ def test_a_run_from_python_without_folder_or_views_says_what_it_needs(tmp_path):
         federation(None).train(1, 3).audit()
     with pytest.raises(ParameterError, match="from Python: Federation record_views"):
         federation(tmp_path / "out").train(1, 3).audit()
-
-
-def test_the_package_offers_what_it_says():
-    assert audit.Audit.__name__ == "Audit"
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        audit.nothing  # noqa: B018
