@@ -18,7 +18,7 @@ interval of its score lies above chance; any other says "this attack failed", wh
 a stronger attack may exist.
 
 `auditor` runs all attacks of the `catalogue`, and `attacker` is the process of one. `attacks/` has them, one a file: a
-folder a protocol, and `common/` for those that fit several, which ask a protocol's `exposure` what it shows. `evidence/`
-is what all of them stand on: `attack` says what one is, `case` what its process is given, `truth` what a scorer reads,
-`trained` what is needed of whoever trained, `intervals` the statistics.
+folder a protocol, and `common/` for those that fit several, which ask a protocol's `exposure` what it shows.
+`evidence/` is what all of them stand on: `attack` says what one is, `case` what its process is given, `truth` what a
+scorer reads, `trained` what is needed of whoever trained, `intervals` the statistics.
 """
