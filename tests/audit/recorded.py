@@ -38,7 +38,7 @@ learning-rate = 0.1
 """
 
 
-_KEPT = tempfile.TemporaryDirectory()  # of finished runs, as long as the tests last
+KEPT = tempfile.TemporaryDirectory()  # of finished runs, as long as the tests last
 _FINISHED: dict[str, Path] = {}
 
 
@@ -73,7 +73,7 @@ def run_file_of(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _trained(text: str) -> Path:
     """Train a run file's text, and return the folder that has it in run.toml, and the run in out/."""
-    folder = Path(tempfile.mkdtemp(dir=_KEPT.name))
+    folder = Path(tempfile.mkdtemp(dir=KEPT.name))
     (folder / "run.toml").write_text(text)
     run_file = run_files.load(folder / "run.toml")
     federation_of(run_file, folder / "out").train(run_file.run.rounds, run_file.run.seed)
