@@ -10,7 +10,6 @@ from pathlib import Path
 import pdoc
 
 import moretta
-import moretta.audit
 
 
 def main(out: Path) -> None:
@@ -18,9 +17,8 @@ def main(out: Path) -> None:
     warnings.simplefilter("error")
     # A message's inherited field is annotated in its parent's module, where pdoc does not look.
     warnings.filterwarnings("ignore", message="Error parsing type annotation")
-    for room in (moretta, moretta.audit):  # pdoc does not see names that are imported on first use
-        for name in room.__all__:
-            setattr(room, name, getattr(room, name))
+    for name in moretta.__all__:  # pdoc does not see names that are imported on first use
+        setattr(moretta, name, getattr(moretta, name))
     rooms = [found.name for found in pkgutil.iter_modules(moretta.__path__, "moretta.")]  # pdoc walks what is in them
     pdoc.render.configure(docformat="markdown", math=True)
     pdoc.pdoc("moretta", *rooms, output_directory=out)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from moretta.audit.attacks import all_attacks
+from moretta.audit.catalogue import all_attacks
 from moretta.protocols.common.claims import Claim, in_words
 from moretta.protocols.common.shared_claims import SHARED
 from moretta.protocols.registry import claims_of

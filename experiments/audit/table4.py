@@ -10,8 +10,8 @@ one core. Each image is one silo's batch of one row, in the first round of train
     floats +-10      a mask of real numbers, uniform in +-10: what secret sharing over the reals leaves of one upload
     ring             the run's own encoding in Z_2^64 under a uniform mask, read back as if there were none
 
-and then DLG (`moretta.audit.inversion`: L-BFGS on x) looks for the image in what is left. The label is read off the
-head's gradient first (iDLG), which makes it stronger than the paper's.
+and then DLG (`moretta.audit.evidence.inversion`: L-BFGS on x) looks for the image in what is left. The label is read
+off the head's gradient first (iDLG), which makes it stronger than the paper's.
 
 Two figures for each. The paper's is the L2 distance of the gradient of what was found from the image's own true
 gradient, |g(found) - g(true)|: higher is better hidden. It says little by itself, as every image far from the true one
@@ -41,8 +41,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from moretta.audit.inversion import Effort, Gradients, Inputs, invert
-from moretta.audit.network import loss_of
+from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert
+from moretta.audit.evidence.network import loss_of
 from moretta.contract.messages import Array, Tensors
 from moretta.data import sources
 from moretta.protocols.common import modules

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Any
 
 import tomli_w
 
-from moretta.audit.attack import Attack, Claim, Finding
-from moretta.audit.case import Case
-from moretta.audit.truth import Truth
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.truth import Truth
 from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.run.assembly import federation_of
@@ -22,6 +24,7 @@ name = "audited"
 rounds = 6
 seed = 5
 record-views = true
+evaluate-every = 1000
 [data]
 source = "digits"
 silos = 3
@@ -35,22 +38,46 @@ learning-rate = 0.1
 """
 
 
-def recorded(folder: Path, background: tuple[Array, Array] | None = None, **sections: Mapping[str, Any]) -> Truth:
+KEPT = tempfile.TemporaryDirectory()  # of finished runs, as long as the tests last
+_FINISHED: dict[str, Path] = {}
+
+
+def recorded(
+    folder: Path, background: tuple[Array, Array] | None = None, *, anew: bool = False, **sections: Mapping[str, Any]
+) -> Truth:
     """Train `RUN` with some keys changed, `protocol={"name": "pbpfl"}`, and return its truth.
 
-    An underscore in a section's or key's name stands for a dash; None takes a key away.
+    An underscore in a section's or key's name stands for a dash; None takes a key away. Runs of the same settings are
+    trained once, and copied. anew: another run of these settings, with other keys.
     """
+    here = {"run": {"base": str(folder), **sections.get("run", {})}} if any(folder.iterdir()) else {}
+    text = run_file_of({**sections, **here})  # what lies in the folder is named relative to it
+    if anew or text not in _FINISHED:
+        _FINISHED[text] = _trained(text)
+    kept = _FINISHED[text]
+    shutil.copytree(kept / "out", folder / "out")
+    run_file = run_files.load(kept / "run.toml")
+    federation = federation_of(run_file, folder / "out")
+    return Truth(folder / "out", federation, run_file.run.rounds, run_file.run.seed, background)
+
+
+def run_file_of(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return `RUN` with some keys changed."""
     tables = tomllib.loads(RUN)
     for name, keys in sections.items():
         section = tables.setdefault(name.replace("_", "-"), {})
         section.update({key.replace("_", "-"): value for key, value in keys.items()})
         tables[name.replace("_", "-")] = {key: value for key, value in section.items() if value is not None}
-    file = folder / "run.toml"
-    file.write_text(tomli_w.dumps(tables))
-    run_file = run_files.load(file)
-    federation = federation_of(run_file, folder / "out")
-    federation.train(run_file.run.rounds, run_file.run.seed)
-    return Truth(folder / "out", federation, run_file.run.rounds, run_file.run.seed, background)
+    return tomli_w.dumps(tables)
+
+
+def _trained(text: str) -> Path:
+    """Train a run file's text, and return the folder that has it in run.toml, and the run in out/."""
+    folder = Path(tempfile.mkdtemp(dir=KEPT.name))
+    (folder / "run.toml").write_text(text)
+    run_file = run_files.load(folder / "run.toml")
+    federation_of(run_file, folder / "out").train(run_file.run.rounds, run_file.run.seed)
+    return folder
 
 
 def claimed(attack: Attack, truth: Truth, *, thorough: bool = False) -> Claim:
@@ -60,7 +87,7 @@ def claimed(attack: Attack, truth: Truth, *, thorough: bool = False) -> Claim:
     return attack.attack(Case.unpack(packed))
 
 
-def attacked(attack: Attack, truth: Truth, *, thorough: bool = False) -> Finding:
+def attacked(attack: Attack, truth: Truth, *, thorough: bool = False) -> AttackResult:
     """Return what an attack comes to on a run that it fits."""
     assert attack.fits(truth.run) == ""
     return attack.score(claimed(attack, truth, thorough=thorough), truth)

@@ -16,12 +16,12 @@ import pytest
 from recorded import recorded
 
 from moretta.audit import attacker, auditor
-from moretta.audit.attack import Attack, Finding, Given, always
 from moretta.audit.attacker import AttackFailed, claim_of
-from moretta.audit.attacks.gamma_least_squares import ATTACK as GAMMA
-from moretta.audit.case import Architecture, Case
-from moretta.audit.run import Run
-from moretta.audit.truth import Truth
+from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
+from moretta.audit.evidence.attack import Attack, AttackResult, Given, always
+from moretta.audit.evidence.case import Architecture, Case
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.truth import Truth
 
 NATIVE = ("safe_open", "parent's cwd", "parent's fds")
 WITHOUT_KERNEL = "from moretta.audit import attacker, confinement\nconfinement.landlock = lambda: 0\nattacker.main()\n"
@@ -64,7 +64,7 @@ def named(text):
 
 
 def moretta_truth():
-    module = importlib.import_module("moretta.audit.truth")  # it is installed, and empty of any run
+    module = importlib.import_module("moretta.audit.evidence.truth")  # it is installed, and empty of any run
     federations = [one for one in gc.get_objects() if type(one).__name__ in ("Federation", "Truth", "Silo")]
     assert federations or module.Truth(pathlib.Path(RUN), None, 1, 1)
 
@@ -198,7 +198,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
 
     def make(name: str, source: str, **changed: object) -> Attack:
         (folder / f"{name}.py").write_text(
-            f"{source}\nfrom moretta.audit.attack import Attack, always\n"
+            f"{source}\nfrom moretta.audit.evidence.attack import Attack, always\n"
             f"ATTACK = Attack('{name}', 'silo', '', frozenset({{'fedsgd', 'pbpfl'}}), always, None, attack, None)\n"
         )
         importlib.invalidate_caches()
@@ -215,12 +215,12 @@ def nothing(truth: Truth) -> Given:
     return Given({}, {"x": np.arange(3.0)}, "no message", "nothing")
 
 
-def counted(claim: object, truth: Truth) -> Finding:
-    return Finding("of one", float(claim["found"]), 0.0, (0.5, 1.5), "It found one")
+def counted(claim: object, truth: Truth) -> AttackResult:
+    return AttackResult("of one", float(claim["found"]), 0.0, (0.5, 1.5), "It found one")
 
 
 def case(**arrays: object) -> Case:
-    run = Run("id", "fedsgd", "classification", {}, ("a",), {"a": 2}, (3,), 1, "float32", "none", None, 1, (1,))
+    run = PublicRun("id", "fedsgd", "classification", {}, ("a",), {"a": 2}, (3,), 1, "float32", "none", None, 1, (1,))
     return Case(run, {"a": {}}, arrays, Architecture("mlp"))
 
 
@@ -431,7 +431,7 @@ def test_no_prefix_of_an_installation_is_readable_as_a_whole():
 
 def test_a_score_that_is_no_number_is_no_finding(tmp_path):
     truth = recorded(tmp_path, run={"rounds": 2}, protocol={"name": "pbpfl"})
-    nan = dataclasses.replace(GAMMA, score=lambda claim, truth: Finding("m", float("nan"), 0.0, (0.0, 1.0), "s"))
+    nan = dataclasses.replace(GAMMA, score=lambda claim, truth: AttackResult("m", float("nan"), 0.0, (0.0, 1.0), "s"))
     found = auditor.audit(truth.folder, truth.federation, truth.planned, truth.seed, chosen=[nan])
     assert [one["because"] for one in found.record["not_run"]] == ["it came to no finite score"]
 

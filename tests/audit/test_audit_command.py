@@ -14,10 +14,9 @@ from recorded import recorded
 from torch import nn
 
 from moretta import PBPFL, Federation, Silo
-from moretta.audit import attacks
-from moretta.audit.attacks.gamma_least_squares import ATTACK as GAMMA
-from moretta.audit.attacks.lemma_seven import ATTACK as OTHER
-from moretta.audit.auditor import audit
+from moretta.audit import catalogue
+from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
+from moretta.audit.attacks.pbpfl.lemma_seven import ATTACK as OTHER
 from moretta.errors import ParameterError
 from moretta.run import auditing
 
@@ -39,7 +38,7 @@ def sentence(code: int, *words: object) -> str:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two attacks, of which one fits."""
-    for room in (attacks, auditing):
+    for room in (catalogue, auditing):
         monkeypatch.setattr(room, "all_attacks", lambda: [GAMMA, OTHER])
 
 
@@ -83,7 +82,7 @@ def test_a_limited_attack_that_crashed_hides_no_other_ones_score(run, monkeypatc
         raise ValueError("no")
 
     lost = dataclasses.replace(GAMMA, name="lost", score=crash)
-    for room in (attacks, auditing):
+    for room in (catalogue, auditing):
         monkeypatch.setattr(room, "all_attacks", lambda: [lost, GAMMA])
     code, out, err = call("audit", run, "--json", "--fail-above", "lost=0.5", "--fail-above", f"{NAME}=0.5")
     score = json.loads(out)["attacks"][0]["score"]
@@ -258,9 +257,3 @@ def test_a_run_from_python_without_folder_or_views_says_what_it_needs(tmp_path):
         federation(None).train(1, 3).audit()
     with pytest.raises(ParameterError, match="from Python: Federation record_views"):
         federation(tmp_path / "out").train(1, 3).audit()
-
-
-def test_the_package_offers_what_it_says():
-    assert audit.Audit.__name__ == "Audit"
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        audit.nothing  # noqa: B018

@@ -10,7 +10,7 @@ import pytest
 from recorded import recorded
 
 from moretta.audit import auditor
-from moretta.audit.attack import Attack, Finding, Given, Picture, always
+from moretta.audit.evidence.attack import Attack, AttackResult, Given, Reconstruction, always
 from moretta.errors import ParameterError
 
 
@@ -24,7 +24,7 @@ def given(truth):
 
 
 def finding(claim, truth):
-    return Finding("of a test", 0.7, 0.5, (0.6, 0.8), "It is found", {"more": 2.0})
+    return AttackResult("of a test", 0.7, 0.5, (0.6, 0.8), "It is found", {"more": 2.0})
 
 
 def attack(name, **changed):
@@ -100,7 +100,7 @@ def test_a_failed_attack_says_so(audited):
 
 
 def test_pictures_are_for_the_owner_alone(audited, truth):
-    picture = Picture("rows", np.zeros((20, 1, 2, 2)), np.ones((20, 1, 2, 2)))
+    picture = Reconstruction("rows", np.zeros((20, 1, 2, 2)), np.ones((20, 1, 2, 2)))
 
     def shown(claim, truth):
         return dataclasses.replace(finding(claim, truth), pictures=[picture])
@@ -118,7 +118,7 @@ def test_pictures_are_for_the_owner_alone(audited, truth):
 
 def test_an_audit_that_is_killed_leaves_an_earlier_one_whole(audited, truth, monkeypatch):
     def shown(claim, truth):
-        picture = Picture("rows", np.zeros((2, 1, 2, 2)), np.ones((2, 1, 2, 2)))
+        picture = Reconstruction("rows", np.zeros((2, 1, 2, 2)), np.ones((2, 1, 2, 2)))
         return dataclasses.replace(finding(claim, truth), pictures=[picture])
 
     def killed(*_):

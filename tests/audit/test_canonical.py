@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from moretta.audit import canonical as form
+from moretta.audit.attacks.pbpfl import canonical as form
 from moretta.models import catalogue
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.secure_aggregation.keystream import SecretRoot

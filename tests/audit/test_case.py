@@ -8,7 +8,7 @@ import torch
 from recorded import recorded
 from torch import nn
 
-from moretta.audit.case import Architecture, Case, exported
+from moretta.audit.evidence.case import Architecture, Case, exported
 from moretta.errors import ParameterError
 from moretta.protocols.fedsgd.messages import TrainOn
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.confined_inversion import ATTACK
+from moretta.audit.attacks.cgd.confined_inversion import ATTACK
 from moretta.errors import ParameterError
 
 ONE_ROW = {"silos": 2, "batch-size": 1}
 NO_BIAS = {"hidden": [32], "bias": False}
 SHORT = {"rounds": 6, "insecure-secret-seed": 0}
+SHORTER = {**SHORT, "rounds": 4}  # each round is searched
 
 
 def cgd(delta, loss="cross-entropy"):
@@ -18,14 +19,14 @@ def cgd(delta, loss="cross-entropy"):
 
 
 def test_near_starts_let_rows_be_found(tmp_path):
-    truth = recorded(tmp_path, protocol=cgd(0.001), data=ONE_ROW, model=NO_BIAS, run=SHORT)
+    truth = recorded(tmp_path, protocol=cgd(0.001), data=ONE_ROW, model=NO_BIAS, run=SHORTER)
     found = attacked(ATTACK, truth)
     assert found.succeeded
     assert found.score > 0.5
 
 
 def test_far_starts_do_not(tmp_path):
-    truth = recorded(tmp_path, protocol=cgd(0.5), data=ONE_ROW, model=NO_BIAS, run=SHORT)
+    truth = recorded(tmp_path, protocol=cgd(0.5), data=ONE_ROW, model=NO_BIAS, run=SHORTER)
     found = attacked(ATTACK, truth)
     assert not found.succeeded
     assert found.score < 0.5

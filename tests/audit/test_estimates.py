@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from recorded import recorded
 
-from moretta.audit import uploads
-from moretta.audit.estimates import OPENED, opened, seeded_rounds
+from moretta.audit.attacks.baffle.estimates import OPENED, opened, seeded_rounds
+from moretta.audit.evidence import uploads
 
 
 @pytest.mark.parametrize("phase", ["upload", "unmasking"])

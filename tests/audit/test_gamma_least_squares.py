@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks import gamma_least_squares
-from moretta.audit.attacks.gamma_least_squares import ATTACK, Seen, fit
+from moretta.audit.attacks.pbpfl import gamma_least_squares
+from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK, SeenHead, fit
 
 
 def test_digits_to_a_thousandth(tmp_path):
@@ -56,5 +56,5 @@ def test_outputs_that_stand_still_give_gamma_exactly():
     offset = np.einsum("tm,tmc->tc", gamma, spread)
     noisy = y + alpha[:, :, None] * offset[:, None, :]
     labels = y + 0.1 * draw.normal(size=y.shape)
-    found = fit(Seen(noisy, alpha, spread, np.array([4, 5, 6, 7])), labels)
+    found = fit(SeenHead(noisy, alpha, spread, np.array([4, 5, 6, 7])), labels)
     np.testing.assert_allclose(found, gamma, atol=1e-6)

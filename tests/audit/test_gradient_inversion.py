@@ -9,8 +9,7 @@ from recorded import attacked, claimed, recorded
 from sklearn.datasets import load_digits
 from torch import nn
 
-from moretta.audit.attacks.gradient_inversion import ATTACK, compared
-from moretta.audit.attacks.gradient_inversion_of_sum import ATTACK as OF_SUM
+from moretta.audit.attacks.common.gradient_inversion import ATTACK, OF_SUM, compared
 
 HERE = str(Path(__file__).parent)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moretta.audit import intervals
+from moretta.audit.evidence import intervals
 
 FEW = (1, 2, 3, 6)
 RUNS = 300
@@ -106,7 +106,7 @@ def test_bootstrap_sees_nothing_where_there_is_nothing(count):
 @pytest.mark.parametrize("count", FEW)
 @pytest.mark.parametrize("ties", [False, True])
 def test_area_sees_nothing_where_there_is_nothing(count, ties):
-    draw, runs, seen = generator(count), 200, 0
+    draw, runs, seen = generator(count), 100, 0
     for _ in range(runs):
         both = [np.round(one) if ties else one for one in draw.standard_normal((2, count))]
         seen += intervals.auc(*both)[1][0] > 0.5

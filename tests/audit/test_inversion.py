@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from moretta.audit.inversion import Effort, Gradients, Inputs, invert, matched, quotient_start
-from moretta.audit.network import loss_of
+from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, matched, quotient_start
+from moretta.audit.evidence.network import loss_of
 from moretta.protocols.common import modules
 
 INPUTS = Inputs(np.zeros(6), np.ones(6), np.full(6, -4.0), np.full(6, 4.0))

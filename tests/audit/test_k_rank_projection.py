@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks import k_rank_projection
-from moretta.audit.attacks.k_rank_projection import ATTACK
-from moretta.audit.truth import Truth
+from moretta.audit.attacks.baffle import k_rank_projection
+from moretta.audit.attacks.baffle.k_rank_projection import ATTACK
+from moretta.audit.evidence.truth import Truth
 
 FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no test fails by chance
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.labels_from_head import ATTACK, _scores
-from moretta.audit.heads import classes, whole_numbers
+from moretta.audit.attacks.common.labels_from_head import ATTACK, _scores
+from moretta.audit.evidence.heads import classes, whole_numbers
 from moretta.errors import ParameterError
 
 PLAIN = {"scheme": "none"}

@@ -2,9 +2,9 @@
 
 from recorded import attacked, recorded
 
-from moretta.audit.attacks import lemma_six
-from moretta.audit.attacks.lemma_six import ATTACK
-from moretta.audit.canonical import plan_of
+from moretta.audit.attacks.pbpfl import lemma_six
+from moretta.audit.attacks.pbpfl.canonical import plan_of
+from moretta.audit.attacks.pbpfl.lemma_six import ATTACK
 from moretta.secure_aggregation.keystream import SecretRoot
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.loss_differences import ATTACK, uniformity
-from moretta.audit.estimates import forward_of, opened, recipe_of, scalars, seeded_rounds, used
+from moretta.audit.attacks.baffle.estimates import forward_of, opened, recipe_of, scalars, seeded_rounds, used
+from moretta.audit.attacks.baffle.loss_differences import ATTACK, uniformity
 
 FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no test fails by chance
 BAFFLE = {"name": "baffle", "k": 64, "loss": "mse", "optimizer": "sgd", "learning-rate": 0.02}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.raw_features import ATTACK
-from moretta.audit.case import Case
+from moretta.audit.attacks.cgd.raw_features import ATTACK
+from moretta.audit.evidence.case import Case
 from moretta.errors import ParameterError
 
 GRID = {"source": "wdbc", "silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.second_moments import ATTACK
-from moretta.audit.case import Case
+from moretta.audit.attacks.cgd.second_moments import ATTACK
+from moretta.audit.evidence.case import Case
 from moretta.errors import ParameterError
 
 LINEAR = {"hidden": []}

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks import seed_choosing_server
-from moretta.audit.attacks.seed_choosing_server import ATTACK, gain, in_order
-from moretta.audit.estimates import recipe_of, seed_of, seeded_rounds
+from moretta.audit.attacks.baffle import seed_choosing_server
+from moretta.audit.attacks.baffle.estimates import recipe_of, seed_of, seeded_rounds
+from moretta.audit.attacks.baffle.seed_choosing_server import ATTACK, gain, in_order
 from moretta.contract.messages import Message
 from moretta.protocols.baffle.silo.messages import Agree, Agreed, Revealed
 

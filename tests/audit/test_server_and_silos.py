@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.server_and_silos import ATTACK
-from moretta.audit.uploads import uploaded
+from moretta.audit.attacks.common.exposures import exposure
+from moretta.audit.attacks.common.server_and_silos import ATTACK
 from moretta.errors import ParameterError
 
 HERE = str(Path(__file__).parent)  # what a run file names has to be importable: this folder is on the tests' path
@@ -108,7 +108,7 @@ def test_no_sum_of_two_silos_is_refused(tmp_path, monkeypatch):
 def test_no_error_at_all_is_said_as_exactly(tmp_path):
     truth = recorded(tmp_path, run={"rounds": 1}, secure_aggregation={"ring_bits": 64})
     claim = dict(claimed(ATTACK, truth))
-    own = uploaded(truth, "silo-1", 1)
+    own = exposure(truth.run).uploaded(truth, "silo-1", 1)
     claim["alone"] = np.concatenate([np.asarray(own[name], np.float64).ravel() for name in sorted(own)])[None]
     assert (
         "have the upload of silo-1 exactly, with one silo fewer to a relative error of "

@@ -3,8 +3,8 @@
 import numpy as np
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.server_softmax import ATTACK, features, scales_of
-from moretta.audit.case import Case
+from moretta.audit.attacks.pbpfl.server_softmax import ATTACK, features, scales_of
+from moretta.audit.evidence.case import Case
 from moretta.protocols.pbpfl.softmax import TrueSoftmax
 
 PROTOCOL = {"name": "pbpfl", "loss": "cross-entropy", "variant": "paper", "partitions": 5, "rho": 3.0}

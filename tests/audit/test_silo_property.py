@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.silo_property import ATTACK
-from moretta.audit.truth import Truth
+from moretta.audit.attacks.common.silo_property import ATTACK
+from moretta.audit.evidence.truth import Truth
+from moretta.errors import ParameterError
 
 SKEWED = {"partition": "dirichlet", "alpha": 0.3}
 
@@ -109,3 +110,12 @@ def test_mean_target_of_numbers(tmp_path):
     few = ATTACK.score({"found": wrong, "draws": np.tile(wrong, (400, 1)), "rounds": np.arange(1, 4)}, truth)
     assert few.interval[0] <= few.chance
     assert not few.succeeded
+
+
+@pytest.mark.parametrize("vertical", ["joint", "independent"])
+def test_split_columns_are_refused_in_words(tmp_path, vertical):
+    data = {"source": "wdbc", "silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}
+    truth = recorded(tmp_path, protocol={"name": "cgd", "vertical": vertical}, data=data, run={"rounds": 2})
+    assert ATTACK.fits(truth.run) == ""
+    with pytest.raises(ParameterError, match="columns are split, so that silo-1-1 by itself has no whole rows"):
+        ATTACK.given(truth)

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from recorded import claimed, recorded
 
-from moretta.audit.attacks.gamma_least_squares import Seen
-from moretta.audit.attacks.silos_together import ATTACK, joined
+from moretta.audit.attacks.pbpfl.gamma_least_squares import SeenHead
+from moretta.audit.attacks.pbpfl.silos_together import ATTACK, joined
 
 
 def test_more_rows_and_keys_of_other_rounds(tmp_path):
@@ -25,7 +25,7 @@ def test_rounds_that_a_silo_missed_are_left_out():
     def of(*rounds):
         count = len(rounds)
         at = np.array(rounds, dtype=np.float64)
-        return Seen(np.ones((count, 2, 1)) * at[:, None, None], np.ones((count, 2)), np.ones((count, 1, 1)), at)
+        return SeenHead(np.ones((count, 2, 1)) * at[:, None, None], np.ones((count, 2)), np.ones((count, 1, 1)), at)
 
     found = joined([of(1, 2, 4), of(2, 3, 4)])
     assert found.rounds.tolist() == [2, 4]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks import softmax_from_sum
-from moretta.audit.attacks.softmax_from_sum import ATTACK
-from moretta.audit.network import outputs_at, tensors
+from moretta.audit.attacks.pbpfl import softmax_from_sum
+from moretta.audit.attacks.pbpfl.softmax_from_sum import ATTACK
+from moretta.audit.evidence.network import outputs_at, tensors
 
 PAPER = {"name": "pbpfl", "loss": "cross-entropy", "variant": "paper", "partitions": 5, "rho": 3.0}
 ROUNDS = {"rounds": 5, "record-views": [2, 3, 4, 5]}

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.training_seed import ATTACK
-from moretta.audit.case import Case
+from moretta.audit.attacks.pbpfl.training_seed import ATTACK
+from moretta.audit.evidence.case import Case
 from moretta.errors import ParameterError
 
 

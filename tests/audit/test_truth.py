@@ -9,7 +9,8 @@ import torch
 from recorded import recorded
 from torch import nn
 
-from moretta.audit.truth import Truth
+from moretta.audit.attacks.pbpfl.keys import key_of
+from moretta.audit.evidence.truth import Truth
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
@@ -26,8 +27,8 @@ def with_dropout(hidden=()):
 def test_key_is_the_one_of_the_round(tmp_path, loss):
     truth = recorded(tmp_path, run={"rounds": 4}, protocol={"name": "pbpfl", "loss": loss})
     for number in (1, 3):  # before the first round the server's own state lacks what the set-up agreed on
-        key, held = truth.key(number), modules.under("model/", truth.states(number)["server"])
-        perturbation = truth.players(number).server._perturbation
+        key, held = key_of(truth, number), modules.under("model/", truth.states(number)["server"])
+        perturbation = truth.roles(number).server._perturbation
         noisy = perturbation.sent({name: torch.tensor(value) for name, value in held.items()}, key, truth.dtype)
         for silo in truth.run.silos:
             heard = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOnNoisy)]
@@ -74,7 +75,7 @@ def test_batch_is_what_silos_used(clear):
         for number in (1, 6):
             rows = clear.rows(silo).part(clear.batch(silo, number))
             # The role itself, as it stood before the round, takes its batch.
-            x, y = clear.players(number).clients[silo]._rows.batch(number)
+            x, y = clear.roles(number).clients[silo]._rows.batch(number)
             np.testing.assert_array_equal(x.numpy(), rows.x)
             np.testing.assert_array_equal(y.numpy(), rows.y)
     first, later = (clear.batch("silo-1", number) for number in (1, 2))
@@ -109,7 +110,7 @@ def test_the_truth_of_another_run_is_refused(tmp_path):
     folders = [tmp_path / name for name in ("one", "other")]
     for folder in folders:
         folder.mkdir()
-    one, other = (recorded(folder, run={"rounds": 2}) for folder in folders)
+    one, other = (recorded(folder, run={"rounds": 2}, anew=True) for folder in folders)
     shutil.rmtree(one.folder / "truth")
     shutil.copytree(other.folder / "truth", one.folder / "truth")
     with pytest.raises(ParameterError, match="got those of"):

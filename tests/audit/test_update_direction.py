@@ -5,7 +5,7 @@ import pytest
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.update_direction import ATTACK, likeness, step_of
+from moretta.audit.attacks.pbpfl.update_direction import ATTACK, likeness, step_of
 from moretta.models import catalogue
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from recorded import recorded
 
 from moretta import Federation, FedSGD, Silo
-from moretta.audit.attacks import all_attacks
-from moretta.audit.truth import Truth
+from moretta.audit.catalogue import all_attacks
+from moretta.audit.evidence.truth import Truth
 
 
 def test_from_python_and_from_a_file(tmp_path):

@@ -36,8 +36,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "deployment")]
 import reproduction  # noqa: E402
 
 import moretta  # noqa: E402
-from moretta.audit.attacks import all_attacks  # noqa: E402
-from moretta.audit.truth import Truth  # noqa: E402
+from moretta.audit.catalogue import all_attacks  # noqa: E402
+from moretta.audit.evidence.truth import Truth  # noqa: E402
 from moretta.config import run_files  # noqa: E402
 from moretta.config.run_files import RunFile  # noqa: E402
 from moretta.config.silo_file import SiloFile  # noqa: E402

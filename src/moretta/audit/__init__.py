@@ -9,14 +9,16 @@
                                   score, chance, interval, one sentence
 
 **Threat model.** An attacker is honest but curious: one role, or several who put together what they saw. It has that
-role's messages of the recorded rounds, what is public of the run (`run.Run`), and the background knowledge that the
-attack declares. A role's own secrets, such as the server's key under PBPFL, are part of what it knows and are given to
-it by name. It is computed in a child process that is sent nothing else, not even the run folder's path.
+role's messages of the recorded rounds, what is public of the run (`evidence.public_run`), and the background knowledge
+that the attack declares. A role's own secrets, such as the server's key under PBPFL, are part of what it knows and are
+given to it by name. It is computed in a child process that is sent nothing else, not even the run folder's path.
 
 **Scores** are higher the more was learned, beside what guessing scores. An attack succeeded where the whole 95 %
 interval of its score lies above chance; any other says "this attack failed", which is never to say that a role is safe:
 a stronger attack may exist.
 
-Rooms: `attack` says what one is, `attacks/` has one a file, `case` is what an attacker is given, `truth` what a scorer
-reads, `attacker` the child process, `auditor` runs them all, `intervals` has the statistics.
+`auditor` runs all attacks of the `catalogue`, and `attacker` is the process of one. `attacks/` has them, one a file: a
+folder a protocol, and `common/` for those that fit several, which ask a protocol's `exposure` what it shows.
+`evidence/` is what all of them stand on: `attack` says what one is, `case` what its process is given, `truth` what a
+scorer reads, `trained` what is needed of whoever trained, `intervals` the statistics.
 """

@@ -20,14 +20,15 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta.audit.attack import Attack, Claim
-from moretta.audit.case import Case
 from moretta.audit.confinement import confine
+from moretta.audit.evidence.attack import Attack, Claim
+from moretta.audit.evidence.case import Case
 from moretta.errors import RunFailed
 
 PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process
@@ -49,7 +50,7 @@ def claim_of(
     Raises `AttackFailed` where it comes to no claim in that time.
     """
     file = "" if attack.module.startswith("moretta.") else _file(attack.module)
-    header = json.dumps({"module": attack.module, "file": file}).encode()
+    header = json.dumps({"module": attack.module, "function": attack.attack.__name__, "file": file}).encode()
     environment = {"OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
     environment["TORCHINDUCTOR_CACHE_DIR"] = "/"  # there already, so that torch.optim finds it and makes none
     command = [sys.executable, "-E", "-P", "-W", "ignore", *PROGRAM]
@@ -98,8 +99,7 @@ def main() -> None:
         if case.architecture.source not in ("", *_built_in()):
             case.model()  # imports the user's module while that can be read
         confine([*readable(), *map(Path, filter(None, [header["file"]]))])
-        attack = _imported(header["module"], header["file"])
-        claim = attack.attack(case)
+        claim = getattr(_imported(header["module"], header["file"]), header["function"])(case)
         packed = save({name: np.array(value, order="C") for name, value in claim.items()})
     except Exception as error:  # noqa: BLE001  # said in one line to the process that waits
         traceback.print_exc()
@@ -111,19 +111,17 @@ def main() -> None:
     os._exit(0)  # nothing that an attack left behind runs
 
 
-def _imported(name: str, file: str) -> Attack:
-    """Return the attack of a module: one of this package, or one in a file of its own."""
+def _imported(name: str, file: str) -> ModuleType:
+    """Return an attack's module: one of this package, or one in a file of its own."""
     if not file:
-        found: Attack = importlib.import_module(name).ATTACK
-        return found
+        return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise RunFailed(f"{name}: expected a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    own: Attack = module.ATTACK
-    return own
+    return module
 
 
 def readable() -> Sequence[Path]:

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from moretta.audit import attacks
-from moretta.audit.attack import Attack, Claim, Finding, Given
+from moretta.audit import catalogue
 from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.confinement import landlock
-from moretta.audit.truth import Truth
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.trained import Trained
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.files import write_atomically
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
-from moretta.run.federation import Federation
 
 SECONDS = 120.0  # that an attack may take
 SECONDS_THOROUGH = 3600.0
@@ -44,7 +44,7 @@ class Audit:
 
     @property
     def attacks(self) -> Sequence[Mapping[str, Any]]:
-        """What each attack came to, in the order of `moretta.audit.attacks`."""
+        """What each attack came to, in the order of `moretta.audit.catalogue`."""
         return self.record["attacks"]  # type: ignore[no-any-return]
 
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
@@ -74,7 +74,7 @@ def _not_tried(name: str, tried: Iterable[str], missed: Iterable[Mapping[str, st
 
 def audit(
     folder: Path,
-    federation: Federation,
+    federation: Trained,
     rounds: int,
     seed: int,
     *,
@@ -100,7 +100,7 @@ def audit(
     done: list[tuple[int, dict[str, Any], Sequence[Any]]] = []
     missed: list[tuple[int, dict[str, str]]] = []
     ready: list[tuple[int, Attack]] = []
-    for place, attack in enumerate(attacks.all_attacks() if chosen is None else chosen):
+    for place, attack in enumerate(catalogue.all_attacks() if chosen is None else chosen):
         if truth.run.protocol not in attack.protocols:
             continue
         why = "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
@@ -143,7 +143,7 @@ def audit(
 
 
 def opened(
-    folder: Path, federation: Federation, rounds: int, seed: int, background: tuple[Array, Array] | None = None
+    folder: Path, federation: Trained, rounds: int, seed: int, background: tuple[Array, Array] | None = None
 ) -> Truth:
     """Return the truth of a run that can be audited. Raises `moretta.errors.ParameterError` for any other."""
     truth = Truth(folder, federation, rounds, seed, background)
@@ -154,7 +154,7 @@ def opened(
 
 def _attacked(
     ready: Sequence[tuple[int, Attack]], truth: Truth, thorough: bool, progress: Progress | None
-) -> Iterable[tuple[int, Attack, Given | None, tuple[Finding, float] | str]]:
+) -> Iterable[tuple[int, Attack, Given | None, tuple[AttackResult, float] | str]]:
     """Yield each attack as it ends, with what it was given and its finding and seconds, or why there is none.
 
     Whatever goes wrong in one attack is said of it, and the others go on.
@@ -190,7 +190,7 @@ def _attacked(
                 end(process)
 
 
-def _finite(finding: Finding) -> Finding:
+def _finite(finding: AttackResult) -> AttackResult:
     """Return a finding whose figures are numbers, as a limit is compared with them."""
     if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():
         raise AttackFailed("it came to no finite score")
@@ -233,7 +233,7 @@ def _kind(x: Array) -> str:
     return f"some that are not ({x.dtype})" if x.dtype.kind == "f" else str(x.dtype)
 
 
-def _line(attack: Attack, given: Given, finding: Finding, seconds: float) -> dict[str, Any]:
+def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -> dict[str, Any]:
     said = finding.sentence if finding.succeeded else f"{finding.sentence}: this attack failed"
     return {
         "attack": attack.name,

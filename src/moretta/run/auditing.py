@@ -8,8 +8,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from moretta.audit.attacks import all_attacks
 from moretta.audit.auditor import Audit, Progress, audit, opened
+from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest

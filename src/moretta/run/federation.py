@@ -246,7 +246,7 @@ class Federation:
     def client(
         self, name: str, rounds: int, seed: int, place: Place, helped: HelpedFile
     ) -> tuple[Client, Sequence[type[Message]]]:
-        """Roles the role of one silo that is here, and return it with the messages of the run.
+        """Build the role of one silo that is here, and return it with the messages of the run.
 
         place: the run, and how often it was resumed. helped: where it keeps what it has helped to open.
         """
@@ -254,7 +254,7 @@ class Federation:
         return players.clients[name], players.messages
 
     def players(self, rounds: int, seed: int) -> Roles:
-        """Roles all roles of a run anew, with secrets of their own until they are given a run's states."""
+        """Build all roles of a run anew, with secrets of their own until they are given a run's states."""
         return build(self.spec.protocol, self._setting(seed, rounds))
 
     def _players_names(self, players: Roles) -> list[str]:
@@ -262,7 +262,7 @@ class Federation:
         return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
-        """Roles all roles and write nothing: raises what `train` would raise before its first round."""
+        """Build all roles and write nothing: raises what `train` would raise before its first round."""
         self.players(rounds, seed)
 
     def _check_silos(self) -> None:

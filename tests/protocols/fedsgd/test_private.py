@@ -22,9 +22,10 @@ from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Privacy, epsilon
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.fedsgd.private import PrivateGradient, clipped_sum
+from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.result import Result
 from moretta.secure_aggregation.keystream import SecretRoot
 

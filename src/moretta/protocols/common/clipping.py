@@ -32,8 +32,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import State
@@ -156,3 +157,16 @@ def _norm(values: Mapping[str, Array]) -> float:
 def scaled(values: Array, factor: float) -> Array:
     """Return values times a factor; themselves where that is 1."""
     return values if factor == 1.0 else np.asarray(values * factor)
+
+
+def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Return sum_i g_i / max(1, |g_i| / C), float64, by parameter; |g_i| is over all parameters together.
+
+    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0: an example that makes the
+    model overflow is not to be told by that either.
+    """
+    flat = {name: value.reshape(len(value), -1) for name, value in gradients.items()}
+    exact = {name: value.double().nan_to_num(0.0, 0.0, 0.0) for name, value in flat.items()}
+    norms = torch.stack([torch.linalg.vector_norm(value, dim=1) for value in exact.values()]).norm(dim=0)
+    factors = 1.0 / (norms / most).clamp(min=1.0)
+    return {name: (factors @ value).reshape(gradients[name].shape[1:]) for name, value in exact.items()}

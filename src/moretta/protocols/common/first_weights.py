@@ -1,7 +1,7 @@
 """The start of a run: the model's parameters as they were built or warm-started, each tensor moved a little.
 
 Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Whatever multiplies such numbers and
-rounds the products once can be found from them, as PBPFL's scales were (`moretta.audit.attacks.scales_from_low_bits`).
+rounds the products once can be found from them, as PBPFL's scales were (`scales-from-low-bits` of the audit).
 So each parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|: where max|W| is about
 b that is the step of such a lattice, and W + n lies between its points as good as anywhere (its density there varies by
 2 exp(-2 pi^2), 5e-9). Coarser starts, such as weights of eight bits or normalisation layers of ones, it does not hide.

@@ -37,7 +37,7 @@ from moretta.protocols.common.claims import (
 
 OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
 OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head", *OF_LOSS_DIFFERENCES)
-OF_A_MASK = ("gradient-inversion", "float-masks", "shared-mask")
+OF_A_MASK = ("gradient-inversion",)
 OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

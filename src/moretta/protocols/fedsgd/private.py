@@ -44,6 +44,7 @@ from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant, Privacy
+from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.lots import Lots, Purpose, purpose_of
@@ -155,19 +156,6 @@ class PrivateGradient:
         """Take up what `state` returned."""
         self._root = SecretRoot(state["secret_root"])
         self.releases.restore(state)
-
-
-def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Return sum_i g_i / max(1, |g_i| / C), float64, by parameter; |g_i| is over all parameters together.
-
-    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0: an example that makes the
-    model overflow is not to be told by that either.
-    """
-    flat = {name: value.reshape(len(value), -1) for name, value in gradients.items()}
-    exact = {name: value.double().nan_to_num(0.0, 0.0, 0.0) for name, value in flat.items()}
-    norms = torch.stack([torch.linalg.vector_norm(value, dim=1) for value in exact.values()]).norm(dim=0)
-    factors = 1.0 / (norms / most).clamp(min=1.0)
-    return {name: (factors @ value).reshape(gradients[name].shape[1:]) for name, value in exact.items()}
 
 
 @contextmanager

@@ -59,7 +59,7 @@ the ratio of their scales in the two: at best one unknown factor a hidden channe
 the whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a
 deviation of 8 %, a normalisation layer's ones exactly), and nothing of it from whoever knows the start. One message
 gave more where W was a float32, or fresh from an initialiser of 24 random bits: W then has few values, of which W^ / R
-is one for the true R alone (`moretta.audit.attacks.scales_from_low_bits`). So the server holds W in float64 and sends
+is one for the true R alone (`scales-from-low-bits` of the audit). So the server holds W in float64 and sends
 24 bits of R o W, under float64 41, and the start is moved by noise of a lattice's step
 (`moretta.protocols.common.first_weights`). Differs from the paper, which does not speak of floats.
 

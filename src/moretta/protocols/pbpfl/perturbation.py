@@ -106,7 +106,7 @@ class Perturbation:
 
         parameters: W in float64. W^ is rounded to nearest, to fewer bits than W has: to float32's 24, under float64 to
         41. Were W a float of as few bits as W^, or on the lattice of an initialiser, R could be found from W^ alone
-        (`moretta.audit.attacks.scales_from_low_bits`). With scales of powers of two, whose mantissas are plain anyway,
+        (`scales-from-low-bits` of the audit). With scales of powers of two, whose mantissas are plain anyway,
         W is in the run's dtype and W^ is R o W to the last bit below the head.
         """
         noisy = self.perturb(parameters, key)

@@ -1,0 +1,1 @@
+"""Attacks on BAFFLE, and what it shows to those that fit several protocols."""

@@ -1,0 +1,177 @@
+"""Loss differences of data against those of noise: BAFFLE's appendix D, as a test in the place of its plot.
+
+The paper draws the K loss differences of a batch of data and of noise and says that they cannot be told apart. Whoever
+holds the model and the directions, as the server does, need not look at them: at the same parameters w and along the
+same d_k it computes the K numbers of rows of its own, of data x^d and of noise inputs x^n. As x_k = d_k . grad L, those
+of one kind of rows lie around a mean of that kind, and of what was uploaded, x,
+
+    T = x . (mean x^d - mean x^n)        z = (T - mean T of noise) / deviation of T of noise
+
+tells how much further it lies towards data than noise does (Fisher's discriminant with unit covariance). Means,
+deviations and the z of noise that z of data is tested against are each of noise batches of their own.
+
+Under a secure sum the server has the K numbers of all silos' rows together, under the scheme "none" those of each silo.
+Noise has the column means and deviations of background rows, and their labels at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.baffle.estimates import (
+    FIXED,
+    OPENED,
+    Round,
+    by_row,
+    cost_of,
+    fits,
+    fixed_of,
+    forward_of,
+    opened,
+    recipe_of,
+    rounds_seen,
+    scalars,
+    seeded_rounds,
+)
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.uploads import rows_of
+from moretta.contract.messages import Array, Message
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+LEAST, DRAWS = 12, 48  # noise batches an upload; a third is for the mean, one for T's deviation, one to test against
+TOGETHER = 4  # of them that pass through the model at once
+SECONDS, SECONDS_THOROUGH = 3.0, 600.0  # of an idle core, about, by which batches are counted
+MOST_ROWS = 512  # of background
+SEED = 11
+SMALL = 1e-300
+
+
+def given(truth: Truth) -> Given:
+    """Give the server its view, what its sums opened to, and background rows."""
+    rounds, known = rounds_seen(truth), truth.background
+    arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    arrays |= {"x": known.x, "y": known.y} | (opened(truth, rounds) if truth.run.masked else {})
+    return Given(
+        views={"server": rounds},
+        arrays=arrays,
+        view=f"{len(rounds)} rounds of the server, and the sums that it opened in them",
+        knowledge=f"{len(known.x)} labelled background rows, to compare with and to make noise like",
+    )
+
+
+def attack(case: Case) -> Claim:
+    """Claim z of what was uploaded, [rounds or silos of them], of noise, and the p value of masked words."""
+    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
+    recipe, forward = recipe_of(case.run), forward_of(case.model(), case.run, known)
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    seen = seeded_rounds(case.run, case.heard("server", Message))
+    uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
+    draws = _draws(case, seen, max(rows for _, _, rows in uploads), len(uploads))
+    data, noise = list[float](), list[float]()
+    for number, found, rows in uploads:
+        known_x, known_y = case.arrays["x"][:MOST_ROWS].copy(), case.arrays["y"][:MOST_ROWS]
+        batches = list[NDArray[np.float64]]()
+        while len(batches) < draws:
+            x, y = noise_rows(case.arrays["x"], case.arrays["y"], rows * TOGETHER, generator)
+            slopes = by_row(recipe, forward, seen[number], x, y).reshape(-1, TOGETHER, rows).mean(axis=2)
+            batches += list(slopes.T)
+        of_data = scalars(recipe, forward, seen[number], known_x, known_y)
+        one, others = told(found, of_data, np.array(batches))
+        data.append(one)
+        noise += list(others)
+    words = [one for number in seen for one in seen[number].words.values()]
+    return {"data": np.array(data), "noise": np.array(noise), "words_p": np.array(uniformity(words))}
+
+
+def _draws(case: Case, seen: Mapping[int, Round], rows: int, uploads: int) -> int:
+    """Return how many batches of noise each of so many uploads, of so many rows, is compared with."""
+    from moretta.audit.evidence import work
+
+    last, tokens = seen[max(seen)], case.arrays["x"].dtype.kind in "iu"
+    together = cost_of(last, case.model(), case.run.shape, rows * TOGETHER, tokens=tokens)
+    seconds = (SECONDS_THOROUGH if case.thorough else SECONDS) / uploads
+    return TOGETHER * work.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
+
+
+def _uploads(case: Case, number: int, seen: Round) -> list[tuple[int, NDArray[np.float64], int]]:
+    """Return what the server has of a round: its number, x_k, and of how many rows."""
+    rows = {silo: rows_of(case.run, silo, number) for silo in seen.silos}
+    if case.run.masked:
+        return [(number, np.asarray(case.arrays[f"{OPENED}{number}"]), sum(rows.values()))]
+    return [(number, found, rows[silo]) for silo, found in seen.uploads.items()]
+
+
+def told(
+    found: NDArray[np.float64], of_data: NDArray[np.float64], of_noise: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """Return z of x_k found, and of a third of the noise batches. of_data: [K]; of_noise: [batches, K]."""
+    third = len(of_noise) // 3
+    towards = of_data - of_noise[:third].mean(axis=0)
+    measured = of_noise[third : 2 * third] @ towards
+    middle, scale = measured.mean(), max(float(measured.std(ddof=1)), SMALL)
+    return float((found @ towards - middle) / scale), (of_noise[2 * third :] @ towards - middle) / scale
+
+
+def noise_rows(x: Array, y: Array, rows: int, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Return a batch of noise: columns Gaussian with the means and deviations of x, labels of y at random.
+
+    Whole numbers, tokens, are drawn from those of their column.
+    """
+    if x.dtype.kind in "iu":
+        pick = generator.integers(0, len(x), (rows, *x.shape[1:]))
+        noise = np.take_along_axis(x, pick, axis=0)
+    else:
+        drawn = generator.standard_normal((rows, *x.shape[1:]))
+        noise = (x.mean(axis=0) + x.std(axis=0) * drawn).astype(x.dtype)
+    return noise, y[generator.integers(0, len(y), rows)]
+
+
+def uniformity(words: list[Array]) -> float:
+    """Return the p value of Kolmogorov and Smirnov's test that ring elements are uniform; 1 of none."""
+    from scipy import stats
+
+    if not words:
+        return 1.0
+    together = np.concatenate([one.ravel() for one in words])
+    return float(stats.kstest(together / 2.0 ** (8 * together.dtype.itemsize), "uniform").pvalue)
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Return the area under the ROC curve of telling data from noise, and the two-sample p value."""
+    from scipy import stats
+
+    data, noise = claim["data"], claim["noise"]
+    area, interval = auc(data, noise)
+    p = float(stats.ks_2samp(data, noise).pvalue)
+    what = "sums of silos' loss differences" if truth.run.masked else "silos' loss differences"
+    figures = {"p": p, "uploads": float(len(data)), "noise_batches": float(len(noise))}
+    if truth.run.masked:
+        figures["masked_words_p"] = float(claim["words_p"])
+    return AttackResult(
+        measure="area under the ROC curve of telling loss differences of data from those of noise",
+        score=area,
+        chance=0.5,
+        interval=interval,
+        sentence=f"The server tells {what} from those of noise with an AUC of {area:.2f} (two-sample p = {p:.1e})",
+        figures=figures,
+    )
+
+
+ATTACK = Attack(
+    name="loss-differences",
+    role="server",
+    source="two-sample test of Feng et al. (BAFFLE), appendix D, Fig. 5",
+    protocols=frozenset({"baffle"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

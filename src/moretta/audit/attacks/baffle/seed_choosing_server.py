@@ -1,0 +1,218 @@
+"""What a server would gain that chose the seed of BAFFLE's directions, and whether this run's server did.
+
+Feng et al. let the server send the seed. Whoever chooses it chooses the directions: along e_i, silos upload coordinate
+i of their gradient, along a head's bias their balance of classes. Where directions follow from the seed by a cipher a
+server cannot write them down, but it can try seeds, before it sends one. Of a target v of length 1 it learns
+
+    S(seed) = 1/K sum_k (d_k . v)^2,        E S = 1 over seeds, deviation ~ sqrt(2 / K)
+
+times what it would learn with any seed, and the best of M seeds has S ~ 1 + sqrt(2 / K) sqrt(2 log M).
+
+Here all roles contribute to the seed, and each is committed before it sees another's contribution
+(`moretta.protocols.baffle.silo.seeds`). Two checks of the first round after that: the view shows all commitments before
+the first contribution, each contribution is the one committed to, and the seed follows from them; and S of the recorded
+seed has its place among M seeds drawn at random, u, which is uniform if nobody chose. There is one u in a run, so its
+interval is that of the share of all seeds that lie below the recorded one, counted in M of them; and beside it stands
+0.975, below which an agreed seed lies with 97.5 %. If the first check finds the commitments not in order, the server
+could choose whatever S says: that is a success of the attack, by rule and not by a draw.
+
+The target is the gradient of background rows at the first round's parameters: what the server would most like to see
+more of. A server may have had another one, of which this cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.baffle.estimates import (
+    DRAWN,
+    FIXED,
+    Round,
+    fixed_of,
+    forward_of,
+    partly_trained,
+    recipe_of,
+    seeded_rounds,
+)
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.case import Case, Heard
+from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array, Message
+from moretta.protocols.baffle.silo.directions import Directions
+from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
+from moretta.protocols.baffle.silo.seeds import SERVER, commitment
+from moretta.secure_aggregation.keystream import SecretRoot
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+SEEDS, LEAST = 1 << 10, 160  # that a server tries, and at the least, where directions take long: 146 can tell
+SECONDS, SECONDS_THOROUGH = 4.0, 60.0  # of an idle core, about, by which seeds are counted
+AGREED = 0.975  # below which an agreed seed lies in 39 of 40 runs
+OUT_OF_ORDER = "the commitments are not in order, so that the server could choose"
+INSECURE = 17  # seeds are drawn from a fixed stream: the same audit of the same run comes to the same
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if run.setting("local-epochs"):
+        return "with local-epochs each silo has directions of its own for each step"
+    return "" if 1 in run.recorded else "the round in which the seed was agreed on was not recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the server its view of the first round, in which the seed was agreed on, and background rows."""
+    known = truth.background
+    arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    return Given(
+        views={"server": truth.recorded[:1]},
+        arrays=arrays | {"x": known.x, "y": known.y},
+        view="the first round of the server, with the agreement on the seed",
+        knowledge=f"{len(known.x)} background rows, whose gradient is what it would like to see more of",
+    )
+
+
+def attack(case: Case) -> Claim:
+    """Claim S of the recorded seed and of seeds at random, and whether the agreement is in order."""
+    heard = case.heard("server", Message)
+    seen = next(iter(seeded_rounds(case.run, heard).values()))
+    target = _target(case, seen)
+    recorded = gain(seen.directions, target)
+    return {
+        "recorded": np.array(recorded),
+        "others": gains(case.run, seen, target, _seeds(seen, thorough=case.thorough)),
+        "in_order": np.array(in_order(heard)),
+        "k": np.array(seen.directions.count),
+    }
+
+
+def gain(directions: Directions, target: NDArray[np.float64]) -> float:
+    """Return S, what is learned of a target of length 1 against what is by any directions, on average."""
+    total, zero = 0.0, np.zeros(directions.size)
+    for together in directions.perturbed(zero, 1.0):
+        total += float(np.square(together @ target).sum())
+    return total / directions.count
+
+
+def _seeds(seen: Round, *, thorough: bool) -> int:
+    from moretta.audit.evidence import work
+
+    each = DRAWN * seen.directions.count * seen.directions.size
+    return work.times(SECONDS_THOROUGH if thorough else SECONDS, each, LEAST, SEEDS)
+
+
+def gains(run: PublicRun, seen: Round, target: NDArray[np.float64], seeds: int) -> NDArray[np.float64]:
+    """Return S of so many seeds at random in this round."""
+    recipe, root = recipe_of(run), SecretRoot.insecure(INSECURE, SERVER)
+    purpose = (seen.ask.stamp.run, seen.ask.stamp.round, seen.ask.parameter_hash)
+    found = list[float]()
+    for number in range(seeds):
+        seed = root.derive("a seed that a server tries", number)
+        found.append(gain(recipe.directions(seen.ask.k, seen.directions.size, seed, *purpose), target))
+    return np.array(found)
+
+
+def in_order(heard: Sequence[Heard]) -> bool:
+    """Return whether all silos were committed before the server showed them commitments, and all kept to theirs.
+
+    Also the server's own commitment was shown, and its contribution is the one in it.
+    """
+    committed, shown, opened = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
+    cohort: tuple[str, ...] = ()
+    for one in heard:
+        match one.message:
+            case Commit():
+                if shown:  # a set-up that begins again
+                    committed, shown, opened = {}, {}, {}
+                cohort = one.message.cohort
+            case Committed() if shown:
+                return False  # it came when others' were already shown
+            case Committed():
+                committed[one.peer] = one.message.commitment
+            case Reveal():
+                shown = dict(one.message.commitments)
+            case Revealed() if not shown:
+                return False
+            case Revealed():
+                opened[one.peer] = one.message.contribution
+    return _kept(committed, shown, opened, cohort, heard)
+
+
+def _kept(
+    committed: Mapping[str, bytes],
+    shown: Mapping[str, bytes],
+    opened: Mapping[str, bytes],
+    cohort: Sequence[str],
+    heard: Sequence[Heard],
+) -> bool:
+    agreed = [one.message.contributions for one in heard if isinstance(one.message, Agree)]
+    if not agreed or set(committed) != set(cohort) or {**committed, SERVER: shown.get(SERVER)} != dict(shown):
+        return False
+    own = agreed[-1].get(SERVER, b"")
+    everything = {**opened, SERVER: own}
+    return dict(agreed[-1]) == everything and all(
+        commitment(name, value) == shown[name] for name, value in everything.items()
+    )
+
+
+def _target(case: Case, seen: Round) -> NDArray[np.float64]:
+    """Return the gradient of the background rows at the round's parameters, to length 1."""
+    import torch
+
+    from moretta.audit.evidence.network import loss_of
+
+    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
+    layout, model = forward_of(case.model(), case.run, known).layout, partly_trained(case.model(), case.run)
+    at = {
+        name: torch.tensor(value, requires_grad=True)
+        for name, value in layout.split(np.array(seen.ask.parameters)).items()
+    }
+    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in known.items()}
+    outputs = torch.func.functional_call(model, {**fixed, **at}, (torch.tensor(case.arrays["x"]),))
+    value = loss_of(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
+    slopes = torch.autograd.grad(value, list(at.values()), materialize_grads=True)
+    flat: Array = np.concatenate([one.numpy().ravel() for one in slopes]).astype(np.float64)
+    length = float(np.linalg.norm(flat))
+    return flat / length if length else np.full(flat.size, flat.size**-0.5)
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Return u, the part of seeds at random that show less of the target than the recorded one, or that it was open."""
+    recorded, others = float(claim["recorded"]), claim["others"]
+    below, best, count = int(np.sum(others < recorded)), float(others.max()), len(others)
+    order, place = bool(claim["in_order"]), below / count
+    told = "all were committed before any contribution was shown" if order else OUT_OF_ORDER
+    return AttackResult(
+        measure="part of seeds at random that show the server less of what it would like to see; 1 if it could choose",
+        score=place if order else 1.0,
+        chance=AGREED,
+        interval=of_rate(below, count) if order else (1.0, 1.0),
+        sentence=f"The recorded seed shows the server {recorded:.2f} times what any seed does of a gradient it would "
+        f"like to see, more than {place:.0%} of {count} seeds; choosing among them would have given it {best:.2f} "
+        f"times, and {told}",
+        figures={
+            "place": place,
+            "gain_recorded": recorded,
+            "gain_by_choosing": best,
+            "cosine_gain_by_choosing": float(np.sqrt(best)),
+            "seeds": float(count),
+            "in_order": float(order),
+        },
+    )
+
+
+ATTACK = Attack(
+    name="seed-choosing-server",
+    role="server",
+    source="derivation; Feng et al. (BAFFLE) let the server send the seed",
+    protocols=frozenset({"baffle"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

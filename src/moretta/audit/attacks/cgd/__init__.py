@@ -1,0 +1,1 @@
+"""Attacks on Confined Gradient Descent, and what it shows to those that fit several protocols."""

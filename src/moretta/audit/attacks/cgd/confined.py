@@ -1,0 +1,243 @@
+"""What attacks on CGD read of the truth: D, confined models and their gradients, and the rows of a joint grid.
+
+With w_l(k) = w_l(1) + D(k), every member of a group holds D of the group's layers in its own state; `displacement` is
+that. Everything else here is for a participant's own part, or for scoring.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moretta.audit.evidence.heads import classes
+from moretta.audit.evidence.intervals import Interval, bootstrapped
+from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import no_phase
+from moretta.data.holders import Grid, grid_of
+from moretta.errors import ParameterError
+from moretta.protocols.cgd.client import ROW_RING, Client
+from moretta.protocols.cgd.layers import Layers
+from moretta.protocols.cgd.local import Local, head_pass, part_of_z, whole_gradient
+from moretta.protocols.cgd.messages import Descend, Join
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows
+
+
+def check_whole(truth: Truth) -> None:
+    """Raise `moretta.errors.ParameterError` where columns are split, so that no participant has a whole model."""
+    if any(silo.columns for silo in truth.federation.silos):
+        raise ParameterError("columns are split, so that no participant by itself holds D of all layers")
+
+
+def participant(truth: Truth, name: str, number: int) -> Client:
+    """Return a participant as it stood before a round, until another round is asked for."""
+    client = truth.roles(number).clients[name]
+    if not isinstance(client, Client):
+        raise ParameterError("only cgd has confined models; this is another protocol")
+    return client
+
+
+def displacement(truth: Truth, name: str, number: int) -> Tensors:
+    """Return D before a round, as a participant holds it, float64 by tensor."""
+    return modules.under("displacement/", truth.states(number)[f"silo-{name}"])
+
+
+def after_last(truth: Truth) -> int:
+    """Return the number of the round after the last recorded one: `displacement` before it is the latest known."""
+    if not truth.recorded:
+        raise ParameterError("no round of training was recorded, so that no D is known")
+    return truth.recorded[-1] + 1
+
+
+def center(truth: Truth, name: str, number: int) -> dict[str, Array]:
+    """Return the public point that starts lie around, with the buffers that a participant has."""
+    state = truth.states(number)[f"silo-{name}"]
+    client = participant(truth, name, number)
+    client.restore(
+        {key: np.zeros_like(value) if key.startswith("displacement/") else value for key, value in state.items()}
+    )
+    return client.displaced()
+
+
+def is_readable(truth: Truth) -> bool:
+    """Whether whoever relays sums reads them."""
+    blind = truth.run.setting("blind")
+    return not (truth.run.masked if blind is None else blind)
+
+
+def rate(truth: Truth, number: int) -> float:
+    """Return the public alpha_k of a round."""
+    return float(truth.federation.spec.protocol.rate(number, truth.run.rounds))
+
+
+def stepped(truth: Truth, name: str, number: int) -> dict[str, Array]:
+    """Return sum n_l g_l / N of a round by tensor, as a participant works it out from its own D."""
+    before, after = displacement(truth, name, number), displacement(truth, name, number + 1)
+    return {tensor: (before[tensor] - after[tensor]) / rate(truth, number) for tensor in before}
+
+
+def summed_silos(truth: Truth, name: str, number: int) -> tuple[str, ...]:
+    """Return who is in the sum that a participant stepped by in a round, as it was told; nobody where none was."""
+    told = [one.message for one in truth.heard(name, number) if isinstance(one.message, Descend)]
+    return told[-1].silos if told else ()
+
+
+def local(truth: Truth, name: str, number: int) -> Local:
+    """Return what a round's batch came to at the participant: the gradient at its confined model, and rows.
+
+    Not where columns are split. Dropout and augmentation draw what they drew in the run.
+    """
+    held, batches = truth.rows(name), _batches(truth, name, truth.run.rows[name])
+    augment = bool(truth.federation.spec.augment)
+    rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
+    module = copy.deepcopy(truth.federation.model).train()
+    weights = participant(truth, name, number).model()
+    return whole_gradient(module, weights, rows, truth.loss, truth.drawn(number), no_phase)
+
+
+def _batches(truth: Truth, who: str, rows: int) -> Batches:
+    return Batches(rows, truth.federation.spec.batch_size, truth.seed, who)
+
+
+# How good a model is
+
+
+def outputs(truth: Truth, weights: Tensors, x: Array) -> NDArray[np.float64]:
+    """Return what the architecture gives for rows at these weights, in eval mode."""
+    module = copy.deepcopy(truth.federation.model)
+    modules.load(module, weights)
+    return np.asarray(modules.outputs_of(module, torch.tensor(x)).double().numpy())
+
+
+def merits(truth: Truth, weights: Tensors, rows: PartyRows) -> NDArray[np.float64]:
+    """Return what each row adds to a model's score: 1 where it is right, or for numbers 1 - its share of R^2's loss.
+
+    Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
+    """
+    found = outputs(truth, weights, rows.x)
+    if truth.run.task == "classification":
+        return np.asarray(classes(found) == classes(rows.y), dtype=np.float64)
+    true = np.asarray(rows.y, dtype=np.float64)
+    scale = float(np.square(true - true.mean(axis=0)).sum(axis=1).mean())
+    return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
+
+
+def guessing(truth: Truth, rows: PartyRows) -> float:
+    """Return what the best constant answer scores: the majority's share, or for numbers 0."""
+    if truth.run.task != "classification":
+        return 0.0
+    return float(np.bincount(classes(rows.y)).max()) / len(rows.x)
+
+
+def said(truth: Truth, score: float) -> str:
+    """Return a score in words."""
+    return f"an accuracy of {100 * score:.1f} %" if truth.run.task == "classification" else f"an R^2 of {score:.3f}"
+
+
+def compared(found: Array, true: Array) -> tuple[float, Interval]:
+    """Return |found - true| / |true| of matrices, and its interval over lines drawn again."""
+    both = np.stack([np.square(found - true).sum(axis=1), np.square(true).sum(axis=1)], axis=1)  # [lines, 2]
+
+    def error(some: NDArray[np.float64]) -> float:
+        miss, size = np.sqrt(some.sum(axis=0))
+        return float(miss / size) if size else float(miss > 0)
+
+    return error(both), bootstrapped(both, error, high=np.inf)
+
+
+# A row of a joint grid
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """A row of a grid in the form "joint": its holders' columns, z and Delta. name: of the row."""
+
+    truth: Truth
+    grid: Grid
+    name: str
+
+    @classmethod
+    def first(cls, truth: Truth) -> JointRow:
+        """Return the first row. Raises `moretta.errors.ParameterError` where no columns are split."""
+        grid = grid_of(truth.federation.silos)
+        if not any(part.columns for part in grid.parts.values()):
+            raise ParameterError("no columns are split, so that no values of a first layer travel")
+        return cls(truth, grid, next(iter(grid.rows)))
+
+    @property
+    def head(self) -> str:
+        """Who has the labels."""
+        return self.grid.heads[self.name]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The holders but the head."""
+        return tuple(name for name in self.grid.rows[self.name] if name != self.head)
+
+    def elsewhere(self) -> list[str]:
+        """Return of the others' columns somebody each who holds them in another row, and so their D."""
+        found = []
+        for name in self.others:
+            same = [one for one in self.grid.parts.values() if one.columns == self.grid.parts[name].columns]
+            beside = [one.name for one in same if one.row != self.name]
+            if not beside:
+                raise ParameterError("the grid has one row, so that nobody but the attacked hold D of their columns")
+            found.append(beside[0])
+        return found
+
+    def columns(self, name: str) -> list[int]:
+        """Return the indices of a holder's columns."""
+        return list(self.grid.parts[name].columns)
+
+    @cached_property
+    def rows(self) -> PartyRows:
+        """The row's samples with all columns, and their targets."""
+        held = {silo.name: silo for silo in self.truth.federation.silos}
+        head = held[self.head]
+        x = np.zeros((len(head.x), *self.truth.run.shape), head.x.dtype)
+        for name in self.grid.rows[self.name]:
+            x[:, self.columns(name)] = held[name].x
+        return self.truth.prepared(x, head.y, self.name)
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The architecture, cut behind its first layer."""
+        return Layers.of(copy.deepcopy(self.truth.federation.model).train())
+
+    def batch(self, number: int) -> NDArray[np.int64]:
+        """Return the numbers of the rows of a round, which all holders know."""
+        return _batches(self.truth, self.name, len(self.rows.x)).of_round(*self.truth.drawn(number))
+
+    def part_of_z(self, name: str, number: int) -> Array:
+        """Return X_ij W1_ij of a round's batch, [rows, H1]."""
+        x = torch.tensor(self.rows.x[self.batch(number)][:, self.columns(name)])
+        return part_of_z(x, participant(self.truth, name, number).model()[self.layers.weight])
+
+    def fraction_bits(self, number: int) -> int:
+        """Return the fixed point in which z of a round was summed, as the head was told."""
+        joins = [one.message for one in self.truth.heard(self.head, number) if isinstance(one.message, Join)]
+        if not joins:
+            raise ParameterError(f"row `{self.name}` sat out a recorded round, so that there is no z of it")
+        return joins[-1].fraction_bits
+
+    def others_z(self, number: int) -> NDArray[np.float64]:
+        """Return what the head is left with of a round's `Join`: the sum of the others' parts, as the ring has it."""
+        bits, total = self.fraction_bits(number), len(self.grid.rows[self.name])
+        words = [ROW_RING.encode("z", self.part_of_z(name, number), 1, bits, total, total) for name in self.others]
+        return np.asarray(ROW_RING.decode(np.sum(words, axis=0, dtype=np.uint64), bits), dtype=np.float64)
+
+    def delta(self, number: int) -> Array:
+        """Return Delta of a round's batch, [rows, H1], as the head seals it for the others."""
+        z = torch.tensor(self.part_of_z(self.head, number).astype(np.float64) + self.others_z(number))
+        targets = torch.tensor(self.rows.y[self.batch(number)])
+        weights = participant(self.truth, self.head, number).model()
+        with torch.random.fork_rng():  # layers with dropout draw it anew
+            found, _ = head_pass(self.layers, weights, z.to(self.truth.dtype), targets, self.truth.loss, no_phase)
+        return found.numpy()

@@ -1,0 +1,201 @@
+"""A participant of CGD inverts the others' gradient as if their confined models were its own.
+
+Derivation: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l(w_l(k)) over the others (`two_party_exposure`).
+Gradient inversion looks for rows whose gradient at known weights is that one; here the weights are secret. But w_l(k) -
+w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so that the attacker's own w_i(k) stands in for
+w_l(k): the nearer, the smaller delta is beside what all have moved by. One way needs no weights: of one row, each line
+of the first layer's gradient is the row times the same line of the bias's (`evidence.inversion`), so that no
+confined start hides it.
+
+Rows found are paired with the true ones so that the error is least, which flatters: of many rows in few columns one is
+near by luck. So chance is what the same claim scores on as many rows that nobody trained on, what such rows score as a
+claim, or 0, the mean row's: the most of these. Rows of a round are found and paired together, so that rounds are the
+units; those that share rows are one, as luck with them is the same luck.
+
+Labels are searched for as parts of classes, and so are found smoothed as well. CGD has no class weights and no noise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import gain, of_gain, units
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import under
+from moretta.contract.messages import Array
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.inversion import Effort
+    from moretta.audit.evidence.truth import Truth
+
+ROUNDS = 6  # of the smallest batches, the latest: by then all have moved by more than their starts differ
+ROUNDS_THOROUGH = 10
+STARTS = 3
+STARTS_THOROUGH = 8
+SECONDS = 2.0  # of an idle core, for all rounds
+SECONDS_THOROUGH = 300.0
+LEAST_STEPS = 20
+STEPS = 300  # at most
+OTHERS = 20  # draws of rows that nobody trained on
+MOST_ROWS = 128  # in a sum: of more, inversion has never found any
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if len(run.silos) < 2:
+        return "there is one participant, and nobody else"
+    if run.augmented:
+        return "inputs are varied each time they are used, so that there is no row to find"
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the first participant its D, its confined model, its gradients and its rows."""
+    from moretta.audit.attacks.cgd import confined
+
+    confined.check_whole(truth)
+    silo, rounds = truth.run.silos[0], _rounds(truth)
+    arrays = {"rounds": np.array(rounds), "x": truth.rows(silo).x}
+    for number in rounds:
+        own, total = confined.local(truth, silo, number), _rows(truth, number)
+        others = total - own.rows
+        for name, mean in confined.stepped(truth, silo, number).items():
+            arrays[f"seen/{number}/{name}"] = (total * mean - own.rows * own.gradients[name]) / others
+        for name, value in confined.participant(truth, silo, number).model().items():
+            arrays[f"model/{number}/{name}"] = value
+        arrays[f"count/{number}"] = np.array(others)
+    return Given(
+        views={silo: ()},
+        arrays=arrays,
+        view=f"none but what {silo} holds itself",
+        knowledge=f"D before and after {rounds_of(len(rounds))}, the rows, the confined model and the gradients of "
+        f"{silo}, and how many rows a sum is of",
+    )
+
+
+def _rows(truth: Truth, number: int) -> int:
+    return sum(len(truth.batch(name, number)) for name in truth.run.silos)
+
+
+def _rounds(truth: Truth) -> list[int]:
+    """Return the rounds that are worth most: whose sums are of the fewest rows, of these the latest."""
+    from moretta.audit.attacks.cgd import confined
+
+    silo, all_of_them = truth.run.silos[0], set(truth.run.silos)
+    whole = [k for k in truth.recorded if set(confined.summed_silos(truth, silo, k)) == all_of_them]
+    if not whole:
+        raise ParameterError("in no recorded round were all participants in the sum")
+    chosen = sorted(whole, key=lambda k: (_rows(truth, k), -k))[:ROUNDS_THOROUGH]
+    others = _rows(truth, chosen[0]) - len(truth.batch(silo, chosen[0]))
+    if others > MOST_ROWS:
+        raise ParameterError(
+            f"a sum is of {others} rows of others, more than the {MOST_ROWS} that inversion is tried on"
+        )
+    return chosen
+
+
+def attack(case: Case) -> Claim:
+    """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
+    from moretta.audit.evidence.inversion import Gradients, Inputs, invert, quotient_start
+
+    inputs, claim = Inputs.of(case.arrays["x"]), dict[str, NDArray[np.float64]]()
+    model = case.model()
+    order = [name for name, one in model.named_parameters() if one.requires_grad]  # a network's first layer first
+    rounds = case.arrays["rounds"].tolist()[: ROUNDS_THOROUGH if case.thorough else ROUNDS]
+    for number in rounds:
+        sums, own = under(case.arrays, f"seen/{number}/"), under(case.arrays, f"model/{number}/")
+        seen = {name: sums[name] for name in order}
+        count = int(case.arrays[f"count/{number}"])
+        first = quotient_start(seen, inputs, count)
+        if count == 1 and first is not None:
+            claim[f"found/{number}"] = first  # needs no weights, so no search among wrong ones betters it
+            continue
+        gradients = Gradients(model, own, seen, case.run.loss, twice=bool(case.architecture.program))
+        step = gradients.step_cost(np.zeros((count, *case.run.shape)))
+        effort = _effort(step, len(rounds), thorough=case.thorough)
+        claim[f"found/{number}"] = invert(gradients, inputs, count, case.run.outputs, first=first, effort=effort).x
+    return {name: np.clip(one, inputs.low, inputs.high) for name, one in claim.items()} | {"mean": inputs.mean}
+
+
+def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
+    """Return how much is tried in each of so many rounds. step: what one step of a search costs."""
+    from moretta.audit.evidence import work
+    from moretta.audit.evidence.inversion import Effort
+
+    if thorough:
+        steps = work.times(SECONDS_THOROUGH / (rounds * STARTS_THOROUGH * 2), step, LEAST_STEPS, STEPS)
+        return Effort(STARTS_THOROUGH, steps, adam=steps)
+    return Effort(STARTS, work.times(SECONDS / (rounds * STARTS), step, LEAST_STEPS, STEPS))
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the true rows, each with the one that it goes with best, beside the mean row and rows of nobody."""
+    misses, lucks, batches, rows = [], [], [], 0
+    nobodys = np.concatenate([truth.others.x, truth.background.x])
+    generator = np.random.Generator(np.random.PCG64(0))
+    for name, found in claim.items():
+        if not name.startswith("found/"):
+            continue
+        number = int(name.removeprefix("found/"))
+        true = np.concatenate([truth.rows(who).x[truth.batch(who, number)] for who in truth.run.silos[1:]])
+        misses.append(_squares(found, true, claim["mean"]))
+        drawn = _drawn(nobodys, len(true), generator)
+        lucks.append([
+            [_squares(found, one, claim["mean"]) for one in drawn],
+            [_squares(one, true, claim["mean"]) for one in drawn],
+        ])  # fmt: skip
+        batches.append({(who, row) for who in truth.run.silos[1:] for row in truth.batch(who, number).tolist()})
+        rows += len(true)
+    errors, unit = np.array(misses), units(batches)  # [rounds, 2]
+    by_luck = np.array(lucks).transpose(1, 2, 0, 3)  # [kinds, draws, rounds, 2]
+    chance = max(float(np.mean([gain(one) for one in draws])) for draws in by_luck)
+    mse, guess = errors.sum(axis=0) / rows
+    different = len(set().union(*batches))
+    return AttackResult(
+        measure="1 - mean squared error of rows / that of the mean row",
+        score=gain(errors),
+        chance=chance,
+        interval=of_gain(np.array([errors[unit == one].sum(axis=0) for one in np.unique(unit)])),
+        sentence=f"A participant that inverts the others' sum finds {different} rows to a mean squared error of "
+        f"{mse:.2g}, where the mean row has {guess:.2g}",
+        figures={
+            "mse": float(mse),
+            "mean_row": float(guess),
+            "rows": float(different),
+            "rounds": float(len(errors)),
+            "units": float(unit.max() + 1),
+        },
+    )
+
+
+def _squares(found: Array, true: Array, mean: Array) -> tuple[float, float]:
+    """Return the sums over rows of the mean squared error, rows paired, and of that of the mean row."""
+    from moretta.audit.evidence.inversion import matched
+
+    nearest, rows = np.nan_to_num(matched(np.nan_to_num(found), true)), true.astype(np.float64)
+    found_off, mean_off = (float(np.square(one - rows).sum() / rows[0].size) for one in (nearest, mean))
+    return found_off, mean_off
+
+
+def _drawn(others: Array, count: int, generator: np.random.Generator) -> list[Array]:
+    """Return draws of so many rows that nobody trained on, none twice where there are enough."""
+    again = count > len(others)
+    return [others[generator.choice(len(others), count, replace=again)] for _ in range(OTHERS)]
+
+
+ATTACK = Attack(
+    name="confined-inversion",
+    role="silo",
+    source="Zhu et al., NeurIPS 2019, at the attacker's own confined model; Phong et al., 2018, for one row",
+    protocols=frozenset({"cgd"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

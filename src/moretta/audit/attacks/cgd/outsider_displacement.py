@@ -1,0 +1,124 @@
+"""Whoever is given CGD's D, with a start of its own, takes the same steps as the participants.
+
+Derivation: w_l(k) = w_l(1) + D(k), and D says nothing of whose start it is added to. With w' = c + delta Rand'
+drawn about the public point c, w' + D(k) is as good a model as any participant's. But no eavesdropper has D: somebody
+has to give it away. A relay that is not blind can, as D follows from the sums that it reads, D(k+1) = D(k) - alpha_k
+sum n_l g_l / sum n_l. Where it is blind, a participant can. This says what is then known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import of_mean
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+STARTS = 10  # that are drawn, one after the other
+SEED = 0
+NO_FLOOR = 1e300  # R^2 has none
+
+
+def given(truth: Truth) -> Given:
+    """Give the relayed sums from the first round on where they can be read, else a participant's D."""
+    from moretta.audit.attacks.cgd import confined
+
+    confined.check_whole(truth)
+    silo, rounds = truth.run.silos[0], _from_the_first(truth)
+    center = {f"center/{name}": value for name, value in confined.center(truth, silo, 1).items()}
+    if rounds and confined.is_readable(truth):
+        return Given(
+            views={"server": rounds},
+            arrays=center | {"rates": np.array([confined.rate(truth, number) for number in rounds])},
+            view=f"the sums that the aggregator read and relayed in rounds 1 to {rounds[-1]}",
+            knowledge="the point that starts lie around, and the rate of each round",
+        )
+    moved = confined.displacement(truth, silo, confined.after_last(truth))
+    return Given(
+        views={},
+        arrays=center | {f"moved/{name}": value for name, value in moved.items()},
+        view="none",
+        knowledge=f"D after round {confined.after_last(truth) - 1}, let out by a participant, and the point that "
+        "starts lie around",
+    )
+
+
+def _from_the_first(truth: Truth) -> list[int]:
+    return [number for place, number in enumerate(truth.recorded, 1) if number == place]
+
+
+def attack(case: Case) -> Claim:
+    """Claim models, [starts, ...] by tensor, and "after": the round after which D is."""
+    center = {name.removeprefix("center/"): value for name, value in case.arrays.items() if name.startswith("center/")}
+    moved = {name.removeprefix("moved/"): value for name, value in case.arrays.items() if name.startswith("moved/")}
+    if "server" in case.views:
+        moved = _added_up(case)
+    generator, delta = np.random.default_rng(SEED), _delta(case.run.setting("delta"))
+    models = {}
+    for name, value in center.items():
+        shifted = value + moved[name] if name in moved else value
+        noise = delta * generator.standard_normal((STARTS, *value.shape)) if name in moved else 0.0
+        models[name] = (np.broadcast_to(shifted, (STARTS, *value.shape)) + noise).astype(value.dtype)
+    return models
+
+
+def _added_up(case: Case) -> dict[str, Any]:
+    from moretta.protocols.cgd.messages import Descend
+
+    moved: dict[str, Any] = {}
+    for number, sums in case.last_of_each_round("server", Descend, "sent").items():
+        for name, mean in sums.tensors.items():
+            moved[name] = moved.get(name, 0.0) - case.arrays["rates"][number - 1] * mean
+    return moved
+
+
+def _delta(setting: Any) -> float:
+    """Return a delta that is like the participants'."""
+    if isinstance(setting, dict):
+        setting = list(setting.values())
+    return float(np.mean(setting))
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the participants' own models on rows that nobody trained on. The interval is over rows."""
+    from moretta.audit.attacks.cgd import confined
+
+    rows = truth.others
+    last = _from_the_first(truth) if confined.is_readable(truth) else []
+    number = last[-1] + 1 if last else confined.after_last(truth)
+    hits = np.array([
+        confined.merits(truth, {name: value[one] for name, value in claim.items()}, rows) for one in range(STARTS)
+    ])  # fmt: skip
+    theirs = np.array([
+        float(confined.merits(truth, confined.participant(truth, name, number).model(), rows).mean())
+        for name in truth.run.silos
+    ])  # fmt: skip
+    found, mean = float(hits.mean()), float(theirs.mean())
+    tasks = truth.run.task == "classification"
+    return AttackResult(
+        measure=f"{'accuracy' if tasks else 'R^2'} of D on a start of one's own, mean of {STARTS} starts",
+        score=found,
+        chance=confined.guessing(truth, rows),
+        interval=of_mean(hits.mean(axis=0), 0.0 if tasks else -NO_FLOOR, 1.0),
+        sentence=f"Whoever is given D by {'the relay, which is not blind' if last else 'a participant'} has with a "
+        f"start of its own {confined.said(truth, found)}, where participants have {confined.said(truth, mean)} on "
+        "average",
+        figures={"confined_mean": mean, "worst_start": float(hits.mean(1).min()), "after_round": number - 1.0},
+    )
+
+
+ATTACK = Attack(
+    name="outsider-displacement",
+    role="outsider",
+    source="w_l(k) = w_l(1) + D(k) of Confined Gradient Descent, Algorithm 1, with a start of nobody's",
+    protocols=frozenset({"cgd"}),
+    fits=always,
+    given=given,
+    attack=attack,
+    score=score,
+)

@@ -1,0 +1,329 @@
+"""The server looks for the rows of one silo's batch in that silo's upload, or of all batches in their sum.
+
+`evidence.inversion` has the search: the parameters at which the upload was made are known, as the server sent
+them, and so is the size of the batch. Without a secure sum the upload is the gradient; of a masked one its words are
+taken for it, which is all that the server has of that silo alone. Where the server's own secret turns an upload in the
+clear into the true gradient (PBPFL), that is attacked, at the true parameters.
+
+Masks hide each upload and not the sum, which is the mean gradient of all silos' rows together: one batch, of more rows.
+It is searched likewise (`OF_SUM`); which silo a row is of is not found. What protects the rows is how many there are,
+not the masks: with few and small inputs beside many parameters there are more equations than unknowns.
+
+Labels of a batch are read off the head first (`attacks.common.labels_from_head`); where the search with them
+ends far from the gradient that was seen, another one looks for them too. Rows that are found are paired with the true
+ones so that the error is least. Chance is what a guess of the mean background row scores, 0, or what the claim scores
+on rows that nobody trained on, if that is more: pairing flatters.
+
+With dp-noise an upload is attacked as it is, noised and of rows with clipped gradients, as if it were the gradient of
+as many rows as a lot is expected to have; the scorer has the rows of the lot from the silo's own secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.common.exposures import exposure, fitting
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.heads import classes, counts_from_head
+from moretta.audit.evidence.intervals import gain, of_gain
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import gradient_of, of_round, rows_of, sum_of, survivors, under
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.inversion import Effort, Inputs, Inverted
+    from moretta.audit.evidence.truth import PartyRows, Truth
+
+Matrix = NDArray[np.float64]
+FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
+NEAR = 1e-2  # above which the cosine is tried as well, in thorough audits
+STARTS, STEPS, STEPS_THOROUGH = 2, 600, 3000
+LEAST_STEPS = 20
+SECONDS, SECONDS_THOROUGH = 8.0, 900.0  # of an idle core, about, for all starts and labels
+OTHERS = 20  # draws of rows that nobody trained on
+MOST_ROWS = 256  # in a batch: pairing and search grow with them
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if exposure(run).recovered and run.masked:
+        return "an upload is masked, and holds terms of a noisy model; the sum of all is attacked in its place"
+    if why := unsuited(run):
+        return why
+    many = "every batch has more rows than this search tries"
+    return "" if any(suited(run, [silo], number) for number in run.recorded for silo in run.silos) else many
+
+
+def unsuited(run: PublicRun) -> str:
+    """Say why batches cannot be searched for, whosever they are."""
+    if run.augmented:
+        return "rows are cropped and flipped afresh in each round, so there is no fixed row to find"
+    if run.loss not in ("mse", "cross-entropy") or run.setting("class-weights"):
+        return "class weights make the rows of a batch count differently"
+    if not any(_one_step(run, silo) for silo in run.silos):
+        return "an upload is the difference of several steps, not of one gradient"
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def suited(run: PublicRun, silos: Sequence[str], number: int) -> bool:
+    """Return whether the batches of these silos in a round, taken together, can be searched for."""
+    few = sum(rows_of(run, silo, number) for silo in silos) <= MOST_ROWS
+    return few and all(_one_step(run, silo) for silo in silos)
+
+
+def _one_step(run: PublicRun, silo: str) -> bool:
+    """Return whether what a silo uploads follows from one gradient: with epochs of its own it is a difference."""
+    if not run.setting("local-epochs"):
+        return True
+    steps = int(run.setting("local-epochs")) * -(-run.rows[silo] // rows_of(run, silo, 1))
+    plain = not run.setting("clip-norm") and not run.setting("weight-decay")
+    return steps == 1 and plain and run.setting("lr-schedule") in (None, "constant")
+
+
+def given(truth: Truth) -> Given:
+    """Give the server its view of the first round with an upload that can be searched, and background rows."""
+    for number in truth.recorded:
+        for silo in survivors(truth, number):
+            if suited(truth.run, [silo], number):
+                return given_of(truth, number, [silo], f"the upload of {silo} in round {number}")
+    raise ParameterError(f"no upload of at most {MOST_ROWS} rows was recorded")
+
+
+def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Given:
+    """Give the server its view up to a round, the silos that are attacked, and background rows."""
+    background, run = truth.background, truth.run
+    places = np.array([run.silos.index(silo) for silo in silos])
+    arrays = {"round": np.array(number), "silos": places, "x": background.x, "y": background.y}
+    said = f"{len(background.x)} labelled background rows"
+    if recovered := exposure(run).recovered:
+        return Given({"server": ()}, arrays | recovered(truth, {number: silos}), view, f"its key, and {said}")
+    return Given({"server": tuple(one for one in run.recorded if one <= number)}, arrays, view, said)
+
+
+def attack(case: Case) -> Claim:
+    """Claim x [rows, ...] and y [rows, outputs] of a silo's batch, and how near their gradient comes.
+
+    round, silos: of which it is, silos by number.
+    """
+    silo, number = case.run.silos[int(case.arrays["silos"][0])], int(case.arrays["round"])
+    rows = rows_of(case.run, silo, number)
+    if exposure(case.run).recovered:
+        return found_rows(case, *recovered_by(case, number, silo), rows)
+    held = of_round(case, number)
+    return found_rows(case, held.parameters, sent(case.run, held.bare(silo, rows)), rows)
+
+
+def sent(run: PublicRun, tensors: Tensors) -> dict[str, Array]:
+    """Return the gradient in an upload or a sum: a step's difference is that times the learning rate."""
+    factor = float(run.setting("learning-rate")) if run.setting("local-epochs") else 1.0
+    return {name: value / factor for name, value in gradient_of(tensors).items()}
+
+
+def recovered_by(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
+    """Return the true model and gradient that the server was given as its own."""
+    return under(case.arrays, f"model/{number}/"), under(case.arrays, f"gradient/{number}/{who}/")
+
+
+def found_rows(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Claim:
+    """Search for the rows of a gradient, labels by the head first."""
+    from moretta.audit.evidence.inversion import Gradients, Inputs, invert, quotient_start
+
+    run, inputs = case.run, Inputs.of(case.arrays["x"])
+    in_order = {name: gradient[name] for name in _in_model_order(case, gradient)}
+    seen = Gradients(case.model(), parameters, in_order, run.loss, twice=bool(case.architecture.program))
+    labelled, first = _labels(case, parameters, gradient, rows), quotient_start(in_order, inputs, rows)
+    effort = _effort(seen.step_cost(np.zeros((rows, *run.shape))), len(labelled), thorough=case.thorough)
+    best: Inverted | None = None
+    for labels in labelled:
+        one = invert(seen, inputs, rows, run.outputs, labels=labels, first=first, effort=effort)
+        best = one if best is None or one.distance < best.distance else best
+        if best.distance < FAR:
+            break
+    of = {name: case.arrays[name] for name in ("round", "silos")}
+    if best is None:
+        return of
+    # Inputs of the run's kind lie in the background's range; what a search leaves outside is cut off.
+    x = np.clip(np.nan_to_num(best.x), inputs.low, inputs.high)
+    return {**of, "x": x, "y": np.nan_to_num(best.y), "distance": np.array(best.distance)}
+
+
+def _in_model_order(case: Case, gradient: Tensors) -> list[str]:
+    names = [name for name, _ in case.model().named_parameters() if name in gradient]
+    return names or sorted(gradient)
+
+
+def _effort(step: float, searches: int, *, thorough: bool) -> Effort:
+    """Return how much one of so many searches tries. step: what one of its steps costs."""
+    from moretta.audit.evidence import work
+    from moretta.audit.evidence.inversion import Effort
+
+    if thorough:
+        seconds = SECONDS_THOROUGH / (8 * searches * 2)
+        steps = work.times(seconds, step, LEAST_STEPS, STEPS_THOROUGH)
+        return Effort(starts=8, steps=steps, adam=steps)
+    return Effort(STARTS, work.times(SECONDS / (STARTS * searches), step, LEAST_STEPS, STEPS))
+
+
+def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Sequence[NDArray[np.int64] | None]:
+    """Return what to take for labels, one after the other; None searches for them."""
+    run = case.run
+    if run.task != "classification" or run.loss != "cross-entropy" or not run.head or run.setting("label-smoothing"):
+        return [None]
+    from moretta.audit.evidence.network import head_inputs
+
+    h, outputs = head_inputs(case.model(), run, parameters, case.arrays["x"])
+    counts = counts_from_head(run, gradient, h, outputs, classes(case.arrays["y"]), rows)
+    return [np.repeat(np.arange(len(counts)), counts), None]
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the silo's batch: how much less the error is than that of the mean background row."""
+    silo = truth.run.silos[int(claim["silos"][0])]
+    return compared(claim, truth, f"{'the masked upload' if truth.run.masked else 'the upload'} of {silo}")
+
+
+def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
+    """Return the finding of rows claimed against the true ones; where fewer are claimed the others are the mean row.
+
+    of: what they were found in, in words.
+    """
+    from moretta.audit.evidence.inversion import Inputs, matched
+    from moretta.audit.evidence.truth import PartyRows
+
+    number, silos = int(claim["round"]), [truth.run.silos[at] for at in claim["silos"]]
+    used = exposure(truth.run).used
+    parts = [truth.rows(silo).part(used(truth, silo, number)) for silo in silos]
+    true = PartyRows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
+    if not len(true.x):
+        raise ParameterError("the lots that silos drew in this round were empty")
+    inputs = Inputs.of(truth.background.x)
+    claim = {**claim, "x": _with_mean_rows(claim["x"], len(true.x), inputs)}
+    found = matched(claim["x"], true.x)
+    errors, usual = _errors(found, true.x), _errors(np.broadcast_to(inputs.mean, true.x.shape), true.x)
+    pairs = np.column_stack([errors, usual])
+    low, high = of_gain(pairs)
+    chance = _by_luck(claim["x"], len(true.x), truth, inputs)
+    error = float(errors.mean())
+    rows = "the row" if len(errors) == 1 else f"the {len(errors)} rows"
+    did = f"finds {rows} in it with" if low > chance else f"looks for {rows} in it and ends at"
+    sentence = f"From {of} the server {did} a mean squared error of {error:.1e}"
+    sentence += f", where the mean background row has {usual.mean():.1e}"
+    figures = {
+        "mean_squared_error": error,
+        "of_the_mean_row": float(usual.mean()),
+        "rows": float(len(errors)),
+        "gradient_distance": float(claim["distance"]),
+    }
+    if truth.run.task == "classification":
+        figures["labels_right"] = _labels_right(claim, true)
+    pictures = []
+    if true.x.ndim == 4 and true.x.shape[1] in (1, 3):
+        pictures = [Reconstruction(f"Rows of {of}, and what was found", np.asarray(true.x), found)]
+    return AttackResult(
+        measure="1 - squared error of rows / that of the mean background row",
+        score=gain(pairs),
+        chance=chance,
+        interval=(low, high),
+        sentence=sentence,
+        figures=figures,
+        pictures=pictures,
+    )
+
+
+def _errors(found: Array, true: Array) -> Matrix:
+    difference = np.asarray(found, np.float64) - np.asarray(true, np.float64)
+    return np.asarray(np.square(difference).reshape(len(true), -1).mean(axis=1))
+
+
+def _with_mean_rows(found: Array, rows: int, inputs: Inputs) -> Array:
+    missing = max(0, rows - len(found))
+    return np.concatenate([found, np.broadcast_to(inputs.mean, (missing, *inputs.mean.shape))])
+
+
+def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
+    """Return what the claim scores on rows that nobody trained on, mean over draws; at least 0, the mean row's."""
+    from moretta.audit.evidence.inversion import matched
+
+    others, generator = truth.others.x, np.random.Generator(np.random.PCG64(0))
+    gains = []
+    for _ in range(OTHERS):
+        drawn = others[generator.integers(0, len(others), rows)]
+        usual = _errors(np.broadcast_to(inputs.mean, drawn.shape), drawn)
+        gains.append(gain(np.column_stack([_errors(matched(found, drawn), drawn), usual])))
+    return float(np.mean(gains))
+
+
+def _labels_right(claim: Claim, true: PartyRows) -> float:
+    """Return the share of rows with the right class, rows paired by x."""
+    from moretta.audit.evidence.inversion import pairing
+
+    pairs, said = pairing(claim["x"], true.x), claim["y"]
+    found = np.rint(said[:, 0]) if said.shape[1] == 1 else said.argmax(axis=1)
+    found = np.concatenate([found, np.full(len(claim["x"]) - len(found), -1)])  # of rows that were not claimed: none
+    return float(np.mean(found[pairs] == classes(true.y)))
+
+
+ATTACK = Attack(
+    name="gradient-inversion",
+    role="server",
+    source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019); Geiping et al. (NeurIPS 2020); pbpfl's Table IV",
+    protocols=fitting("gradient-inversion"),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)
+
+
+def fits_sum(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.masked:
+        return "uploads are in the clear, and each is attacked by itself"
+    return unsuited(run)
+
+
+def given_sum(truth: Truth) -> Given:
+    """Give the server its view of the first round whose sum can be searched, and background rows."""
+    for number in truth.recorded:
+        silos = survivors(truth, number)
+        if silos and suited(truth.run, silos, number):
+            return given_of(truth, number, silos, f"{sum_of(len(silos))} in round {number}")
+    raise ParameterError(f"no sum of uploads of at most {MOST_ROWS} rows was recorded")
+
+
+def attack_sum(case: Case) -> Claim:
+    """Claim x [rows, ...] and y [rows, outputs] of all batches together, and how near their gradient comes.
+
+    round, silos: of which it is, silos by number.
+    """
+    number = int(case.arrays["round"])
+    if exposure(case.run).recovered:
+        rows = sum(rows_of(case.run, case.run.silos[at], number) for at in case.arrays["silos"])
+        return found_rows(case, *recovered_by(case, number, "sum"), rows)
+    held = of_round(case, number)
+    total = held.total()
+    return found_rows(case, held.parameters, sent(case.run, total.means), total.weight)
+
+
+def score_sum(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the rows of all silos that are in the sum."""
+    return compared(claim, truth, sum_of(len(claim["silos"])))
+
+
+OF_SUM = replace(
+    ATTACK,
+    name="gradient-inversion-of-sum",
+    source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019), of the summed gradient",
+    protocols=fitting("gradient-inversion-of-sum"),
+    fits=fits_sum,
+    given=given_sum,
+    attack=attack_sum,
+    score=score_sum,
+)

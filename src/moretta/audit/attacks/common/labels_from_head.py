@@ -1,0 +1,223 @@
+"""How many rows of each class were in a batch, from the gradient of the head.
+
+`evidence.heads` derives it: what the model says of such rows is taken from background rows, and what the head's
+gradient differs from that gives the counts. Under a secure sum they are counts of all batches in it together. Under
+PBPFL the server's key gives it the true gradient of what was uploaded, no less than FedSGD's.
+
+Chance is what the background's shares of classes score without a gradient: as counts of their own, or as what so many
+rows drawn by them come to on average, whichever is more. Batches that share more than half of their rows have nearly
+the same counts, and are one unit of the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.common.exposures import exposure, fitting
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
+from moretta.audit.evidence.intervals import of_mean, units
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import (
+    first_rounds,
+    gradient_of,
+    of_round,
+    rows_of,
+    sum_of,
+    under,
+)
+from moretta.contract.messages import Array, Tensors
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+Matrix = NDArray[np.float64]
+ROUNDS = 10  # the first so many
+SAME = 0.5  # of two batches' rows, above which what they score is the same
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if run.task != "classification":
+        return "labels are numbers, not classes"
+    if not run.head:
+        return "the model has no linear layer with an output each"
+    if run.setting("class-weights"):
+        return "class weights make the rows of a batch count differently"
+    if run.setting("dp-noise"):
+        return "silos draw their batches in secret and add noise, so there are no known counts to score by"
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the server its view, and background rows; or the gradients that its own secret recovers."""
+    counted = first_rounds(truth, ROUNDS)
+    background = truth.background
+    arrays = {"rounds": np.array(list(counted)), "x": background.x, "y": classes(background.y)}
+    view, said = f"{rounds_of(len(counted))} of the server", f"{len(background.x)} labelled background rows"
+    if recovered := exposure(truth.run).recovered:
+        arrays |= recovered(truth, counted)
+        return Given(
+            {"server": ()}, arrays, view, f"its key, with which it recovers true gradients and model, and {said}"
+        )
+    # Keys of a sum were agreed on in an earlier round, perhaps.
+    views = tuple(number for number in truth.run.recorded if number <= max(counted))
+    return Given({"server": views}, arrays, view, said)
+
+
+def attack(case: Case) -> Claim:
+    """Claim counts [rounds, uploads, classes], and those that a masked upload's own words would stand for.
+
+    present: [rounds, silos], whose uploads counted. masked_of: the number of the silo whose masked upload it is.
+    """
+    of_one = _recovered_counts if exposure(case.run).recovered else _uploaded_counts
+    claims = [of_one(case, number) for number in case.arrays["rounds"].tolist()]
+    return {"rounds": case.arrays["rounds"]} | {n: np.array([one[n] for one in claims]) for n in claims[0]}
+
+
+def _recovered_counts(case: Case, number: int) -> Mapping[str, Array]:
+    run, present = case.run, case.arrays[f"present/{number}"]
+    counted = [silo for silo, there in zip(run.silos, present, strict=True) if there]
+    parameters = under(case.arrays, f"model/{number}/")
+
+    def of(who: str, silos: list[str]) -> NDArray[np.int64]:
+        rows = sum(rows_of(run, silo, number) for silo in silos)
+        return _counts(case, parameters, under(case.arrays, f"gradient/{number}/{who}/"), rows)
+
+    if run.masked:
+        return {"counts": of("sum", counted)[None], "present": present}
+    return {"counts": np.array([of(s, [s]) if s in counted else _none(run) for s in run.silos]), "present": present}
+
+
+def _uploaded_counts(case: Case, number: int) -> Mapping[str, Array]:
+    held, run = of_round(case, number), case.run
+
+    def of(silo: str) -> NDArray[np.int64]:
+        rows = rows_of(run, silo, number)
+        return _counts(case, held.parameters, gradient_of(held.bare(silo, rows)), rows)
+
+    counted = [silo for silo in run.silos if silo in held.counted]
+    present = np.array([silo in counted for silo in run.silos])
+    if not run.masked:
+        return {"counts": np.array([of(s) if s in counted else _none(run) for s in run.silos]), "present": present}
+    total = held.total()
+    return {
+        "counts": _counts(case, held.parameters, gradient_of(total.means), total.weight)[None],
+        "present": present,
+        "masked": of(counted[0]),
+        "masked_of": np.array(run.silos.index(counted[0])),
+    }
+
+
+def _none(run: PublicRun) -> NDArray[np.int64]:
+    """Return what is claimed of a silo whose upload did not count."""
+    return np.zeros(max(run.outputs, 2), dtype=np.int64)
+
+
+def _counts(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> NDArray[np.int64]:
+    from moretta.audit.evidence.network import head_inputs
+
+    x, y = case.arrays["x"], case.arrays["y"]
+    h, outputs = head_inputs(case.model(), case.run, parameters, x)
+    return counts_from_head(case.run, gradient, h, outputs, y, rows)
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Return 1 - the total variation distance of the counts, mean over units, beside that of guesses."""
+    run, rounds = truth.run, claim["rounds"].tolist()
+    count = max(run.outputs, 2)
+    usual = np.bincount(classes(truth.background.y), minlength=count).astype(float)
+    whos = [list(run.silos)] if run.masked else [[silo] for silo in run.silos]
+    present = [{silo for silo, there in zip(run.silos, one, strict=True) if there} for one in claim["present"]]
+    got, means = [], []
+    for place, silos in enumerate(whos):
+        scores, batches = [], []
+        for at, number in enumerate(rounds):
+            if counted := [silo for silo in silos if silo in present[at]]:
+                true = _true_counts(truth, counted, number, count)
+                scores.append(_scores(claim["counts"][at, place], true, usual))
+                batches.append({(silo, row) for silo in counted for row in truth.batch(silo, number).tolist()})
+        if scores:
+            unit, values = units(batches, SAME), np.array(scores)
+            means += [values[unit == one].mean(axis=0) for one in np.unique(unit)]
+            got += scores
+    masked = []
+    for at, number in enumerate(rounds if "masked" in claim else []):
+        true = _true_counts(truth, [run.silos[claim["masked_of"][at]]], number, count)
+        masked.append(_scores(claim["masked"][at], true, usual))
+    return _finding(summed(run, claim["present"]), np.array(got), np.array(means), np.array(masked))
+
+
+def summed(run: PublicRun, present: Array) -> str:
+    """Return what counts are read from, in words. present: [rounds, silos], whose uploads counted."""
+    if not run.masked:
+        return "each upload"
+    counts = present.sum(axis=1)
+    return sum_of(int(counts.min()), int(counts.max()))
+
+
+def _true_counts(truth: Truth, silos: list[str], number: int, count: int) -> NDArray[np.int64]:
+    labels = [classes(truth.rows(silo).part(truth.batch(silo, number)).y) for silo in silos]
+    return np.bincount(np.concatenate(labels), minlength=count)
+
+
+def _shared(found: Array, true: Array) -> float:
+    """Return 1 - the total variation distance of two counts of the same sum."""
+    return 1.0 - 0.5 * float(np.abs(found / found.sum() - true / true.sum()).sum())
+
+
+def _scores(found: Array, true: Array, usual: Matrix) -> tuple[float, float, float]:
+    """Return what a claim scores, and what guesses by the usual counts do: fixed, and drawn, the mean over draws.
+
+    Of n rows drawn X are of a class of share p: E|X - t| = n p - t + 2 (t P(X <= t) - n p P(X' < t)), X' of n - 1.
+    """
+    from scipy import stats
+
+    rows, shares = int(true.sum()), usual / usual.sum()
+    mean, most, fewer = rows * shares, stats.binom.cdf(true, rows, shares), stats.binom.cdf(true - 1, rows - 1, shares)
+    misses = mean - true + 2 * (true * most - mean * fewer)
+    return _shared(found, true), _shared(whole_numbers(usual, rows), true), 1.0 - 0.5 * float(misses.sum()) / rows
+
+
+def _against_guess(scores: Matrix) -> tuple[Matrix, Matrix]:
+    """Return what was claimed, and the better of the guesses. scores: [.., 3] of `_scores`."""
+    return scores[:, 0], scores[:, 1 + int(scores[:, 1:].mean(axis=0).argmax())]
+
+
+def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> AttackResult:
+    """Return the finding. scores, masked: of each upload; means: of each unit (`_scores`)."""
+    got, guess = _against_guess(means)
+    chance = float(guess.mean())
+    low, high = of_mean(got - guess)  # the same batches: their luck is in both
+    sentence = f"From {of} the server reads how many rows of a batch are of each class, {got.mean():.1%} of them right"
+    figures = {"exact": float(np.mean(scores[:, 0] > 1.0 - 1e-12)), "uploads": float(len(scores))}
+    figures["units"] = float(len(means))
+    if masked.size:
+        found, alone = (float(one.mean()) for one in _against_guess(masked))
+        sentence += f"; from one silo's masked upload {found:.1%}, where a guess has {alone:.1%}"
+        figures |= {"from_masked_words": found, "chance_of_masked_words": alone}
+    return AttackResult(
+        measure="rows whose class is counted right, mean over batches",
+        score=float(got.mean()),
+        chance=chance,
+        interval=(max(0.0, chance + low), min(1.0, chance + high)),
+        sentence=sentence,
+        figures=figures,
+    )
+
+
+ATTACK = Attack(
+    name="labels-from-head",
+    role="server",
+    source="Zhao et al., iDLG, arXiv:2001.02610 (2020), with counts for batches",
+    protocols=fitting("labels-from-head"),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

@@ -1,0 +1,302 @@
+"""Membership inference: whether a row was trained on, told from the model by a likelihood ratio over shadow models.
+
+LiRA (Carlini, Chien, Nasr, Song, Terzis, Tramer: "Membership Inference Attacks From First Principles", S&P 2022,
+Algorithm 1). For each candidate row the attacker, one of the silos, trains models on sets with it and without it, and
+has from them the distribution of the model's confidence phi in it both ways, Gaussian with means mu of each row's own
+and deviations s of all rows' (section VI-C, for few shadow models). For the model in its hands
+
+    score(row) = log N(phi; mu_in, s_in) - log N(phi; mu_out, s_out)
+
+Members are rows of another silo; others nobody trained on. They are as many of each label, or of each range of
+numbers: where silos differ in their labels, those alone would tell one silo's rows from anybody's.
+
+Shadow models come in pairs: a random half of the candidates and of the background rows, and the other half; the
+attacker's own rows, which the run trained on, are in all. Where the attacker saw the model of earlier rounds too, their
+likelihood ratios add up (`figures`).
+
+A silo has the model that is released at the end, and each round's where silos are sent the true one; or under CGD the
+displacement that all participants share, where the confined starts of others stay unknown. With dp-noise the models are
+seen all the same, and membership is what the noise bounds: shadow models are trained with as much.
+
+Where silos train alone, the attacker is the server that they show their final models to, for the comparison. A model
+that few rows made tells more of each of them than one that all silos made together: this is what federation is compared
+with. Shadow models then train as one silo does, on halves of candidates and background rows, as the server has no rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.common.exposures import exposure, fitting
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.heads import classes
+from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import under
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.shadows import TrainingPlan
+    from moretta.audit.evidence.truth import PartyRows, Truth
+
+CANDIDATES = 100  # members, and as many others
+RANGES = 10  # of numbers, within which targets are taken for the same
+PAIRS, PAIRS_THOROUGH = 4, 32  # of shadow models
+SECONDS, SECONDS_THOROUGH = 5.0, 1200.0  # of an idle core, about, for training them all; steps are counted by it
+EARLIER = 3  # models of earlier rounds that are looked at too
+RARE = 0.01  # the rate of false alarms at which hits are stated
+SEED = 23
+HELD = "held/"  # the model that the attacker holds at the end
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if len(run.silos) < 2:
+        return "there is one silo, and it knows its own rows"
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return x, y, and which are a silo's; in the order of a hash of the rows, which says nothing of that.
+
+    Both kinds have as many rows of each label. Raises `moretta.errors.ParameterError` where they share none.
+    """
+    theirs, nobodys = truth.rows(silo), truth.others
+    first, second = _same_labels(*_labels(theirs, nobodys, truth.run.task))
+    if not len(first):
+        raise ParameterError(
+            f"expected rows that nobody trained on with labels as those of {silo}, to compare its rows with, and there "
+            "are none, so that this cannot be tried; bring test rows of those labels"
+        )
+    parts = [theirs.part(first), nobodys.part(second)]
+    x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
+    member = np.arange(len(x)) < len(first)
+    order = sorted(range(len(x)), key=lambda row: hashlib.sha256(x[row].tobytes() + y[row].tobytes()).digest())
+    return x[order], y[order], member[order]
+
+
+def _same_labels(theirs: Array, nobodys: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of rows drawn from two kinds, as many of each label from both. theirs, nobodys: labels."""
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    drawn, others = generator.permutation(len(theirs)), generator.permutation(len(nobodys))
+    left = {label: others[nobodys[others] == label].tolist() for label in np.unique(nobodys)}
+    pairs = [(row, left[theirs[row]].pop()) for row in drawn if left.get(theirs[row])][:CANDIDATES]
+    first, second = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return first, second
+
+
+def _labels(theirs: PartyRows, nobodys: PartyRows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the labels of both: classes, or in which range numbers lie, ranges having as many of theirs each.
+
+    Of several numbers a row has a range each, which together are its label. What lies outside of all of theirs is -1.
+    """
+    if task == "classification":
+        return classes(theirs.y), classes(nobodys.y)
+    true, other = (np.asarray(one.y, np.float64).reshape(len(one.y), -1) for one in (theirs, nobodys))
+    count = max(2, round(RANGES ** (1 / true.shape[1])))
+    edges = np.quantile(true, np.arange(1, count) / count, axis=0)
+    ranges = np.concatenate([(one[:, None] > edges).sum(axis=1) for one in (true, other)])  # [rows, columns]
+    found = np.unique(ranges, axis=0, return_inverse=True)[1].ravel()
+    outside = ((other < true.min(axis=0)) | (other > true.max(axis=0))).any(axis=1)
+    return found[: len(true)], np.where(outside, -1, found[len(true) :])
+
+
+def given(truth: Truth) -> Given:
+    """Give the first silo its model, what it saw of earlier ones, its rows, background rows, and candidates."""
+    silo, shown = truth.run.silos[0], exposure(truth.run)
+    x, y, _ = candidates(truth, truth.run.silos[1])
+    if shown.holding:
+        model, held = f"{shown.holding.name} that it holds", shown.holding.model(truth, silo, truth.recorded[-1] + 1)
+    else:
+        model, held = "the model that was released to it", dict(truth.final("released.safetensors"))
+    own, known = truth.rows(silo), truth.background
+    arrays = {f"{HELD}{name}": value for name, value in held.items()}
+    arrays |= {"x": x, "y": y, "own/x": own.x, "own/y": own.y, "known/x": known.x, "known/y": known.y}
+    rounds = sorted({truth.recorded[0], *_spread(truth.recorded)}) if shown.sent else []
+    return Given(
+        views={silo: rounds} if rounds else {},
+        arrays=arrays,
+        view=f"{model}, and its view of {rounds_of(len(rounds))}" if rounds else model,
+        knowledge=f"its own {len(own.x)} rows, {len(known.x)} background rows, and {len(x)} rows to tell members among",
+    )
+
+
+def _spread(recorded: tuple[int, ...]) -> list[int]:
+    return [
+        recorded[len(recorded) * (place + 1) // (EARLIER + 1)] for place in range(EARLIER) if len(recorded) > EARLIER
+    ]
+
+
+def attack(case: Case) -> Claim:
+    """Claim a score of each candidate by the model held at the end, by all models seen, and by their loss alone."""
+    from moretta.audit.evidence import shadows
+
+    shown, begin = exposure(case.run), shadows.start_of(case.model(), SEED)
+    held = {**begin, **under(case.arrays, HELD)}
+    earlier = shown.sent(case, next(iter(case.views)), held) if shown.sent and case.views else {}
+    seen = {number: at for number, at in earlier.items() if number > 1}
+    begin = shown.holding.start(begin, held, case.run) if shown.holding else earlier.get(1, begin)
+    parts = [(number - 1) / case.run.rounds for number in seen]
+    return ratios(case, shadows.plan_of(case.run), begin, [*seen.values(), held], parts)
+
+
+def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensors], parts: Sequence[float]) -> Claim:
+    """Claim likelihood ratios of the case's candidates ``x`` and ``y``, of which ``known/`` and ``own/`` are others.
+
+    begin: what shadow models begin with. held: the models to look at, the last one that of the end; parts: how far the
+    run was at the others.
+    """
+    from moretta.audit.evidence import shadows
+    from moretta.audit.evidence.network import loss_of
+
+    run, model, program = case.run, case.model(), bool(case.architecture.program)
+    x, y = (np.concatenate([case.arrays[key], case.arrays[f"known/{key}"]]) for key in ("x", "y"))
+    own, count = (case.arrays["own/x"], case.arrays["own/y"]), len(case.arrays["x"])
+    pairs, seconds = (PAIRS_THOROUGH, SECONDS_THOROUGH) if case.thorough else (PAIRS, SECONDS)
+    steps = shadows.steps_of(model, plan, x, len(own[0]) + len(x) // 2, 2 * pairs, seconds)
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    inside, found = list[NDArray[np.bool_]](), list[list[Array]]()
+
+    def phi(at: Tensors) -> Array:
+        return shadows.confidence(model, at, x[:count], y[:count], run.loss, program=program)
+
+    for number in range(pairs):
+        half = generator.permutation(len(x)) < len(x) // 2
+        for chosen in (half, ~half):
+            rows, seed = _with(own, x[chosen], y[chosen]), SEED + number
+            made = shadows.train(model, begin, plan, loss_of(run.loss), *rows, parts, steps, seed, program=program)
+            found.append([phi(at) for at in made])
+            inside.append(chosen[:count])
+    targets = [phi(at) for at in held]
+    told = [
+        likelihood_ratio(target, np.array([one[place] for one in found]), np.array(inside))
+        for place, target in enumerate(targets)
+    ]
+    return {
+        "score": told[-1],
+        "together": np.sum(told, axis=0),
+        "loss": targets[-1],
+        "models": np.array([len(held), 2 * pairs, steps]),
+    }
+
+
+def _with(own: tuple[Array, Array], x: Array, y: Array) -> tuple[Array, Array]:
+    return np.concatenate([own[0], x]), np.concatenate([own[1], y])
+
+
+def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return log N(phi; in) - log N(phi; out) of each row.
+
+    phi: [rows]. shadows: [models, rows], the same of shadow models. inside: whether a row was in one's training.
+    """
+    total, sides = np.zeros(len(phi)), ((inside, 1.0), (~inside, -1.0))
+    for side, sign in sides:
+        counts = side.sum(axis=0)
+        means = np.where(side, shadows, 0.0).sum(axis=0) / counts
+        left = np.where(side, shadows - means, 0.0)
+        variance = max(float((left**2).sum() / max(1, (counts - 1).sum())), np.finfo(np.float64).tiny)
+        total += sign * (-((phi - means) ** 2) / (2 * variance) - 0.5 * np.log(variance))
+    return total
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Return the area under the ROC curve, and the hits at a rate of false alarms of 1 %."""
+    return told_apart(claim, candidates(truth, truth.run.silos[1])[2], "A silo tells another's")
+
+
+def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResult:
+    """Return the finding of claimed ratios. who: begins the sentence, up to "training rows"."""
+    area, interval = auc(claim["score"][member], claim["score"][~member])
+    models, shadows, steps = (int(one) for one in claim["models"])
+    hits = hits_at(claim["score"][member], claim["score"][~member])
+    figures = {
+        "tpr_at_1_percent_fpr": hits,
+        "auc_of_loss_alone": auc(claim["loss"][member], claim["loss"][~member])[0],
+        "candidates": float(len(member)),
+        "shadow_models": float(shadows),
+        "shadow_steps": float(steps),
+    }
+    if models > 1:
+        figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
+        figures["models"] = float(models)
+    return AttackResult(
+        measure="area under the ROC curve of telling another silo's training rows from rows of the same labels that "
+        "nobody trained on",
+        score=area,
+        chance=0.5,
+        interval=interval,
+        sentence=f"{who} training rows from rows that nobody trained on with an AUC of {area:.2f}, "
+        f"and finds {hits:.0%} of them at 1 % of false alarms",
+        figures=figures,
+    )
+
+
+def hits_at(members: Array, others: Array) -> float:
+    """Return the part of members above all but `RARE` of the others."""
+    return float(np.mean(members > np.quantile(others, 1.0 - RARE, method="higher")))
+
+
+ATTACK = Attack(
+    name="membership-inference",
+    role="silo",
+    source="LiRA: Carlini et al., S&P 2022, Algorithm 1",
+    protocols=fitting("membership-inference"),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)
+
+
+def fits_alone(run: PublicRun) -> str:
+    """Say why not."""
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def given_alone(truth: Truth) -> Given:
+    """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
+    silo, known = truth.run.silos[0], truth.background
+    x, y, _ = candidates(truth, silo)
+    arrays = {f"{HELD}{name}": value for name, value in truth.final(f"models/{silo}.safetensors").items()}
+    arrays |= {"x": x, "y": y, "own/x": x[:0], "own/y": y[:0], "known/x": known.x, "known/y": known.y}
+    return Given(
+        views={},
+        arrays=arrays,
+        view=f"the model that {silo} showed it at the end",
+        knowledge=f"{len(known.x)} background rows, and {len(x)} rows to tell members among",
+    )
+
+
+def attack_alone(case: Case) -> Claim:
+    """Claim as `attack`, of the model that one silo made."""
+    from moretta.audit.evidence import shadows
+
+    begin = shadows.start_of(case.model(), SEED)
+    plan = shadows.plan_of(case.run, case.run.silos[0])
+    return ratios(case, plan, begin, [{**begin, **under(case.arrays, HELD)}], [])
+
+
+def score_alone(claim: Claim, truth: Truth) -> AttackResult:
+    """Score as `score` does."""
+    silo = truth.run.silos[0]
+    return told_apart(claim, candidates(truth, silo)[2], f"The server tells {silo}'s")
+
+
+OF_LOCAL_MODELS = replace(
+    ATTACK,
+    name="membership-of-local-models",
+    role="server",
+    protocols=fitting("membership-of-local-models"),
+    fits=fits_alone,
+    given=given_alone,
+    attack=attack_alone,
+    score=score_alone,
+)

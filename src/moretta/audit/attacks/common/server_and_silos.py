@@ -1,0 +1,138 @@
+"""The server and all silos but one take what they know out of the sum: what is left is the last silo's upload.
+
+Derivation: the secure sum is M = sum_k N_k g_k / N over the rows N_k of each silo's batch, and is the server's to see.
+Who put their own g_k beside it have
+
+    g_v = (N M - sum_{k != v} N_k g_k) / N_v
+
+exactly, up to the ring's steps, whatever the masks: that follows from the sum itself, so no secure sum prevents it. The
+server works M out from its recorded messages; a silo computes its own g_k again from its rows and the model it was
+sent, with the dropout and the crops that it drew in that round. With one silo fewer on their side they have the
+weighted mean of two uploads, and that is all they have. Under PBPFL g is the gradient of the noisy loss at the noisy
+model, from which the server's key goes on to the true one; under cross-entropy a silo computes it from what the server
+answered it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moretta.audit.attacks.common.exposures import exposure, fitting
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, rows_of, under
+from moretta.contract.messages import Array, Tensors
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+ROUNDS = 10  # the first so many
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.masked:
+        return "uploads are in the clear; the server needs nobody's help to read one"
+    if run.setting("dp-noise"):
+        return "silos add noise that they draw in secret, so there is no gradient to compare with"
+    if run.setting("class-weights"):
+        return "class weights make uploads count by their labels, which colluders do not know of each other"
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the server's view, and what each colluder computes from its own rows."""
+    run, counted = truth.run, first_rounds(truth, ROUNDS, least=2)
+    victim = max(run.silos, key=lambda silo: sum(silo in silos for silos in counted.values()))  # the first such
+    rounds = [number for number, silos in counted.items() if victim in silos]
+    arrays = {"rounds": np.array(rounds), "victim": np.array(run.silos.index(victim))}
+    for number in rounds:
+        for silo in set(counted[number]) - {victim}:
+            own = exposure(run).uploaded(truth, silo, number)
+            arrays |= {f"own/{number}/{silo}/{name}": np.asarray(value) for name, value in own.items()}
+    return Given(
+        views={"server": tuple(number for number in run.recorded if number <= rounds[-1])},
+        arrays=arrays,
+        view=f"{rounds_of(len(rounds))} of the server",
+        knowledge=f"what all silos of a round but {victim} upload, computed from their own rows, and how many rows "
+        "each batch has",
+    )
+
+
+def attack(case: Case) -> Claim:
+    """Claim the victim's gradient by round; and what those without one of the silos would take for it.
+
+    others: [rounds], how many silos took theirs out.
+    """
+    run, victim = case.run, case.run.silos[int(case.arrays["victim"])]
+    prefix = exposure(run).prefix
+    alone, pair, mean, counts = [], [], [], []
+    for number in case.arrays["rounds"].tolist():
+        total = of_round(case, number).total()
+        found = _flat(gradient_of(total.means, prefix))
+        left, others = found * total.weight, [silo for silo in total.silos if silo != victim]
+        for silo in reversed(others):
+            if silo == others[0]:
+                pair.append(left / (rows_of(run, victim, number) + rows_of(run, silo, number)))
+            left = left - rows_of(run, silo, number) * _flat(under(case.arrays, f"own/{number}/{silo}/"))
+        mean.append(found)
+        alone.append(left / rows_of(run, victim, number))
+        counts.append(len(others))
+    found_by = {"alone": np.array(alone), "pair": np.array(pair), "mean": np.array(mean), "others": np.array(counts)}
+    return {"rounds": case.arrays["rounds"], "victim": case.arrays["victim"], **found_by}
+
+
+def _flat(values: Tensors) -> Array:
+    # As `moretta.audit.evidence.network.flat`, whose import takes as long as PyTorch's.
+    return np.concatenate([np.asarray(values[name], dtype=np.float64).ravel() for name in sorted(values)])
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the silo's gradient: the median over rounds of 1 - relative error."""
+    silo = truth.run.silos[int(claim["victim"])]
+    uploaded = exposure(truth.run).uploaded
+    true = [_flat(uploaded(truth, silo, int(number))) for number in claim["rounds"]]
+    errors = {
+        name: np.array([relative_error(a, b) for a, b in zip(claim[name], true, strict=True)])
+        for name in ("alone", "pair", "mean")
+    }
+    middle = {name: float(np.median(values)) for name, values in errors.items()}
+    sentence = f"With the server {_who(claim['others'])} can do the subtraction and have the upload of {silo} "
+    sentence += f"{to_error(middle['alone'])}, with one silo fewer {to_error(middle['pair'])}"
+    return AttackResult(
+        measure="1 - relative error of the gradient, median over rounds",
+        score=float(recovered(middle["alone"])),
+        chance=float(recovered(middle["mean"])),  # of who takes the sum's mean for it, and needs nobody
+        interval=kept(of_errors(errors["alone"], errors["mean"])),
+        sentence=sentence,
+        figures={
+            "relative_error": middle["alone"],
+            "relative_error_with_one_silo_fewer": middle["pair"],
+            "relative_error_of_the_mean": middle["mean"],
+            "rounds": float(len(true)),
+        },
+    )
+
+
+def _who(others: Array) -> str:
+    """Return who the others are, in words. others: [rounds], how many."""
+    least, most = int(others.min()), int(others.max())
+    if most == 1:
+        return "the other silo"
+    return f"the other {most if least == most else f'{least} to {most}'} silos of a round"
+
+
+ATTACK = Attack(
+    name="server-and-silos",
+    role="server and silos",
+    source="arithmetic of sums; the limit that every secure sum has (Bonawitz et al., CCS 2017)",
+    protocols=fitting("server-and-silos"),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

@@ -1,0 +1,46 @@
+"""FedSGD sends the true model each round and uploads gradients; FedAvg uploads differences of several steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.exposure import Exposure, Models
+from moretta.contract.messages import Tensors
+from moretta.errors import ParameterError
+from moretta.protocols.fedsgd.messages import TrainOn
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+BATCHES = frozenset({"gradient-inversion", "gradient-inversion-of-sum", "membership-inference"})
+GRADIENTS = BATCHES | {"labels-from-head", "server-and-silos", "silo-property"}
+
+
+def sent(case: Case, silo: str, base: Tensors) -> Models:
+    """Return the models that a silo is sent."""
+    return {n: {**base, **one.parameters} for n, one in case.last_of_each_round(silo, TrainOn).items()}
+
+
+def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
+    """Return the numbers of the rows in a silo's upload: its batch, or under dp-noise the lot that it drew."""
+    if not truth.run.setting("dp-noise"):
+        return truth.batch(silo, number)
+    from moretta.protocols.fedsgd.client import Client
+
+    asks = [one.message for one in truth.heard("server", number) if isinstance(one.message, TrainOn)]
+    client = truth.role(silo, number)
+    if not isinstance(client, Client):
+        raise ParameterError(f"expected a silo of fedsgd, which alone draws lots here, got {type(client).__name__}")
+    return client.lot(asks[-1])
+
+
+EXPOSED = {
+    "fedsgd": Exposure(GRADIENTS, used=used, sent=sent),
+    "fedavg": Exposure(BATCHES, sent=sent),
+    "centralised": Exposure(frozenset({"membership-inference"})),
+    "local": Exposure(frozenset({"membership-of-local-models"})),
+}

@@ -1,0 +1,297 @@
+"""The canonical form of a network: the same for all networks that differ by PBPFL's scales and permutations alone.
+
+Which scales s a model has, and which entries are multiplied or divided by which, follows from its architecture and is
+public (`moretta.protocols.pbpfl.scales`); an attacker is given it, as an exported program cannot be solved. Of all
+networks R o W the canonical one is the smallest:
+
+    minimise over x = log s:    |R(x) o W|^2 - 2 sum_k c_k x_k,
+
+with c_k = 0 for a scale by which some entries are multiplied and others divided, 1 or -1 where all are multiplied or
+all divided: the incoming weights of a channel then have the norm of its outgoing ones, or 1. This is convex; if W is
+replaced by R(x0) o W its minimiser moves by -x0, and R(x) o W stays. Channels are put in the order of another network
+by the assignment of least squared distance, block by block, first by what no permutation of other blocks changes.
+
+The head's offset, one number to all entries of a row, would spoil the scales of its inputs: `trunk` leaves it out.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+    from moretta.protocols.pbpfl.patterns import Shuffle
+    from moretta.protocols.pbpfl.scales import ScalePlan
+
+PLAN = "plan"  # in the names of arrays
+SWEEPS = 30  # of bringing each channel into balance, all at once
+STEPS = 60  # of Newton at most; a few are enough
+MOST_NEWTON = 1500  # free scales: more have too large a Hessian, and more sweeps instead
+LARGEST = 40.0  # of |x|: where W has no smallest form, such as a channel that is cut off
+CLOSE = 1e-12  # of the balance, against the norm of the tensors
+SETTLED = 3  # rounds of assignments, each with the others' of the one before
+
+Real = NDArray[np.float64]
+Named = Mapping[str, Real]
+
+
+@lru_cache(maxsize=1)
+def plan_of(truth: Truth) -> ScalePlan:
+    """Return which scales and permutations a run's model has, as every silo can work it out from its own copy.
+
+    Raises `moretta.errors.ParameterError` where there is no telling.
+    """
+    import torch
+
+    from moretta.protocols.pbpfl.scales import ScalePlan
+
+    model, run = copy.deepcopy(truth.federation.model), truth.run
+    sample = torch.tensor(truth.rows(run.silos[0]).x[:1]).repeat(2, *(1 for _ in run.shape))
+    try:
+        return ScalePlan.of(model, (torch.zeros_like(sample),))
+    except UnsupportedModel as error:
+        raise ParameterError(f"the scales of this model cannot be worked out: {error}".partition("\n")[0]) from error
+
+
+def structure(plan: ScalePlan) -> dict[str, Array]:
+    """Return what is public of a plan's parameters as arrays, for `plan_from`."""
+    plain = {
+        "free": plan.free,
+        "blocks": plan.blocks,
+        "aliases": dict(plan.aliases),
+        "head": asdict(plan.head),
+        "parameters": {
+            name: [one.shape, len(one.follows), [shuffle.axis for shuffle in one.shuffles]]
+            for name, one in plan.parameters.items()
+        },
+    }
+    found: dict[str, Array] = {PLAN: np.frombuffer(json.dumps(plain).encode(), np.uint8)}
+    for name, one in plan.parameters.items():
+        found |= {f"{PLAN}/{name}/follows/{k}": places for k, places in enumerate(one.follows)}
+        found |= {f"{PLAN}/{name}/channel/{k}": each.positions.channel for k, each in enumerate(one.shuffles)}
+        found |= {f"{PLAN}/{name}/rank/{k}": each.positions.rank for k, each in enumerate(one.shuffles)}
+    return found
+
+
+def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
+    """Return the plan that `structure` gave, without buffers."""
+    from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
+    from moretta.protocols.pbpfl.scales import Head, ScalePlan
+
+    plain = json.loads(arrays[PLAN].tobytes())
+    parameters = {}
+    for name, (shape, terms, axes) in plain["parameters"].items():
+        at = f"{PLAN}/{name}"
+        follows = tuple(arrays[f"{at}/follows/{k}"] for k in range(terms))
+        moving = [Positions.of(arrays[f"{at}/channel/{k}"], arrays[f"{at}/rank/{k}"]) for k in range(len(axes))]
+        shuffles = tuple(Shuffle(axis, one) for axis, one in zip(axes, moving, strict=True))
+        parameters[name] = Pattern(tuple(shape), follows, shuffles)
+    head = Head(**plain["head"])
+    return ScalePlan(parameters, {}, plain["aliases"], plain["free"], tuple(plain["blocks"]), (), head)
+
+
+def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Real]:
+    """Return the parameters below the head, float64. Raises `moretta.errors.ParameterError` where there are none."""
+    found = whole(plan, tensors)
+    for name in (plan.head.weight, plan.head.bias):
+        if name is not None and not plan.head.tied:
+            found.pop(name)
+    if not found:
+        raise ParameterError("the model is a head alone; there is nothing below it")
+    return found
+
+
+def whole(plan: ScalePlan, tensors: Tensors) -> dict[str, Real]:
+    """Return all parameters, float64, tied ones once."""
+    return {name: np.asarray(tensors[name], dtype=np.float64) for name in plan.parameters}
+
+
+def canonical(plan: ScalePlan, tensors: Named) -> dict[str, Real]:
+    """Return the smallest of all networks that differ by scales alone. tensors: some or all parameters."""
+    from moretta.protocols.pbpfl import patterns
+
+    factors = patterns.factors(np.exp(_Balance(plan, tensors).solved()))
+    return {name: value * plan.parameters[name].multiplier(factors) for name, value in tensors.items()}
+
+
+class _Balance:
+    """|R(x) o W|^2 - 2 c x, as a sum of a exp(2 (+-x_k +-x_l)) over distinct pairs of signed scales."""
+
+    def __init__(self, plan: ScalePlan, tensors: Named) -> None:
+        self._free = plan.free
+        base = 2 * plan.free + 1  # the places among the factors: s, 1 / s, and the 1 at their end
+        pairs: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        squares: list[Real] = [np.empty(0)]
+        for name, value in tensors.items():
+            terms = [np.broadcast_to(place % base, value.shape).ravel() for place in plan.parameters[name].follows]
+            if terms:
+                one, other = (*terms, np.full(value.size, base - 1))[:2]
+                found, where = np.unique(one * base + other, return_inverse=True)
+                pairs.append(np.asarray(found, dtype=np.int64))
+                squares.append(np.asarray(np.bincount(where.ravel(), value.ravel() ** 2), dtype=np.float64))
+        pair, square = np.concatenate(pairs), np.concatenate(squares)
+        self._size = float(square.sum()) or 1.0
+        pair, square = pair[square > 0], square[square > 0] / self._size
+        self._terms = [self._signed(pair // base), self._signed(pair % base)]
+        self._square = square
+        up, down = self._sums(np.zeros(self._free))
+        self._pull = np.sign(up) - np.sign(down)
+        self._used = (up > 0) | (down > 0)
+
+    def _signed(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], Real]:
+        """Return the scale of each place, 0 for the 1, and its sign, 0 for the 1."""
+        sign = np.where(place < self._free, 1.0, -1.0) * (place < 2 * self._free)
+        return np.where(sign != 0, place % max(self._free, 1), 0), sign
+
+    def _values(self, x: Real) -> Real:
+        exponent = np.zeros(len(self._square))
+        for scale, sign in self._terms:
+            exponent += sign * x[scale] if self._free else 0.0
+        return self._square * np.exp(2.0 * np.clip(exponent, -LARGEST * 4, LARGEST * 4))
+
+    def _sums(self, x: Real) -> tuple[Real, Real]:
+        """Return of each scale the sum of squares that are multiplied by it, and of those that are divided."""
+        values, up, down = self._values(x), np.zeros(self._free), np.zeros(self._free)
+        for scale, sign in self._terms:
+            up += np.bincount(scale, values * (sign > 0), self._free)[: self._free]
+            down += np.bincount(scale, values * (sign < 0), self._free)[: self._free]
+        return up, down
+
+    def _aim(self, x: Real) -> float:
+        return float(self._values(x).sum() - 2.0 * self._pull @ x / self._size)
+
+    def _slope(self, x: Real) -> Real:
+        up, down = self._sums(x)
+        return np.asarray(2.0 * (up - down - self._pull / self._size))
+
+    def solved(self) -> Real:
+        """Return x."""
+        x = np.zeros(self._free)
+        if not self._used.any():
+            return x
+        small = self._free <= MOST_NEWTON
+        for _ in range(SWEEPS if small else 20 * SWEEPS):
+            x = self._swept(x)
+        for _ in range(STEPS if small else 0):
+            slope = self._slope(x)
+            if float(np.abs(slope).max()) < CLOSE:
+                break
+            x = self._stepped(x, slope)
+        return x
+
+    def _swept(self, x: Real) -> Real:
+        """Bring each channel into balance with the others held, and go half the way."""
+        up, down = self._sums(x)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self._pull > 0, 1.0 / (self._size * up), down / up)
+            ratio = np.where(self._pull < 0, down * self._size, ratio)
+        move = np.where(self._used, np.log(np.where(self._used, ratio, 1.0)), 0.0)
+        # Half of what balances: a quarter of the log where both sums change, half of it where one does.
+        return np.asarray(np.clip(x + move * np.where(self._pull == 0, 0.125, 0.25), -LARGEST, LARGEST))
+
+    def _stepped(self, x: Real, slope: Real) -> Real:
+        """Return x after a step of Newton, shortened until it goes down."""
+        values, free = self._values(x), self._free
+        hessian = np.zeros(free * free)
+        for scale, sign in self._terms:
+            for other, its in self._terms:
+                hessian += np.bincount(scale * free + other, 4.0 * values * sign * its, free * free)
+        matrix = hessian.reshape(free, free)
+        diagonal = matrix.diagonal()
+        matrix[np.diag_indices(free)] += 1e-12 * diagonal + (diagonal == 0)
+        move, before, length = np.linalg.solve(matrix, -slope), self._aim(x), 1.0
+        while length > 1e-3:
+            further = np.clip(x + length * move, -LARGEST, LARGEST)
+            if self._aim(further) <= before + 1e-15:
+                return further
+            length /= 2
+        return x
+
+
+def matched(plan: ScalePlan, tensors: Named, like: Named) -> dict[str, Real]:
+    """Return canonical tensors with their channels in the order of another network's."""
+    return ordered(plan, tensors, order(plan, tensors, like))
+
+
+def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
+    """Return for each moving channel of `like` the channel of `tensors` that is nearest to it, one each."""
+    starts = np.cumsum([0, *plan.blocks])
+    moved = np.arange(starts[-1])
+    blocks = [range(start, start + size) for start, size in zip(starts, plan.blocks, strict=False)]
+    for block in blocks:
+        moved[block.start : block.stop] = _assigned(plan, block, tensors, like, still=True)
+    for _ in range(SETTLED):
+        before = moved.copy()
+        for block in blocks:
+            # In the order found so far, that of other blocks is what each channel's entries stand in.
+            nearest = _assigned(plan, block, ordered(plan, tensors, moved), like, still=False)
+            moved[block.start : block.stop] = moved[nearest]
+        if np.array_equal(before, moved):
+            break
+    return moved
+
+
+def ordered(plan: ScalePlan, tensors: Named, moved: NDArray[np.int64]) -> dict[str, Real]:
+    """Return tensors with channel `moved[c]` where channel c was."""
+    from moretta.protocols.pbpfl import patterns
+
+    orders = patterns.orders(moved)
+    return {name: plan.parameters[name].permute(value, orders) for name, value in tensors.items()}
+
+
+def _assigned(plan: ScalePlan, block: range, tensors: Named, like: Named, *, still: bool) -> NDArray[np.int64]:
+    """Return the channels of `tensors` nearest to each of a block of `like`."""
+    from scipy.optimize import linear_sum_assignment
+
+    cost = np.zeros((len(block), len(block)))
+    for name, value in tensors.items():
+        pattern = plan.parameters[name]
+        for shuffle in pattern.shuffles:
+            rows = _positions(shuffle, block)
+            if rows.size:
+                alone = len(pattern.shuffles) == 1 or not still
+                mine, its = (_slices(one, shuffle.axis, rows, alone) for one in (value, like[name]))
+                cost += (its**2).sum(1)[:, None] + (mine**2).sum(1)[None, :] - 2.0 * its @ mine.T
+    return block.start + np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
+
+
+def _positions(shuffle: Shuffle, block: range) -> NDArray[np.int64]:
+    """Return the positions of each channel of a block along an axis, [channels, positions of each]."""
+    place = shuffle.positions.place
+    channel = shuffle.positions.channel[place]
+    found = place[(channel >= block.start) & (channel < block.stop)]
+    return found.reshape(len(block), -1) if len(found) else np.empty((0, 0), dtype=np.int64)
+
+
+def _slices(value: Real, axis: int, rows: NDArray[np.int64], alone: bool) -> Real:
+    """Return what belongs to each channel, [channels, entries]; sorted unless the tensor has no other moving axis."""
+    taken = np.moveaxis(value, axis, 0)[rows].reshape(len(rows), -1)
+    return taken if alone else np.sort(taken, axis=1)
+
+
+def cosine(one: Named, other: Named) -> float:
+    """Return the cosine of the angle between two networks or steps, as vectors of all their entries."""
+    return float(of_sums(sums(one, other)))
+
+
+def sums(one: Named, other: Named) -> Real:
+    """Return a . b, |a|^2 and |b|^2 of each tensor, [tensors, 3]."""
+    return np.array([[np.vdot(a, b), np.vdot(a, a), np.vdot(b, b)] for a, b in ((one[n], other[n]) for n in one)])
+
+
+def of_sums(parts: Array) -> float:
+    """Return the cosine that sums over tensors come to, 0 for a vector of zeros."""
+    product, first, second = np.asarray(parts, dtype=np.float64).sum(axis=0)
+    scale = float(np.sqrt(first * second))
+    return min(1.0, float(product) / scale) if scale else 0.0

@@ -1,0 +1,110 @@
+"""PBPFL's silos upload terms of a noisy model's loss; the server's key turns them into true gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.exposure import Exposure, Models
+from moretta.audit.evidence.heads import as_outputs
+from moretta.contract.messages import Array, Tensors
+from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moretta.audit.evidence.truth import Truth
+
+ATTACKS = frozenset({
+    "gradient-inversion",
+    "gradient-inversion-of-sum",
+    "labels-from-head",
+    "membership-inference",
+    "server-and-silos",
+    "silo-property",
+})  # fmt: skip
+
+
+def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Array]:
+    """Return what the server recovers: by round and silo (of the sum: "sum") gradients, and the true model.
+
+    rounds: the silos whose uploads counted, by round; nothing is recovered of others. Gradients are computed from the
+    rows: recovery is exact but for rounding. ``present/ROUND`` has whether each of the run's silos counted.
+    """
+    run, arrays = truth.run, dict[str, Array]()
+    for number, silos in rounds.items():
+        arrays |= {f"model/{number}/{name}": value for name, value in truth.parameters(number).items()}
+        arrays[f"present/{number}"] = np.array([silo in silos for silo in run.silos])
+        own = {silo: truth.gradient(silo, number) for silo in silos}
+        if run.masked:
+            sizes = {silo: len(truth.batch(silo, number)) for silo in silos}
+            total = sum(sizes.values())
+            own = {"sum": {n: _mean([(sizes[s] / total, one[n]) for s, one in own.items()]) for n in own[silos[0]]}}
+        arrays |= {f"gradient/{number}/{who}/{n}": np.asarray(g) for who, g_s in own.items() for n, g in g_s.items()}
+    return arrays
+
+
+def _mean(parts: Sequence[tuple[float, Array]]) -> Array:
+    return np.asarray(np.sum([share * np.asarray(one, np.float64) for share, one in parts], axis=0))
+
+
+def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
+    """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model."""
+    heard = truth.heard("server", number)
+    ask = [one.message for one in heard if isinstance(one.message, TrainOn)][-1]
+    answers = [one.message for one in heard if isinstance(one.message, Softmax) and one.peer == silo]
+    loss = _along(truth, answers[-1].y) if answers else None
+    return truth.gradient(silo, number, ask.parameters, loss)
+
+
+def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the noisy loss under cross-entropy, mean (U y - u) . y^ (`moretta.protocols.pbpfl.terms`)."""
+    import torch
+
+    def value(outputs: Tensor, targets: Tensor) -> Tensor:
+        u = truth.loss.weighted_targets(targets, outputs)
+        error = u.sum(dim=1, keepdim=True) * torch.from_numpy(np.array(y)).to(outputs) - u
+        along: Tensor = (error.detach() * outputs).sum(dim=1).mean()
+        return along
+
+    return value
+
+
+def without_offset(case: Case, silo: str) -> Models:
+    """Return the noisy models with the offset r taken off their heads, which a silo first works out.
+
+    A noisy model without r has the true bias and the true outputs, whatever its scales. r is that of
+    `gamma_least_squares` from labels, of `offset_from_softmax` under cross-entropy; there it is known up to a number
+    common to all outputs, which moves no softmax.
+    """
+    from moretta.audit.attacks.pbpfl import gamma_least_squares, offset_from_softmax, softmax_from_sum
+
+    run, asks = case.run, case.last_of_each_round(silo, TrainOn)
+    if run.loss == "mse":
+        some = slice(gamma_least_squares.ROWS)
+        seen = gamma_least_squares.seen(case, silo, case.arrays["x"][some])
+        gamma = gamma_least_squares.fit(seen, as_outputs(case.arrays["y"][some], run.outputs))
+        offsets = dict(zip(seen.rounds.tolist(), np.einsum("tm,tmc->tc", gamma, seen.spread), strict=True))
+    else:
+        sent = case.last_of_each_round(silo, Predictions)
+        softmax = softmax_from_sum.softmax_by_round(case, silo)
+        offsets = {
+            number: offset_from_softmax.differences(sent[number], p)
+            for number, p in softmax.items()
+            if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
+        }
+    found = Models()
+    for number, offset in offsets.items():
+        held = dict(asks[number].parameters)
+        for name, each in ((run.head, offset[:, None]), (run.head_bias, offset)):
+            held[name] = (held[name].astype(np.float64) - each).astype(held[name].dtype)
+        found[number] = held
+    return found
+
+
+EXPOSED = {
+    "pbpfl": Exposure(ATTACKS, prefix="noisy/", uploaded=uploaded, recovered=recovered, worked_out=without_offset)
+}

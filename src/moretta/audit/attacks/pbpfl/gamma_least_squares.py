@@ -1,0 +1,237 @@
+"""A silo fits the offset of PBPFL's head by least squares, for any number m of parts.
+
+Derivation: y^_n(t) = y_n(t) + alpha_n(t) gamma(t) o r_a(t) for each own row n and round t, and a silo knows y^, alpha
+and r_a. The true outputs move little from one round to the next, so
+
+    y^_n(t) - y^_n(t - 1)  ~  alpha_n(t) gamma(t) o r_a(t) - alpha_n(t - 1) gamma(t - 1) o r_a(t - 1)
+
+is, over all rows, outputs and consecutive rounds, a least-squares problem in m unknowns a round, which parts do not
+share. Keys are fresh every round, which is what tells its two terms apart. To begin with, the label stands in for y.
+
+How the true outputs move is not white noise: a step moves all rows of a class alike. So once gamma is about right, the
+rows' covariance of the motion is estimated from what is left, over rounds and outputs, and the fit is repeated with
+its inverse for weights (feasible generalised least squares, Aitken 1935): it then rests on the contrasts of rows in
+which the model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round; there
+are as many equations as rows, outputs and rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.pbpfl.keys import key_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.heads import as_outputs
+from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.errors import ParameterError
+from moretta.protocols.pbpfl.messages import TrainOn
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+Floats = NDArray[np.float64]
+
+ROUNDS = 20  # the last so many
+ROWS = 512  # the first so many of a silo: the covariance is rows by rows
+SWEEPS = 5  # of weighing pairs of rounds anew, rows taken to be independent
+WHITENED = 3  # more sweeps, with the rows' covariance
+LABEL = 0.1  # how much a label counts for y in the first sweeps, against the change of y between two rounds
+SHRINKAGE = 0.1  # of a covariance towards independent rows: it is estimated from fewer samples than there are rows
+TINY = 1e-300  # against a fit without any rest
+
+
+@dataclass(frozen=True)
+class SeenHead:
+    """What a silo sees of the head in T rounds.
+
+    noisy: y^, [T, rows, outputs]; alpha: [T, rows]; spread: r_a on part s, 0 elsewhere, [T, m, outputs];
+    rounds: their numbers, ascending.
+    """
+
+    noisy: Floats
+    alpha: Floats
+    spread: Floats
+    rounds: NDArray[np.int64]
+
+    def truer(self, gamma: Floats) -> Floats:
+        """Return y^ - alpha gamma o r_a, [T, rows, outputs]. gamma: [T, m]."""
+        offset = np.einsum("tm,tmc->tc", gamma, self.spread)
+        truer: Floats = self.noisy - self.alpha[:, :, None] * offset[:, None, :]
+        return truer
+
+    @property
+    def pairs(self) -> list[int]:
+        """Return the places of rounds whose predecessor was seen too."""
+        return [t for t in range(1, len(self.rounds)) if self.rounds[t] == self.rounds[t - 1] + 1]
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.head:
+        return "the model has no linear layer with an output each"
+    return "" if run.training else "no round of training was recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the first silo its view and its own rows."""
+    silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
+    rows = truth.rows(silo).part(slice(ROWS))
+    return Given(
+        views={silo: rounds},
+        arrays={"x": rows.x, "y": as_outputs(rows.y, truth.run.outputs)},
+        view=f"{rounds_of(len(rounds))} of {silo}",
+        knowledge=f"{len(rows.x)} labelled rows of {silo}, its own",
+    )
+
+
+def seen(case: Case, silo: str, x: NDArray[np.generic]) -> SeenHead:
+    """Return what a silo's view shows of the head, on rows x."""
+    from moretta.audit.evidence.network import head_inputs
+
+    asks, model = case.last_of_each_round(silo, TrainOn), case.model()
+    rounds = sorted(asks)
+    if not rounds:
+        raise ParameterError(f"{silo} was asked for nothing in the recorded rounds")
+    noisy, alpha = [], []
+    for number in rounds:
+        h, outputs = head_inputs(model, case.run, asks[number].parameters, x)
+        noisy.append(outputs)
+        alpha.append(h.sum(axis=1) + bool(case.run.head_bias))
+    spread = [spread_of(asks[number]) for number in rounds]
+    return SeenHead(np.array(noisy), np.array(alpha), np.array(spread), np.array(rounds))
+
+
+def spread_of(ask: TrainOn) -> Floats:
+    """Return r_a spread over its parts, [m, outputs]."""
+    parts = np.arange(ask.parts.max() + 1)[:, None]
+    return np.asarray(ask.direction * (ask.parts == parts), dtype=np.float64)
+
+
+def attack(case: Case) -> Claim:
+    """Claim gamma of each round, [rounds, m]."""
+    (silo,) = case.views
+    found = seen(case, silo, case.arrays["x"])
+    return {"rounds": found.rounds, "gamma": fit(found, np.asarray(case.arrays["y"]))}
+
+
+def fit(found: SeenHead, y: Floats) -> Floats:
+    """Return gamma by round and part, [T, m]. y: labels as outputs, [rows, outputs]."""
+    count, rows, _ = found.noisy.shape
+    pairs, alone = found.pairs, _Whitening.none(rows)
+    gamma = _solve(found, y, alone, alone, np.ones(count), np.zeros(len(pairs)))
+    for sweep in range(SWEEPS + WHITENED):
+        truer = found.truer(gamma)
+        errors, steps = truer - y, np.array([truer[t] - truer[t - 1] for t in pairs]).reshape(-1, *y.shape)
+        by_label, by_step = (alone, alone) if sweep < SWEEPS else (_Whitening.of(errors), _Whitening.of(steps))
+        trust = LABEL**2 if sweep < SWEEPS else 1.0
+        gamma = _solve(found, y, by_label, by_step, trust * _weights(by_label, errors), _weights(by_step, steps))
+    return gamma
+
+
+@dataclass(frozen=True)
+class _Whitening:
+    """Makes rows of one covariance independent, up to a common factor: x - U diag(d) U^T x, U [rows, k], d [k]."""
+
+    basis: Floats
+    damped: Floats
+
+    @classmethod
+    def none(cls, rows: int) -> _Whitening:
+        return cls(np.zeros((rows, 0)), np.zeros(0))
+
+    @classmethod
+    def of(cls, rests: Floats) -> _Whitening:
+        """Return that of the rows' covariance in rests, [samples, rows, outputs], shrunk towards independence."""
+        rows = rests.shape[1]
+        flat = rests.transpose(1, 0, 2).reshape(rows, -1)
+        if not flat.any():
+            return cls.none(rows)
+        basis, sizes, _ = np.linalg.svd(flat, full_matrices=False)
+        alone = SHRINKAGE * float(np.sum(sizes**2)) / rows
+        return cls(basis, 1.0 - np.sqrt(alone / (sizes**2 + alone)))
+
+    def __call__(self, values: Floats) -> Floats:
+        """Return values, [.., rows, columns], made independent by row."""
+        made: Floats = values - self.basis @ (self.damped[:, None] * (self.basis.T @ values))
+        return made
+
+
+def _weights(whitening: _Whitening, rests: Floats) -> Floats:
+    """Return one over the mean square of each sample, whitened."""
+    means: Floats = np.mean(whitening(rests) ** 2, axis=(1, 2))
+    return 1.0 / np.maximum(means, TINY)
+
+
+def _solve(
+    found: SeenHead, y: Floats, by_label: _Whitening, by_step: _Whitening, label: Floats, step: Floats
+) -> Floats:
+    """Return gamma from y^ - label of every round and y^(t) - y^(t - 1) of every pair, whitened and with weights."""
+    count, m, _ = found.spread.shape
+    matrix, vector = np.zeros((m, count, count)), np.zeros((m, count))
+    alpha, rest = by_label(found.alpha.T).T, by_label(found.noisy - y)
+    squares = np.einsum("tmc,tmc->tm", found.spread, found.spread)
+    for t in range(count):
+        matrix[:, t, t] += label[t] * (alpha[t] @ alpha[t]) * squares[t]
+        vector[:, t] += label[t] * found.spread[t] @ (alpha[t] @ rest[t])
+    alpha, noisy = by_step(found.alpha.T).T, by_step(found.noisy)
+    for t, weight in zip(found.pairs, step, strict=True):
+        moved = noisy[t] - noisy[t - 1]
+        both = np.einsum("mc,mc->m", found.spread[t - 1], found.spread[t]) * (alpha[t - 1] @ alpha[t])
+        for at, sign in ((t - 1, -1.0), (t, 1.0)):
+            matrix[:, at, at] += weight * (alpha[at] @ alpha[at]) * squares[at]
+            vector[:, at] += sign * weight * found.spread[at] @ (alpha[at] @ moved)
+        matrix[:, t - 1, t] -= weight * both
+        matrix[:, t, t - 1] -= weight * both
+    return np.array([_least_squares(a, b) for a, b in zip(matrix, vector, strict=True)]).T
+
+
+def _least_squares(matrix: Floats, vector: Floats) -> Floats:
+    """Return the solution of normal equations, scaled to a diagonal of ones.
+
+    Weights of rounds may be many orders of magnitude apart, and the smallest would be taken for a lack of rank.
+    """
+    scale = np.sqrt(np.maximum(np.diagonal(matrix), np.finfo(np.float64).tiny))
+    found: Floats = np.linalg.lstsq(matrix / np.outer(scale, scale), vector / scale, rcond=None)[0] / scale
+    return found
+
+
+def errors_of(claim: Claim, truth: Truth) -> Floats:
+    """Return the relative error of gamma by round of a claim's `rounds`."""
+    pairs = zip(claim["rounds"], claim["gamma"], strict=True)
+    return np.array([relative_error(found, key_of(truth, int(number)).gamma) for number, found in pairs])
+
+
+def finding(errors: Floats, who: str, figures: dict[str, float]) -> AttackResult:
+    """Return 1 - relative error, median over rounds, whose keys are drawn anew. errors: by round."""
+    median = float(np.median(errors))
+    return AttackResult(
+        measure="1 - relative error of gamma, median over rounds",
+        score=float(recovered(median)),
+        chance=0.0,
+        interval=kept(of_errors(errors)),
+        sentence=f"{who} the head's offset {to_error(median)}, median of {len(errors)} round{'s' * (len(errors) != 1)}",
+        figures={"relative_error": median, "last_round": float(errors[-1]), "rounds": float(len(errors)), **figures},
+    )
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the keys."""
+    return finding(errors_of(claim, truth), "A silo works out", {})
+
+
+ATTACK = Attack(
+    name="gamma-least-squares",
+    role="silo",
+    source="generalised least squares over rows and rounds; contradicts Lemma 7 of Feng et al. for more than one row",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

@@ -1,0 +1,223 @@
+"""A silo finds PBPFL's scales in the low bits of one noisy model: W lies on a lattice, and R W is rounded once.
+
+float32 weights, and before them initialisers with 24 random bits, leave few values for W; a wrong scale leaves W^ / R
+anywhere (`attacks.pbpfl.low_bits`). No label is needed, and no second round. It is a game, not a search: for each scale
+64 candidates within a percent of each other, of which one is true, so that the sizes of weights say nothing and their
+low bits decide. A search needs 2^24 candidates or so for the first weight of a row, and fewer for each further one.
+
+Scales are taken from the input upwards, each with those below as they were found: R = s_i / s_j has two. The order of
+channels is not asked after; s_i is the scale of the channel in place i of the noisy model.
+
+Against it the server holds W in float64 and sends fewer bits than that of R o W, and moves each tensor of the start by
+noise of a lattice's step (`moretta.protocols.common.first_weights`). What is left is no matter of low bits and is not
+measured
+here: rows of two rounds find each other by direction, and give the ratio of their scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.pbpfl.keys import key_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Tensors
+from moretta.errors import ParameterError
+from moretta.protocols.pbpfl.messages import TrainOn
+
+if TYPE_CHECKING:
+    from moretta.audit.attacks.pbpfl.canonical import Named
+    from moretta.audit.evidence.truth import Truth
+    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+
+CANDIDATES = 64  # for each scale
+WINDOW = 0.01  # of the logarithm of a scale, in which its candidates lie
+MOST_SCALES = 512  # the first so many
+MOST_VALUES = 1024  # of each scale, the first so many
+
+Real = NDArray[np.float64]
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.head:
+        return "the model has no linear layer with an output each"
+    if run.setting("scales") == "powers-of-two":
+        return "scales are powers of two, which leave all bits of a weight below the head as they are"
+    return "" if run.training else "no round of training was recorded"
+
+
+def true_scales(plan: ScalePlan, key: ScaleKey) -> Real:
+    """Return the scale of each place of the noisy model, float64[free]: R of them is R of the key, permuted.
+
+    Raises `moretta.errors.ParameterError` where a scale has no place of its own below the head.
+    """
+    from moretta.protocols.pbpfl import patterns
+
+    factors = patterns.factors(key.scales)
+    starts = np.cumsum([0, *plan.blocks])
+    moved = [start + order for start, order in zip(starts, key.permutations, strict=False)]
+    orders = patterns.orders(np.concatenate([np.empty(0, dtype=np.int64), *moved]))
+    placed = np.full(len(factors), np.nan)
+    for one in plan.parameters.values():
+        for places in one.follows:
+            whole = np.broadcast_to(places, one.shape)
+            placed[whole] = factors[one.permute(whole, orders)]
+    scales = np.where(np.isnan(placed[: plan.free]), 1.0 / placed[plan.free : 2 * plan.free], placed[: plan.free])
+    if not plan.free or np.isnan(scales).any():
+        raise ParameterError("nothing below the head is scaled")
+    return scales
+
+
+def candidates(scales: Real) -> tuple[Real, NDArray[np.int64]]:
+    """Return the candidates for each scale, [scales, 64], and which one is true.
+
+    They are drawn as the true one might have been: uniform in the logarithm, in a window in which it may lie anywhere.
+    """
+    # Whoever knows the seed knows the scales: an attacker cannot draw the same decoys.
+    generator = np.random.Generator(np.random.PCG64(np.asarray(scales, dtype=np.float64).view(np.uint32).tolist()))
+    low = np.log(scales) - WINDOW * generator.random(len(scales))
+    found = np.exp(low[:, None] + WINDOW * generator.random((len(scales), CANDIDATES)))
+    true = generator.integers(0, CANDIDATES, len(scales))
+    found[np.arange(len(scales)), true] = scales
+    return found, true
+
+
+def given(truth: Truth) -> Given:
+    """Give a silo the first noisy model that was recorded, and candidates for each scale of it."""
+    from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
+
+    plan, silo, number = plan_of(truth), truth.run.silos[0], truth.recorded[0]
+    offered, _ = candidates(true_scales(plan, key_of(truth, number).scales))
+    return Given(
+        views={silo: (number,)},
+        arrays={"candidates": offered, **structure(plan)},
+        view=f"round {number} of {silo}",
+        knowledge=f"{CANDIDATES} candidates for each scale, within a percent of each other",
+    )
+
+
+def attack(case: Case) -> Claim:
+    """Claim which candidate is the true one, by scale; -1 for scales that nothing below the head tells of."""
+    from moretta.audit.attacks.pbpfl.canonical import plan_from, trunk
+
+    (silo,) = case.views
+    asks = case.last_of_each_round(silo, TrainOn)
+    if not asks:
+        raise ParameterError(f"{silo} was sent no model in this round")
+    plan = plan_from(case.arrays)
+    noisy: Tensors = next(iter(asks.values())).parameters
+    return {"guess": guessed(plan, trunk(plan, noisy), case.arrays["candidates"])}
+
+
+def guessed(plan: ScalePlan, noisy: Named, offered: Real) -> NDArray[np.int64]:
+    """Return for each scale the candidate by which values are most likely to be of a lattice, -1 for none.
+
+    noisy: the parameters below the head. A scale's turn comes when those that it stands beside are found.
+    """
+    from moretta.audit.attacks.pbpfl.low_bits import bits_of
+
+    free, seen = plan.free, _seen(plan, noisy)
+    bits = max(bits_of(value) for value in noisy.values())
+    guess, factors = np.full(free, -1), np.full(2 * free + 1, np.nan)
+    factors[-1], left = 1.0, set(range(min(free, MOST_SCALES)))
+    while left:
+        counts = {scale: sum(int(one.known(factors).sum()) for one in seen.get(scale, ())) for scale in left}
+        most = max(counts.values())
+        if not most:
+            break
+        # The bias of a layer alone says little of its scale: those come first of which the most values can be judged.
+        turn = [scale for scale in sorted(left) if 2 * counts[scale] >= most]
+        for scale in turn:
+            told = [one.evidence(offered[scale], factors, bits) for one in seen[scale]]
+            guess[scale] = np.sum(told, axis=0).argmax()
+        for scale in turn:
+            factors[scale] = offered[scale, guess[scale]]
+            factors[scale + free] = 1.0 / factors[scale]
+        left -= set(turn)
+    return guess
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Noisy values of one tensor that follow one scale.
+
+    power: 1 where they are multiplied by it, -1 where divided. beside: the place of their other factor. shape: of the
+    weight that they are of, or that their bias belongs to.
+    """
+
+    values: Real
+    power: Real
+    beside: NDArray[np.int64]
+    shape: tuple[int, ...]
+
+    def known(self, factors: Real) -> NDArray[np.bool_]:
+        """Return of which values the other factor has been found. factors: NaN where not."""
+        return np.isfinite(factors[self.beside])
+
+    def evidence(self, offered: Real, factors: Real, bits: int) -> Real:
+        """Return the evidence for each candidate (`moretta.audit.attacks.pbpfl.low_bits.evidence`)."""
+        from moretta.audit.attacks.pbpfl.low_bits import evidence, half_widths
+
+        known = self.known(factors)
+        values = self.values[known][:MOST_VALUES]
+        beside, power = factors[self.beside[known]][:MOST_VALUES], self.power[known][:MOST_VALUES]
+        factor = beside * offered[:, None] ** power
+        return evidence(values / factor, half_widths(values, bits) / factor, self.shape, bits)
+
+
+def _seen(plan: ScalePlan, noisy: Named) -> dict[int, list[_Values]]:
+    """Return the noisy values by scale; a value that follows two stands with both."""
+    free, found = plan.free, dict[int, list[_Values]]()
+    for name, value in noisy.items():
+        terms = [np.broadcast_to(one % (2 * free + 1), value.shape).ravel() for one in plan.parameters[name].follows]
+        weight = f"{name.removesuffix('bias')}weight"
+        shape = noisy[weight].shape if value.ndim == 1 and weight in noisy else value.shape
+        for turn, one in enumerate(terms):
+            other = terms[1 - turn] if len(terms) == 2 else np.full(value.size, 2 * free)
+            order = np.flatnonzero((one < 2 * free) & (value.ravel() != 0))
+            order = order[np.argsort(one[order] % free, kind="stable")]
+            scales, starts = np.unique(one[order] % free, return_index=True)
+            for scale, at in zip(scales.tolist(), np.split(order, starts[1:]), strict=True):
+                power = np.where(one[at] < free, 1.0, -1.0)
+                found.setdefault(scale, []).append(_Values(value.ravel()[at], power, other[at], shape))
+    return found
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Count the scales that were told from their decoys."""
+    from moretta.audit.attacks.pbpfl.canonical import plan_of
+
+    number = truth.recorded[0]
+    _, true = candidates(true_scales(plan_of(truth), key_of(truth, number).scales))
+    tried = claim["guess"] >= 0
+    if not tried.any():
+        raise ParameterError("no scale has a value of its own below the head")
+    found, games = int((claim["guess"] == true)[tried].sum()), int(tried.sum())
+    return AttackResult(
+        measure=f"rate of scales told from {CANDIDATES - 1} decoys by the low bits of one noisy model",
+        score=found / games,
+        chance=1.0 / CANDIDATES,
+        interval=of_rate(found, games),
+        sentence=f"A silo tells {found} of {games} scales of round {number} from {CANDIDATES - 1} decoys each by the "
+        "low bits of the noisy model",
+        figures={"scales": float(games), "round": float(number)},
+    )
+
+
+ATTACK = Attack(
+    name="scales-from-low-bits",
+    role="silo",
+    source="weights lie on a lattice of floats, of initialisers with 24 random bits; round(R o W) shows where",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

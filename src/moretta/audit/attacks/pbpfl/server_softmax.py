@@ -1,0 +1,165 @@
+"""The server of PBPFL learns the softmax of every sample under cross-entropy, and something of its features.
+
+Derivation: each silo sends z = y^ - max y^ and alpha of every row of its batch by itself, not through the secure sum
+(`practical.md`, Eq. 21). The server knows r, so softmax(z - alpha r) is the true softmax of the row; its largest entry
+is a guess of the label. alpha is the sum of the perturbed features s o h, and the server itself sent W^ = W / s + r,
+its columns in another order. With its own head W, b it has, for the penultimate features h of the row and a constant c,
+
+    W h - c 1 = z - alpha r - b,     s . h = alpha (- 1 where the head has a bias),
+
+outputs + 1 equations in the inputs of the head + 1 unknowns: exact where the head has no more inputs than outputs; else
+the solution of least norm is claimed, the projection of h on what the equations see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.pbpfl import softmax_from_sum
+from moretta.audit.attacks.pbpfl.keys import key_of
+from moretta.audit.attacks.pbpfl.softmax_from_sum import ROUNDS, by_round, scores, squares
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array
+from moretta.protocols.pbpfl.messages import Predictions, TrainOn
+from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+Floats = NDArray[np.float64]
+
+TINY = 1e-30  # of a column's norm: it is divided by
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.head:
+        return "the model has no linear layer with an output each"
+    if run.augmented:
+        return "rows are augmented anew in every round, and there is no record of what to compare with"
+    return softmax_from_sum.fits(run)
+
+
+def given(truth: Truth) -> Given:
+    """Give the server its view, its keys' offsets and its own heads."""
+    rounds, arrays = truth.recorded[-ROUNDS:], {}
+    for number in rounds:
+        held = truth.parameters(number)
+        arrays[f"offset/{number}"] = key_of(truth, number).offset
+        arrays[f"weight/{number}"] = held[truth.run.head]
+        if truth.run.head_bias:
+            arrays[f"bias/{number}"] = held[truth.run.head_bias]
+    return Given(
+        views={"server": rounds},
+        arrays=arrays,
+        view=f"{rounds_of(len(rounds))} of the server",
+        knowledge="its own offset and its own true head in these rounds",
+    )
+
+
+def attack(case: Case) -> Claim:
+    """Claim p/ROUND/SILO, [rows, outputs], and h/ROUND/SILO, [rows, inputs]."""
+    found = {}
+    asks = case.last_of_each_round("server", TrainOn, "sent")
+    sent: dict[tuple[int, str], Predictions] = {}
+    for one in case.heard("server", Predictions):
+        if isinstance(one.message, Predictions):
+            sent[one.round, one.peer] = one.message  # the last: of the attempt that counted
+    for (number, silo), predictions in sent.items():
+        offset = np.asarray(case.arrays[f"offset/{number}"])
+        true = true_softmax(predictions, offset)
+        weight, bias = case.arrays[f"weight/{number}"], case.arrays.get(f"bias/{number}")
+        scales = scales_of(weight, asks[number].parameters[case.run.head], offset)
+        found[f"p/{number}/{silo}"] = true.p
+        found[f"h/{number}/{silo}"] = features(true, weight, bias, scales)
+    return found
+
+
+def scales_of(weight: Array, noisy: Array, offset: Floats) -> Floats:
+    """Return s by column of W, where W^ - r has the columns of W / s in some order, [inputs]; of columns of 0, 1."""
+    held, scaled = np.asarray(weight, dtype=np.float64), np.asarray(noisy, dtype=np.float64) - offset[:, None]
+    sizes, others = (np.maximum(np.linalg.norm(one, axis=0), TINY) for one in (held, scaled))
+    place = ((held / sizes).T @ (scaled / others)).argmax(axis=1)  # of columns along each other
+    return np.where(sizes > TINY, sizes / others[place], 1.0)
+
+
+def features(true: TrueSoftmax, weight: Array, bias: Array | None, scales: Floats) -> Floats:
+    """Return h by row, of least norm where the head has more inputs than it gives equations, [rows, inputs]."""
+    outputs, inputs = weight.shape
+    matrix = np.zeros((outputs + 1, inputs + 1))
+    matrix[:outputs, :inputs], matrix[:outputs, inputs], matrix[outputs, :inputs] = weight, -1.0, scales
+    b = 0.0 if bias is None else np.asarray(bias, dtype=np.float64)
+    right = np.concatenate([true.y - b, (true.alpha - (bias is not None))[:, None]], axis=1)
+    found: Floats = np.linalg.lstsq(matrix, right.T, rcond=None)[0].T[:, :inputs]
+    return found
+
+
+def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Return softmax, features and labels of a silo's batch of a round, by the true model."""
+    import copy
+
+    from moretta.audit.evidence.network import head_inputs
+
+    rows = truth.rows(silo).part(truth.batch(silo, number))
+    model = copy.deepcopy(truth.federation.model).train()
+    h, outputs = head_inputs(model, truth.run, truth.parameters(number), rows.x)
+    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    labels = rows.y.argmax(axis=1) if rows.y.ndim == 2 else rows.y
+    return shifted / shifted.sum(axis=1, keepdims=True), h, labels.astype(np.int64)
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the true model's softmax, features and labels, beside the mean softmax of all these rows.
+
+    Rows of a round are worked out with one offset, so that the units are rounds.
+    """
+    names = sorted(name.removeprefix("p/") for name in claim if name.startswith("p/"))
+    split = [name.split("/", 1) for name in names]
+    true, h, labels = (np.concatenate(one) for one in zip(*(truth_of(truth, int(n), s) for n, s in split), strict=True))
+    p, features_found = (np.concatenate([claim[f"{kind}/{name}"] for name in names]) for kind in ("p", "h"))
+    rounds = np.repeat([int(number) for number, _ in split], [len(claim[f"p/{name}"]) for name in names])
+    got, chance, interval = scores(*(
+        by_round(np.array([squares(one, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)]))
+        for one in (p, np.broadcast_to(true.mean(axis=0), true.shape))
+    ))  # fmt: skip
+    rows = len(p)
+    hits = int(np.sum(p.argmax(axis=1) == labels))
+    low, high = of_rate(hits, rows)
+    error, miss = relative_error(p, true), relative_error(features_found, h)
+    return AttackResult(
+        measure="1 - relative error of each sample's softmax, median over rounds",
+        score=got,
+        chance=chance,
+        interval=interval,
+        sentence=f"The server learns the softmax of each of {rows} samples {to_error(error)} and "
+        f"guesses {hits / rows:.1%} of their labels by it",
+        figures={
+            "relative_error": error,
+            "mean_error": float(np.abs(p - true).mean()),
+            "label_rate": hits / rows,
+            "label_rate_low": low,
+            "label_rate_high": high,
+            "label_chance": float(np.bincount(labels).max() / rows),
+            "features_r2": 1.0 - miss**2,  # about 0, not the mean, which the server does not know
+            "head_inputs": float(h.shape[1]),
+            "rows": float(rows),
+        },
+    )
+
+
+ATTACK = Attack(
+    name="server-softmax",
+    role="server",
+    source="the exchange of practical.md, Eq. 21, as the server sees it",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

@@ -1,0 +1,104 @@
+"""A silo that has the run file builds the true model of round 1: initial weights follow from its seed alone.
+
+`moretta.models.build` draws weights from the seed of the run file, which silos usually hold as well: it is needed to
+draw batches. By how much W(1) is moved from them follows from them (`moretta.protocols.common.first_weights`), so that
+W^(1) / W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients; a model
+that starts warm from a file that only the server has does not either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.case import Architecture, Case, torch_dtype
+from moretta.audit.evidence.intervals import recovered, relative_error, to_error
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Tensors
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from moretta.audit.evidence.truth import Truth
+
+ANOTHER = 1_000_003  # further on, the seed whose weights say what guessing scores
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    return "" if 1 in run.recorded else "the first round was not recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give a silo the seed. Raises `moretta.errors.ParameterError` where the weights do not follow from it."""
+    if truth.architecture.program:
+        raise ParameterError("the model was made in Python: no seed of a run file leads to its weights")
+    settings = truth.federation.spec.settings
+    if settings.get("protocol", {}).get("warm-start"):
+        raise ParameterError("the model started warm: the seed does not lead to its weights")
+    seed = int(settings["run"]["seed"])
+    silo = truth.run.silos[0]
+    return Given({silo: ()}, {"seed": np.array(seed)}, view="no message", knowledge="the run file with its seed")
+
+
+def attack(case: Case) -> Claim:
+    """Claim the true model of round 1."""
+    return _weights(case.architecture, case.run, int(case.arrays["seed"]))
+
+
+def _weights(made: Architecture, run: PublicRun, seed: int) -> Tensors:
+    from moretta.protocols.common import modules
+    from moretta.protocols.common.first_weights import first_weights
+
+    return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
+
+
+def _built(made: Architecture, run: PublicRun, seed: int) -> nn.Module:
+    from pathlib import Path
+
+    from moretta.models import catalogue
+
+    built = catalogue.build(
+        made.source, inputs=run.shape, outputs=run.outputs, base=Path(made.base), seed=seed, **made.arguments
+    )
+    return built.to(torch_dtype(run))
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the true model before round 1."""
+    true = truth.parameters(1)
+    error = _error(claim, true)
+    another = int(truth.federation.spec.settings["run"]["seed"]) + ANOTHER
+    guess = _error(_weights(truth.architecture, truth.run, another), true)
+    found = float(recovered(error))
+    return AttackResult(
+        measure="1 - relative error of the model before round 1",
+        score=found,
+        chance=float(recovered(guess)),
+        interval=(found, found),
+        sentence=f"Whoever has the run file's seed builds the true model before round 1 {to_error(error)}",
+        figures={"relative_error": error, "relative_error_of_another_seed": guess},
+    )
+
+
+def _error(found: Tensors, true: Tensors) -> float:
+    """Return the relative error over all tensors of floats."""
+    from moretta.audit.evidence.network import flat
+
+    real = {name for name, value in true.items() if value.dtype.kind == "f"}
+    return relative_error(*(flat({name: one[name] for name in real}) for one in (found, true)))
+
+
+ATTACK = Attack(
+    name="training-seed",
+    role="silo",
+    source="initial weights are a function of the run file's seed",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

@@ -1,0 +1,20 @@
+"""All attacks that there are."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+
+from moretta.audit import attacks
+from moretta.audit.evidence.attack import Attack
+
+ORDER = ("server", "silo", "silos together", "server and silos", "outsider")
+
+
+def all_attacks() -> Sequence[Attack]:
+    """Return all attacks, which are what modules below `moretta.audit.attacks` define: by role, and then by name."""
+    names = [found.name for found in pkgutil.walk_packages(attacks.__path__, f"{attacks.__name__}.") if not found.ispkg]
+    defined = [one for name in names for one in vars(importlib.import_module(name)).values() if isinstance(one, Attack)]
+    by_name = {attack.name: attack for attack in defined}
+    return sorted(by_name.values(), key=lambda attack: (ORDER.index(attack.role), attack.name))

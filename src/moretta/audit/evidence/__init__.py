@@ -1,0 +1,1 @@
+"""What attacks and the scorer stand on: what an attack is and is given, the truth, and arithmetic that they share."""

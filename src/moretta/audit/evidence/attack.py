@@ -1,0 +1,101 @@
+"""What an attack is: which role, what it is given, what it does with that, and how its claim is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array, Tensors
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+Role = Literal["server", "silo", "silos together", "server and silos", "outsider"]
+
+Claim = Tensors
+"""What an attacker says it found: named arrays."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one attack is to be given.
+
+    views: by role, the rounds of its view. arrays: background knowledge, and the role's own secrets. view: in words,
+    what it has seen. knowledge: in words, what it knows besides, "nothing" for nothing.
+    """
+
+    views: Mapping[str, Sequence[int]]
+    arrays: Mapping[str, Array]
+    view: str
+    knowledge: str
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Images reconstructed against true ones, float [images, channels, height, width] in the same units."""
+
+    caption: str
+    true: Array
+    found: Array
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What an attack came to.
+
+    score: higher, the more was learned; measure: of what, in a few words. chance: what guessing scores. interval: 95 %,
+    of the score. sentence: one plain sentence of what the role learned, with its figure, without a full stop.
+    figures: further figures, by name.
+    """
+
+    measure: str
+    score: float
+    chance: float
+    interval: tuple[float, float]
+    sentence: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    pictures: Sequence[Reconstruction] = ()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether more was learned than by guessing: the whole interval lies above chance."""
+        return self.interval[0] > self.chance
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack.
+
+    name: with dashes, the same in `audit.json` and on the command line. source: the paper or derivation.
+    protocols: that it is for. fits: why it cannot be tried on a run, empty where it can. given: what it is to be
+    given; it may read the truth, as it says what a role knows. attack: runs in a process of its own, on nothing else.
+    score: compares the claim with the truth. slow: left out unless a thorough audit is asked for.
+    """
+
+    name: str
+    role: Role
+    source: str
+    protocols: frozenset[str]
+    fits: Callable[[PublicRun], str]
+    given: Callable[[Truth], Given]
+    attack: Callable[[Case], Claim]
+    score: Callable[[Claim, Truth], AttackResult]
+    slow: bool = False
+
+    @property
+    def module(self) -> str:
+        """The module that `attack` stands in, from which the child process takes it by its name."""
+        return self.attack.__module__
+
+
+def always(run: PublicRun) -> str:
+    """Return that an attack can be tried on any run of its protocols."""
+    return ""
+
+
+def rounds_of(count: int) -> str:
+    """Return so many rounds in words: "1 round", "2 rounds"."""
+    return "1 round" if count == 1 else f"{count} rounds"

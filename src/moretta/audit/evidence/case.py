@@ -1,0 +1,198 @@
+"""What an attacker is given, as one piece of bytes: views, public facts, declared knowledge, and the architecture."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message
+from moretta.engines import views
+from moretta.errors import ParameterError
+from moretta.protocols.common import silo_rows
+from moretta.protocols.registry import ENTRIES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_VIEW, _ARRAY, _PROGRAM = "view/", "array/", "program"
+
+
+@cache
+def codec() -> Codec:
+    """Return a codec of the messages of all protocols."""
+    own = [kind for one in ENTRIES.values() for kind in (*one.own_messages(), *one.set_up_messages())]
+    return Codec(dict.fromkeys((*silo_rows.schema_of(()), *own)))
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message that a role sent or received. peer: to or from whom."""
+
+    direction: str
+    peer: str
+    message: Message
+
+    @property
+    def round(self) -> int:
+        """The round that it is of."""
+        return self.message.stamp.round
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build the model, weights aside: a run file's [model], or where it came from Python an exported program.
+
+    source, arguments, base: as of `moretta.models.build`. program: `torch.export`'s, with other weights.
+    """
+
+    source: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    base: str = "."
+    program: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one attack is given.
+
+    views: by role, the bytes of its recorded files by round. arrays: the declared knowledge, frozen.
+    thorough: whether it may take long.
+    """
+
+    run: PublicRun
+    views: Mapping[str, Mapping[int, bytes]] = field(repr=False)
+    arrays: Mapping[str, Array] = field(repr=False)
+    architecture: Architecture
+    thorough: bool = False
+
+    @cached_property
+    def _heard(self) -> Mapping[str, Sequence[Heard]]:
+        reader = codec()
+        return {
+            role: tuple(
+                Heard(seen.direction, seen.peer, reader.decode(seen.data))
+                for number in sorted(files)
+                for seen in views.parse(files[number], f"round {number} of {role}")
+            )
+            for role, files in self.views.items()
+        }
+
+    def heard(self, role: str, kind: type[Any], direction: str | None = None) -> Sequence[Heard]:
+        """Return a role's messages of one kind in order, sent or received."""
+        return [
+            one for one in self._heard[role] if isinstance(one.message, kind) and direction in (None, one.direction)
+        ]
+
+    def last_of_each_round(self, role: str, kind: type[Any], direction: str | None = None) -> Mapping[int, Any]:
+        """Return the last message of one kind of each round: of the attempt that counted."""
+        return {one.round: one.message for one in self.heard(role, kind, direction)}
+
+    def model(self) -> nn.Module:
+        """Return the architecture in the run's dtype, in train mode, with weights of zero; a module of its own."""
+        if not self.architecture.program:
+            return copy.deepcopy(self._built)
+        import torch
+
+        return torch.export.load(io.BytesIO(self.architecture.program)).module().to(torch_dtype(self.run))
+
+    @cached_property
+    def _built(self) -> nn.Module:
+        """Built once: what builds a user's model may read files, which an attack may not."""
+        import torch
+
+        from moretta.models import catalogue
+
+        made = catalogue.build(
+            self.architecture.source,
+            inputs=self.run.shape,
+            outputs=self.run.outputs,
+            base=Path(self.architecture.base),
+            **self.architecture.arguments,
+        )
+        with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed
+            for parameter in made.parameters():
+                parameter.zero_()
+        return made.to(torch_dtype(self.run)).train()
+
+    def pack(self) -> bytes:
+        """Return the case as bytes."""
+        arrays = {
+            f"{_VIEW}{role}/{number}": np.frombuffer(data, np.uint8)
+            for role, files in self.views.items()
+            for number, data in files.items()
+        }
+        arrays |= {f"{_ARRAY}{name}": np.array(value, order="C", copy=None) for name, value in self.arrays.items()}
+        if self.architecture.program:
+            arrays[_PROGRAM] = np.frombuffer(self.architecture.program, np.uint8)
+        made = self.architecture
+        plain = {
+            "run": self.run.to_json(),
+            "thorough": self.thorough,
+            "roles": list(self.views),
+            "model": {"source": made.source, "arguments": dict(made.arguments), "base": made.base},
+        }
+        return save(arrays, {"case": json.dumps(plain)})
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Case:
+        """Return what `pack` gave, with arrays that cannot be written to."""
+        size = int.from_bytes(data[:8], "little")
+        plain = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["case"])
+        arrays = load(data)
+        for array in arrays.values():
+            array.flags.writeable = False
+        seen: dict[str, dict[int, bytes]] = {role: {} for role in plain["roles"]}
+        for name, array in arrays.items():
+            if name.startswith(_VIEW):
+                role, _, number = name.removeprefix(_VIEW).rpartition("/")
+                seen[role][int(number)] = array.tobytes()
+        given = {name.removeprefix(_ARRAY): array for name, array in arrays.items() if name.startswith(_ARRAY)}
+        program = arrays[_PROGRAM].tobytes() if _PROGRAM in arrays else b""
+        run = PublicRun.from_json(plain["run"])
+        return cls(run, seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
+
+
+def torch_dtype(run: PublicRun) -> torch.dtype:
+    """Return the dtype of the model."""
+    import torch
+
+    return {"float32": torch.float32, "float64": torch.float64}[run.dtype]
+
+
+def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Return the program of a model that no run file describes, with weights of zero.
+
+    shape, dtype: of a row of inputs. Raises `moretta.errors.ParameterError` where PyTorch cannot export it.
+    """
+    import torch
+
+    blank = copy.deepcopy(model).train()
+    with torch.no_grad():
+        for parameter in blank.parameters():
+            parameter.zero_()
+    sample = torch.zeros((2, *shape), dtype=torch.from_numpy(np.zeros(0, dtype)).dtype)
+    if sample.is_floating_point():
+        sample = sample.to(next(blank.parameters()).dtype)
+    try:
+        program = torch.export.export(blank, (sample,), dynamic_shapes=({0: torch.export.Dim("rows")},), strict=False)
+        stream = io.BytesIO()
+        torch.export.save(program, stream)
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        raise ParameterError(
+            f"torch.export cannot write this model down for an attacker ({type(error).__name__}: {said}); name it as "
+            'source = "module:function" in a run file'
+        ) from error
+    return stream.getvalue()

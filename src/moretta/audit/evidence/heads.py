@@ -1,0 +1,101 @@
+"""How many rows of each class were in a batch, from the gradient of the head, without asking how it was come by.
+
+Derivation: with p = softmax(y) under cross-entropy, or p = y under the squared error, and t the one-hot target of each
+of B rows with head inputs h, the head has
+
+    dL/db_c = mean(p_c) - n_c / B          dL/dW_c = mean((p_c - t_c) h)
+
+so n_c / B = mean(p_c) - dL/db_c: what the model says of such rows on average is all that has to be guessed, and for it
+the attacker runs the model on background rows. Those of class k say P_kc on average, hence q = n / B solves
+
+    P' q - q = dL/db,   sum q = 1,   q >= 0
+
+Without a bias, dL/dW_c . h / |h|^2 with the background's mean h stands for dL/db_c. One row under cross-entropy needs
+no background: p_c < 1 has dL/db_c > 0 but for the label (iDLG, Zhao et al., 2020). Counts are q B, rounded to whole
+numbers with the right sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array, Tensors
+
+Matrix = NDArray[np.float64]
+SUM_WEIGHT = 100.0  # how much "the parts sum to 1" counts beside the equations
+RANK = 1e-3  # of singular values that are taken for 0: what a trained model's gradient no longer says
+
+
+def classes(y: Array) -> NDArray[np.int64]:
+    """Return each row's class, of targets as the loss takes them, or of outputs; of one column, 1 above a half."""
+    y = np.asarray(y)
+    if y.ndim > 1:
+        y = y[:, 0] > 0.5 if y.shape[1] == 1 else y.argmax(axis=1)
+    return y.astype(np.int64)
+
+
+def as_outputs(y: Array, outputs: int) -> Matrix:
+    """Return targets as outputs that would fit them, [rows, outputs]: class numbers become unit vectors."""
+    if y.ndim == 2:
+        return np.asarray(y, dtype=np.float64)
+    return np.asarray(np.eye(outputs)[np.asarray(y).astype(np.int64)])
+
+
+def softmax(y: Matrix) -> Matrix:
+    """Return the softmax of each row, [rows, outputs]."""
+    raised = np.exp(y - y.max(axis=1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
+def counts_from_head(
+    run: PublicRun, gradient: Tensors, h: Matrix, outputs: Matrix, y: NDArray[np.int64], rows: int
+) -> NDArray[np.int64]:
+    """Return how many of the rows are of each class, [classes].
+
+    h, outputs: the model's on background rows; y: their classes.
+    """
+    said = softmax(outputs) if run.loss == "cross-entropy" else outputs
+    slope = _bias_gradient(run, gradient, h)
+    smoothing = float(run.setting("label-smoothing") or 0.0) if run.loss == "cross-entropy" else 0.0
+    if rows == 1 and run.loss == "cross-entropy":
+        return np.asarray(np.eye(run.outputs, dtype=np.int64)[int(slope.argmin())])
+    if run.outputs == 1:  # one output of 0 and 1
+        said, slope = np.hstack([1.0 - said, said]), np.concatenate([-slope, slope])
+    count = len(slope)
+    means = np.array([said[y == k].mean(axis=0) if np.any(y == k) else said.mean(axis=0) for k in range(count)])
+    targets = np.eye(count) * (1.0 - smoothing) + smoothing / count
+    return whole_numbers(_parts(means - targets, slope, said.mean(axis=0) - slope), rows)
+
+
+def _bias_gradient(run: PublicRun, gradient: Tensors, h: Matrix) -> Matrix:
+    if run.head_bias:
+        return np.asarray(gradient[run.head_bias], np.float64)
+    mean = h.mean(axis=0)
+    return np.asarray(np.asarray(gradient[run.head], np.float64) @ mean / max(float(mean @ mean), 1e-300))
+
+
+def _parts(difference: Matrix, slope: Matrix, first: Matrix) -> Matrix:
+    """Solve difference' q = slope with sum q = 1 and q >= 0, [classes]; where that says nothing q stays near first."""
+    from scipy.optimize import nnls
+
+    count = len(slope)
+    first = np.clip(first, 0.0, None)
+    first = first / first.sum() if first.sum() > 0 else np.full(count, 1.0 / count)
+    least = RANK * float(np.linalg.norm(difference, 2))
+    matrix = np.vstack([difference.T, least * np.eye(count), SUM_WEIGHT * np.ones((1, count))])
+    vector = np.concatenate([slope, least * first, [SUM_WEIGHT]])
+    if not np.isfinite(vector).all() or np.abs(vector).max() > 1e12:  # a masked upload's words
+        return first
+    return np.asarray(nnls(matrix, vector)[0])
+
+
+def whole_numbers(parts: Matrix, rows: int) -> NDArray[np.int64]:
+    """Return whole numbers near parts * rows that sum to rows: the largest remainders are rounded up."""
+    parts = np.nan_to_num(np.clip(parts, 0.0, None), posinf=0.0)
+    parts = parts / parts.sum() if parts.sum() > 0 else np.full(len(parts), 1.0 / len(parts))
+    counts = np.floor(parts * rows).astype(np.int64)
+    up = np.argsort(counts - parts * rows, kind="stable")[: rows - int(counts.sum())]
+    counts[up] += 1
+    return counts

@@ -1,0 +1,254 @@
+"""Gradient inversion: find rows x whose gradient at known parameters is one that was seen.
+
+With g(x, y) the gradient of the mean loss over the rows (x, y), and g* the one that was seen, both as one vector:
+
+    DLG (Zhu et al., NeurIPS 2019)               min |g(x, y) - g*|^2 / |g*|^2                over x and y, by L-BFGS
+    iDLG (Zhao et al., 2020)                     one row's label is where the head's gradient is negative: y is known
+    inverting gradients (Geiping et al., 2020)   min 1 - cos(g(x, y), g*) + c TV(x)           over x, by Adam
+
+y is the class probabilities softmax(z) of each row under cross-entropy, over z, and the target itself under the squared
+error. Both need second derivatives: networks that are smooth fit DLG, of ReLU's kinks the cosine makes less. Of several
+starts the one whose gradient comes nearest is taken, which needs no truth.
+
+A first layer that is linear with a bias has dL/dW = sum_n d_n x_n' and dL/db = sum_n d_n, so for one row each row of
+the quotient (dL/dW)_i / (dL/db)_i is x itself (Phong et al., 2018), and for several a mixture: the first start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.audit.evidence import work
+from moretta.audit.evidence.heads import softmax
+from moretta.audit.evidence.network import outputs_at
+from moretta.contract.messages import Array, Tensors
+
+Matrix = NDArray[np.float64]
+EXACT = 1e-10  # of the squared relative distance: what float32's rounding of a gradient leaves is below
+TOTAL_VARIATION = 1e-3  # its weight c beside the cosine
+RATE = 0.05  # of Adam, of an input's deviation
+MEMORY = 30  # pairs that L-BFGS keeps
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What inputs look like before anything is seen, from background rows: by entry of x, [*shape] each."""
+
+    mean: Matrix
+    deviation: Matrix
+    low: Matrix
+    high: Matrix
+
+    @classmethod
+    def of(cls, x: Array) -> Inputs:
+        """Return it of rows; the range is that of all entries together, as rows are few."""
+        rows = np.asarray(x, dtype=np.float64)
+        spread = np.full(rows.shape[1:], max(float(rows.std()), 1e-6))
+        whole = np.ones(rows.shape[1:])
+        return cls(rows.mean(axis=0), spread, whole * rows.min(), whole * rows.max())
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried. starts: of each method. steps: of L-BFGS and of Adam in each, Adam 0 to leave it out."""
+
+    starts: int = 2
+    steps: int = 200
+    adam: int = 0
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """What came nearest. x: [rows, *shape]; y: [rows, outputs], probabilities or targets; distance: relative, squared.
+
+    start: of how many the best was which, from 0.
+    """
+
+    x: Matrix
+    y: Matrix
+    distance: float
+    start: int
+
+
+class Gradients:
+    """The gradients of one model at known parameters, float64 where it can.
+
+    parameters: with buffers. seen: g*, by parameter. loss: "mse" or "cross-entropy". twice: whether a single row is to
+    go through the model as two equal ones, which have the same mean gradient: an exported program may need two rows.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Tensors, seen: Tensors, loss: str, *, twice: bool = False) -> None:
+        self._model, self._mse, self._twice = model.double(), loss == "mse", twice
+        self._held = {name: _float64(value) for name, value in parameters.items()}
+        self._trained = [self._held[name].requires_grad_() for name in seen]
+        self._seen = torch.cat([_float64(value).reshape(-1) for value in seen.values()])
+        self._scale = max(float(self._seen.norm()), 1e-300)
+
+    def step_cost(self, x: Array) -> float:
+        """Return what a step of a search for as many rows as x costs (`moretta.audit.evidence.work`)."""
+        each_row = work.of_row(self._model, x.shape[1:])
+        return work.of_passes(self._model, each_row, max(len(x), 2), work.SEARCHED)
+
+    def at(self, x: Tensor, free: Tensor) -> Tensor:
+        """Return g(x, y) / |g*|, differentiable. free: y under the squared error, else z with y = softmax(z)."""
+        if self._twice and len(x) == 1:
+            x, free = torch.cat([x, x]), torch.cat([free, free])
+        outputs = outputs_at(self._model, self._held, x)
+        if self._mse:
+            value = (outputs - free).square().sum(dim=1).mean() / 2
+        else:
+            value = -(free.softmax(dim=1) * outputs.log_softmax(dim=1)).sum(dim=1).mean()
+        found = torch.autograd.grad(value, self._trained, create_graph=True, materialize_grads=True)
+        return torch.cat([one.reshape(-1) for one in found]) / self._scale
+
+    def distance(self, x: Tensor, free: Tensor) -> Tensor:
+        """Return |g(x, y) - g*|^2 / |g*|^2."""
+        return (self.at(x, free) - self._seen / self._scale).square().sum()
+
+    def angle(self, x: Tensor, free: Tensor) -> Tensor:
+        """Return 1 - cos(g(x, y), g*)."""
+        found = self.at(x, free)
+        cosine: Tensor = found @ self._seen / self._scale / found.norm().clamp(min=1e-300)
+        return 1.0 - cosine
+
+
+def _float64(value: Array) -> Tensor:
+    held = torch.tensor(np.asarray(value))
+    return held.double() if held.is_floating_point() else held
+
+
+def invert(
+    gradients: Gradients,
+    inputs: Inputs,
+    rows: int,
+    outputs: int,
+    *,
+    labels: Array | None = None,
+    first: Array | None = None,
+    effort: Effort = Effort(),
+    seed: int = 0,
+) -> Inverted:
+    """Return the rows whose gradient came nearest over all starts.
+
+    labels: the rows' classes, where they are known under cross-entropy; they are then not searched for.
+    first: x to start from the first time, [rows, *shape].
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    best: Inverted | None = None
+    for number in range(effort.starts):
+        x = inputs.mean + inputs.deviation * generator.standard_normal((rows, *inputs.mean.shape))
+        if number == 0 and first is not None:
+            x = np.asarray(first, dtype=np.float64)
+        free = _known(labels, outputs) if labels is not None else 0.1 * generator.standard_normal((rows, outputs))
+        for search in (_by_lbfgs, _by_adam):
+            found = search(gradients, inputs, x, free, labels is None, effort)
+            if found is None:
+                continue
+            at, z, distance = found
+            if best is None or distance < best.distance:
+                best = Inverted(at, z if gradients._mse else softmax(z), distance, number)
+        if best is not None and best.distance < EXACT:
+            break
+    if best is None:
+        best = Inverted(x, free, float("inf"), 0)
+    return best
+
+
+def _known(labels: Array, outputs: int) -> Matrix:
+    return 100.0 * np.eye(outputs)[np.asarray(labels, dtype=np.int64)]  # e^-100: softmax of it is the class
+
+
+Found = tuple[Matrix, Matrix, float] | None
+
+
+def _by_lbfgs(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort) -> Found:
+    from scipy.optimize import minimize
+
+    size, shape = x.size, x.shape
+
+    def split(flat: Matrix) -> tuple[Tensor, Tensor]:
+        at = torch.tensor(flat[:size].reshape(shape), requires_grad=True)
+        z = flat[size:].reshape(free.shape) if search_y else free
+        return at, torch.tensor(z, requires_grad=search_y)
+
+    def value(flat: Matrix) -> tuple[float, Matrix]:
+        at, z = split(flat)
+        found = gradients.distance(at, z)
+        slopes = torch.autograd.grad(found, [at, z] if search_y else [at], materialize_grads=True)
+        return float(found.detach()), np.concatenate([one.numpy().ravel() for one in slopes])
+
+    def near(intermediate_result: Mapping[str, float]) -> None:
+        if intermediate_result["fun"] < EXACT**1.5:
+            raise StopIteration
+
+    start = np.concatenate([x.ravel(), free.ravel()]) if search_y else x.ravel()
+    options = {"maxiter": effort.steps, "maxfun": 2 * effort.steps, "maxcor": MEMORY, "ftol": 0.0, "gtol": 0.0}
+    ended = minimize(value, start, jac=True, method="L-BFGS-B", callback=near, options=options)
+    if not np.isfinite(ended.fun):
+        return None
+    z = ended.x[size:].reshape(free.shape) if search_y else free
+    return ended.x[:size].reshape(shape), z, float(ended.fun)
+
+
+def _by_adam(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort) -> Found:
+    if not effort.adam:
+        return None
+    at, z = torch.tensor(x, requires_grad=True), torch.tensor(free, requires_grad=search_y)
+    rate = RATE * float(inputs.deviation.mean())
+    optimizer = torch.optim.Adam([{"params": [at], "lr": rate}, {"params": [z] if search_y else [], "lr": RATE}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, effort.adam)
+    low, high = torch.tensor(inputs.low), torch.tensor(inputs.high)
+    for _ in range(effort.adam):
+        value = gradients.angle(at, z) + TOTAL_VARIATION * _variation(at)
+        slopes = torch.autograd.grad(value, [at, z] if search_y else [at], materialize_grads=True)
+        at.grad = slopes[0]
+        if search_y:
+            z.grad = slopes[1]
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            at.copy_(at.clamp(low, high))
+    distance = float(gradients.distance(at, z).detach())
+    return (at.detach().numpy(), z.detach().numpy(), distance) if np.isfinite(distance) else None
+
+
+def _variation(x: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbours in images, 0 of anything else."""
+    if x.ndim != 4:
+        return x.new_zeros(())
+    return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
+
+
+def quotient_start(seen: Tensors, inputs: Inputs, rows: int) -> Matrix | None:
+    """Return (dL/dW)_i / (dL/db)_i of the units with the largest |(dL/db)_i|; None without such a first layer."""
+    if not seen:
+        return None
+    name = next(iter(seen))
+    weight, bias = np.asarray(seen[name], np.float64), seen.get(f"{name.removesuffix('weight')}bias")
+    if weight.ndim != 2 or bias is None or weight.shape[1] != inputs.mean.size or len(weight) < rows:
+        return None
+    units = np.argsort(-np.abs(bias))[:rows]
+    if not np.all(np.abs(bias[units]) > 0):
+        return None
+    found = (weight[units] / np.asarray(bias, np.float64)[units, None]).reshape(rows, *inputs.mean.shape)
+    return np.asarray(np.clip(found, inputs.low, inputs.high))
+
+
+def pairing(found: Array, true: Array) -> NDArray[np.int64]:
+    """Return which found row goes with each true one, by the least squared error in all (Hungarian)."""
+    from scipy.optimize import linear_sum_assignment
+    from scipy.spatial.distance import cdist
+
+    a, b = (np.asarray(one, np.float64).reshape(len(one), -1) for one in (found, true))
+    return np.asarray(linear_sum_assignment(cdist(b, a, "sqeuclidean"))[1])
+
+
+def matched(found: Array, true: Array) -> Matrix:
+    """Return the rows found in the order of the true ones that they go with."""
+    return np.asarray(found, np.float64)[pairing(found, true)]

@@ -1,0 +1,70 @@
+"""What everybody in a run knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PublicRun:
+    """What is public of a run; it travels to an attacker as JSON.
+
+    id: of the run. settings: of the run file, [protocol], [secure-aggregation] and what silos must know of [data],
+    nothing secret and no path. shape: of one row of inputs. dtype: "float32" or "float64". recorded: the rounds of
+    which there are views. rows: how many each silo has; a silo knows its own, and the sizes of others are taken to be
+    known (they show in the lengths of messages under cross-entropy, and in how long an epoch is).
+    rounds: that were played. head, head_bias: the names of the last linear layer's parameters, empty where none is
+    of [outputs, ..].
+    """
+
+    id: str
+    protocol: str
+    task: str
+    settings: Mapping[str, Mapping[str, Any]]
+    silos: tuple[str, ...]
+    rows: Mapping[str, int]
+    shape: tuple[int, ...]
+    outputs: int
+    dtype: str
+    scheme: str
+    ring_bits: int | None
+    rounds: int
+    recorded: tuple[int, ...]
+    head: str = ""
+    head_bias: str = ""
+
+    def setting(self, key: str, section: str = "protocol") -> Any:
+        """Return one setting, None where the run has none of that name."""
+        return self.settings.get(section, {}).get(key)
+
+    @property
+    def masked(self) -> bool:
+        """Whether uploads went through a secure sum."""
+        return self.scheme != "none"
+
+    @property
+    def training(self) -> tuple[int, ...]:
+        """The recorded rounds of training, without the release after the last."""
+        return tuple(number for number in self.recorded if 1 <= number <= self.rounds)
+
+    @property
+    def augmented(self) -> bool:
+        """Whether silos vary their rows anew in each round."""
+        return self.setting("augment", "data") not in (None, "none")
+
+    @property
+    def loss(self) -> str:
+        """The loss, "mse" or "cross-entropy"."""
+        return str(self.setting("loss"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON content."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> PublicRun:
+        """Return what `to_json` gave."""
+        lists = {name: tuple(content[name]) for name in ("silos", "shape", "recorded")}
+        return cls(**{**content, **lists})

@@ -1,0 +1,254 @@
+"""Shadow models: models that an attacker trains itself, as the run did, on rows of which it knows which were in.
+
+Shokri et al., S&P 2017. Training is the run's own: its optimizer and rate, as many epochs of as many steps, on batches
+that are the same part of the rows. PyTorch's optimizers are written out here, as an attacker's process has no files to
+load `torch.optim`'s compiler from.
+
+A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C, and a batch of B rows has
+the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, n / S what several silos' shares of noise come to. BAFFLE clips a
+row's K numbers x = D g_i with |x| ~ sqrt(K) |g_i|, and its estimate D' x / K has noise of sigma C / sqrt(K) an entry:
+both are those of gradients with C / sqrt(K) in the place of C. Batches are of one size, where the run draws lots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moretta.audit.evidence import work
+from moretta.contract.messages import Array, Tensors
+from moretta.protocols.common import modules
+from moretta.protocols.common.clipping import clipped_sum
+from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.settings import SecureAggregation
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.public_run import PublicRun
+
+LEAST_STEPS = 10
+MOST_ROWS = 64  # whose own gradients are held at once
+ROW_ENTRIES = 10  # multiplications that an entry of a row's own gradient is worth: it is clipped and added up
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, PyTorch's
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How the run trains, in steps of one party that holds all rows.
+
+    steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. row_clip, noise: the
+    largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum.
+    """
+
+    steps: int
+    part: float
+    rate: Callable[[int], float]
+    momentum: float
+    decay: float
+    clip: float
+    adam: bool
+    row_clip: float = 0.0
+    noise: float = 0.0
+
+
+def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
+    """Return the plan of a run's public settings; an epoch of FedAvg is as many steps as the smallest silo's.
+
+    silo: that trains alone, empty for all together.
+    """
+    size = int(run.setting("batch-size", "data") or 0)
+    rows = [run.rows[silo]] if silo else list(run.rows.values())
+    batch = [min(size, count) or count for count in rows]
+    local = int(run.setting("local-epochs") or 0)
+    each = local * max(1, min(math.ceil(n / b) for n, b in zip(rows, batch, strict=True))) if local else 1
+    schedule = run.setting("lr-schedule") or "constant"
+    told = Training(learning_rate=float(run.setting("learning-rate")), lr_schedule=schedule)
+    row_clip, noise = _private(run)
+    return TrainingPlan(
+        steps=run.rounds * each,
+        part=sum(batch) / sum(rows),
+        rate=lambda step: told.rate(math.ceil(step / each), run.rounds),
+        momentum=float(run.setting("momentum") or 0.0),
+        decay=float(run.setting("weight-decay") or 0.0),
+        clip=float(run.setting("clip-norm") or 0.0),
+        adam=run.setting("optimizer") == "adam",
+        row_clip=row_clip,
+        noise=noise,
+    )
+
+
+def _private(run: PublicRun) -> tuple[float, float]:
+    """Return the largest norm of a row's gradient and the deviation of the noise in a round's sum, 0 for none."""
+    if not run.setting("dp-noise") and not run.setting("dp-clip"):
+        return 0.0, 0.0
+    clip = float(run.setting("dp-clip"))
+    if numbers := run.setting("k"):  # what is clipped are so many numbers of a row, in place of its gradient
+        clip /= math.sqrt(float(numbers))
+    secure = SecureAggregation.model_validate(run.settings.get("secure-aggregation", {}))
+    sharers = secure.sharing_noise(len(run.silos)).least if run.masked else 1
+    return clip, float(run.setting("dp-noise")) * clip * math.sqrt(len(run.silos) / sharers)
+
+
+def start_of(model: nn.Module, seed: int) -> dict[str, Array]:
+    """Return drawn weights to begin with, of a model whose own are no one's (`moretta.audit.evidence.case.Case.model`).
+
+    Weights of more than one axis are uniform in +-1 / sqrt(fan in), as PyTorch's layers begin; scales are 1.
+    """
+    held = modules.arrays(model)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    for name, value in held.items():
+        if value.ndim > 1:
+            bound = 1.0 / math.sqrt(value[0].size)
+            held[name] = generator.uniform(-bound, bound, value.shape).astype(value.dtype)
+        elif value.dtype.kind == "f" and name.endswith(("weight", "running_var")):
+            held[name] = np.ones_like(value)
+    return held
+
+
+class Steps:
+    """Takes optimizer steps on a model in place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: TrainingPlan,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        seed: int = 0,
+        *,
+        program: bool,
+    ) -> None:
+        self._model, self._plan, self._loss, self._program = model, plan, loss, program
+        self._noise = torch.Generator().manual_seed(seed)
+        self._trained = list(modules.trainable(model).values())
+        self._first = [torch.zeros_like(one) for one in self._trained]
+        self._second = [torch.zeros_like(one) for one in self._trained]
+
+    def take(self, number: int, rate: float, x: Tensor, y: Tensor) -> None:
+        """Take step `number`, from 1, at a rate, on a batch."""
+        plan = self._plan
+        slopes = self._clipped(x, y) if plan.row_clip else self._gradient(x, y)
+        with torch.no_grad():
+            scale = 1.0
+            if plan.clip:
+                length = float(torch.stack([one.norm() for one in slopes]).norm())
+                scale = min(1.0, plan.clip / (length or 1.0))
+            for at, slope, first, second in zip(self._trained, slopes, self._first, self._second, strict=True):
+                full = slope * scale + plan.decay * at
+                step = _adam(full, first, second, number) if plan.adam else _sgd(full, first, plan.momentum)
+                at.sub_(rate * step)
+
+    def _gradient(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad(self._loss(self._model(x), y), self._trained, materialize_grads=True)
+
+    def _clipped(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        """Return the mean of the rows' own gradients, each clipped, and noise."""
+        total = [torch.zeros_like(one, dtype=torch.float64) for one in self._trained]
+        for start in range(0, len(x), MOST_ROWS):
+            part = slice(start, start + MOST_ROWS)
+            gradients = {str(place): one for place, one in enumerate(self._by_row(x[part], y[part]))}
+            found = clipped_sum(gradients, self._plan.row_clip)
+            total = [one + found[str(place)] for place, one in enumerate(total)]
+        drawn = [torch.randn(one.shape, generator=self._noise, dtype=torch.float64) for one in total]
+        noised = [one + self._plan.noise * noise for one, noise in zip(total, drawn, strict=True)]
+        return [(one / len(x)).to(at) for one, at in zip(noised, self._trained, strict=True)]
+
+    def _by_row(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
+        """Return the rows' gradients, [rows, ...] by parameter."""
+        if self._program:  # its operations do not map over rows, and it may need two of them
+            each = [self._gradient(x[[row, row]], y[[row, row]]) for row in range(len(x))]
+            return [torch.stack(one) for one in zip(*each, strict=True)]
+        trained = {name: one.detach() for name, one in modules.trainable(self._model).items()}
+
+        def loss_of_row(at: dict[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
+            outputs = torch.func.functional_call(self._model, at, (inputs[None],))
+            return self._loss(outputs, target[None])
+
+        gradients_of = torch.func.vmap(torch.func.grad(loss_of_row), in_dims=(None, 0, 0), randomness="different")
+        found: dict[str, Tensor] = gradients_of(trained, x, y)
+        return list(found.values())
+
+
+def _sgd(slope: Tensor, first: Tensor, momentum: float) -> Tensor:
+    return first.mul_(momentum).add_(slope) if momentum else slope
+
+
+def _adam(slope: Tensor, first: Tensor, second: Tensor, number: int) -> Tensor:
+    first.mul_(BETAS[0]).add_(slope, alpha=1 - BETAS[0])
+    second.mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
+    root = (second / (1 - BETAS[1] ** number)).sqrt_().add_(EPSILON)
+    return (first / (1 - BETAS[0] ** number)) / root
+
+
+def train(
+    model: nn.Module,
+    begin: Tensors,
+    plan: TrainingPlan,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Array,
+    y: Array,
+    keep: Sequence[float],
+    steps: int,
+    seed: int,
+    *,
+    program: bool,
+) -> list[dict[str, Array]]:
+    """Train from `begin` for so many steps; return the models at the parts `keep` of the way, ascending, and the last.
+
+    steps: the plan's own or fewer, over which its rates spread. program: whether the model is an exported one.
+    """
+    modules.load(model, begin)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    inputs, targets = torch.tensor(x), torch.tensor(y)
+    taker, size = Steps(model, plan, loss, seed, program=program), max(1, round(plan.part * len(x)))
+    order, wanted, found = np.arange(0), [round(part * steps) for part in keep], list[dict[str, Array]]()
+    for number in range(1, steps + 1):
+        found += [modules.arrays(model) for at in wanted if at == number - 1]
+        if not len(order):
+            order = generator.permutation(len(x))
+        index, order = torch.from_numpy(order[:size]), order[size:]
+        rate = plan.rate(max(1, round(number * plan.steps / steps)))
+        taker.take(number, rate, inputs[index], targets[index])
+    return [*found, modules.arrays(model)]
+
+
+def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: int, seconds: float) -> int:
+    """Return how many of the plan's steps, at least a few, each of so many models takes.
+
+    x: rows of the kind that it trains on. rows: that one trains on. seconds: of an idle core, about, for them all.
+    """
+    each_row = work.of_row(model, x.shape[1:], tokens=x.dtype.kind in "iu")
+    batch = max(1, round(plan.part * rows))
+    each = work.of_passes(model, each_row, batch, work.STEP)
+    if plan.row_clip:  # a gradient for each row, in float64
+        entries = sum(one.numel() for one in modules.trainable(model).values())
+        each = 2 * each + ROW_ENTRIES * batch * entries
+    return work.times(seconds / models, each, LEAST_STEPS, plan.steps)
+
+
+@torch.no_grad()
+def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, program: bool) -> Array:
+    """Return how sure a model is of each row's label, float64[rows], about Gaussian over models.
+
+    Of cross-entropy log(p / (1 - p)), p of the label (Carlini et al., S&P 2022, Eq. 3); of mse -log of the row's loss,
+    which comes to the same where a row is fitted well. program: an exported one has no eval mode.
+    """
+    modules.load(model, at)
+    if not program:
+        model.eval()
+    outputs: Any = torch.cat([model(chunk) for chunk in torch.split(torch.tensor(x), modules.CHUNK)]).double()
+    if not program:
+        model.train()
+    labels = torch.tensor(y)
+    if loss == "mse":
+        return np.asarray(-(((outputs - labels).square().sum(dim=1) / 2 + SURE).log()))
+    soft = labels.double() if labels.is_floating_point() else nn.functional.one_hot(labels, outputs.shape[1]).double()
+    right = (outputs.softmax(dim=1) * soft).sum(dim=1).clamp(SURE, 1 - SURE)
+    return np.asarray((right / (1 - right)).log())
+
+
+SURE = 1e-12  # what a loss or a probability is told apart by

@@ -1,0 +1,331 @@
+"""What the scorer reads and no attacker does: the silos' rows, and the roles' states that an in-process run kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moretta.audit.evidence.case import Architecture, Case, Heard, codec, exported
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.trained import Trained
+from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import Client, State
+from moretta.data.silo import row_shape, rows_digest
+from moretta.engines import views
+from moretta.engines.checkpoint import Place, last_checkpoint, rounds_kept
+from moretta.engines.run_folder import ROWS, read_json, read_model
+from moretta.engines.views import Views
+from moretta.errors import ParameterError
+from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.enrolment import SiloRows, standardised, targets
+from moretta.protocols.common.players import Roles
+from moretta.protocols.common.silo_rows import Begin
+
+PUBLIC = ("batch-size", "standardise", "augment")  # of [data]
+AGREED = ("input_mean", "input_deviation", "scales", "has_statistics")  # once, in a run's first set-up
+UNTOLD = ("warm-start",)  # of [protocol]: a path
+UNTOLD_SECURE = ("roster", "identity")
+
+
+@dataclass(frozen=True)
+class PartyRows:
+    """A party's rows as its model takes them: x standardised, y as the loss wants it (`protocols.common.targets`)."""
+
+    x: Array
+    y: Array
+
+    def part(self, index: Any) -> PartyRows:
+        """Return some of them."""
+        return PartyRows(self.x[index], self.y[index])
+
+
+class Truth:
+    """All of a finished in-process run: what is public, the views, and what nobody in it knew as a whole.
+
+    folder: of the run. federation, rounds, seed: that were played, `planned` being the rounds. background: rows that
+    an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of the test rows.
+    Raises `moretta.errors.ParameterError` for a run that was not recorded, or not whole.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        federation: Trained,
+        rounds: int,
+        seed: int,
+        background: tuple[Array, Array] | None = None,
+    ) -> None:
+        self.folder, self.federation, self.planned, self.seed = folder, federation, rounds, seed
+        record = read_json(folder / "result.json")
+        self.views = Views.open(folder / "views", str(record.get("run")), str(record.get("views", "")))
+        if any(silo.elsewhere for silo in federation.silos):
+            raise ParameterError(
+                f"{folder} has views and no truth to score attacks by, as nobody has both where silos are on machines "
+                'of their own; train the same run file with engine = "in-process" and audit that run'
+            )
+        if self.place.run != record.get("run"):
+            raise ParameterError(
+                f"{folder / 'truth'}: expected the states of run {record.get('run')}, got those of {self.place.run}; "
+                "restore that folder, or train again"
+            )
+        if federation.digest(seed, rounds) != self.place.digest:
+            raise ParameterError(
+                f"{folder} was made with other settings or another seed than its run file says now; restore run.toml, "
+                "or train again"
+            )
+        kept = folder / "truth" / ROWS
+        if not kept.exists() or kept.read_text() != rows_digest(federation.silos):
+            raise ParameterError(
+                f"{folder} was made with other rows than its silos have now; restore the data, or train again"
+            )
+        self.views.check()
+        self.run = _public(record, federation, self.views.rounds)
+        self._background = background
+        gone = [number for number in self.recorded if number - 1 not in rounds_kept(folder / "truth")]
+        if gone or not (folder / "inputs.json").exists():
+            what = f"the states before round {gone[0]} in truth/" if gone else "inputs.json"
+            raise ParameterError(f"{folder}: expected {what}, by which attacks are scored; restore it, or train again")
+
+    # What roles saw
+
+    def heard(self, role: str, number: int) -> list[Heard]:
+        """Return the messages of a role's view of one round."""
+        reader = codec()
+        return [
+            Heard(seen.direction, seen.peer, reader.decode(seen.data))
+            for seen in views.parse(self.views.data(role, number), f"round {number} of {role}")
+        ]
+
+    def case(self, wanted: Mapping[str, Any], arrays: Mapping[str, Array], *, thorough: bool) -> Case:
+        """Return a case of these views, by role and round, and arrays; a role was not there in every round."""
+        there = {role: self.views.files.get(role, {}) for role in wanted}
+        read = {role: {n: self.views.data(role, n) for n in wanted[role] if n in there[role]} for role in wanted}
+        return Case(self.run, read, arrays, self.architecture, thorough)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """How an attacker builds the model."""
+        of = self.federation
+        if of.spec.text and of.spec.settings.get("model"):
+            made = dict(of.spec.settings["model"])
+            source, base = made.pop("source"), of.spec.settings.get("run", {}).get("base", ".")
+            return Architecture(source, made, base if ":" in source else ".")
+        return Architecture(program=exported(of.model, self.run.shape, of.silos[0].x.dtype))
+
+    @property
+    def recorded(self) -> tuple[int, ...]:
+        """The rounds of training of which there are views, without the release after the last."""
+        return self.run.training
+
+    # What roles knew
+
+    @lru_cache(maxsize=4)  # noqa: B019  # one audit long
+    def states(self, number: int) -> Mapping[str, State]:
+        """Return the roles' states before a recorded round, or after the one before it."""
+        found = last_checkpoint(self.folder / "truth", up_to=number - 1)
+        if found is None or found[0].round != number - 1:  # of no recorded round, as of those all are there
+            raise ParameterError(f"{self.folder / 'truth'}: the states before round {number} were not kept")
+        return found[1]
+
+    @cached_property
+    def place(self) -> Place:
+        """The run's place at its last recorded round."""
+        found = last_checkpoint(self.folder / "truth")
+        if found is None:
+            raise ParameterError(
+                f"{self.folder / 'truth'}: expected the states of the recorded rounds, by which attacks are scored, "
+                "and they are gone; restore that folder, or train again"
+            )
+        return found[0]
+
+    @cached_property
+    def _roles(self) -> Roles:
+        return self.federation.players(self.planned, self.seed)
+
+    def roles(self, number: int) -> Roles:
+        """Return all roles as they stood before a round, until this is asked for another one."""
+        roles, states = self._roles, self.states(number)
+        roles.server.restore(self._agreed(states["server"]))
+        for name, client in roles.clients.items():
+            client.restore(states[f"silo-{name}"])
+        return roles
+
+    def _agreed(self, state: State) -> State:
+        """Return the server's state with what its cohort agreed on in the set-up, which the state before it lacks."""
+        if state.get("has_statistics", 1):
+            return state
+        later = last_checkpoint(self.folder / "truth")
+        known = {} if later is None else later[1]["server"]
+        return {**state, **{name: known[name] for name in AGREED if name in known}}
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def parameters(self, number: int) -> Tensors:
+        """Return the true model before a round in the run's dtype, as attacks run it and as it is kept at the end.
+
+        A server may hold more digits of it. Not of protocols without a common model.
+        """
+        held = modules.under("model/", self.states(number)["server"])
+        return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held.items()}
+
+    def final(self, name: str = "model.safetensors") -> Tensors:
+        """Return a model of the finished run: "model.safetensors" or "released.safetensors"."""
+        return read_model(self.folder / name)
+
+    # Rows
+
+    @cached_property
+    def _scales(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        inputs = read_json(self.folder / "inputs.json")
+        return np.array(inputs["mean"]), np.array(inputs["deviation"])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model."""
+        return {"float32": torch.float32, "float64": torch.float64}[self.run.dtype]
+
+    def prepared(self, x: Array, y: Array, who: str) -> PartyRows:
+        """Return rows as the model and the loss take them."""
+        of = self.federation
+        made = standardised(x, *self._scales, self.dtype).numpy()
+        return PartyRows(made, targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy())
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def rows(self, silo: str) -> PartyRows:
+        """Return all rows that a silo trains on.
+
+        Raises `moretta.errors.ParameterError` where columns are split, so that no silo has whole rows.
+        """
+        one = next(one for one in self.federation.silos if one.name == silo)
+        if one.columns:
+            raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
+        return self.prepared(one.x, one.y, silo)
+
+    def batch(self, silo: str, number: int) -> NDArray[np.int64]:
+        """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
+        size = self.federation.spec.batch_size
+        return Batches(self.run.rows[silo], size, self.seed, silo).of_round(*self.drawn(number))
+
+    def drawn(self, number: int) -> tuple[int, ...]:
+        """Return what rows, dropout and key of a round were drawn by: `Stamp.drawn` of its last take."""
+        return Stamp(self.place.run, number, 0, self._takes.get(number, 0)).drawn
+
+    @cached_property
+    def _takes(self) -> Mapping[int, int]:
+        lines = (self.folder / "history.jsonl").read_text().splitlines()
+        return {line["round"]: line.get("take", 0) for line in map(json.loads, lines)}
+
+    def role(self, silo: str, number: int) -> Client:
+        """Return a silo's role by PyTorch, whatever ran it, as it stood in a round, set up."""
+        client = self._here.clients[silo]
+        client.restore(self.states(number)[f"silo-{silo}"])
+        mean, deviation = self._scales
+        at, schema = Stamp(self.place.run, number, 0), modules.schema(self.federation.model)
+        client.answer(Begin(stamp=at, schema=schema, mean=mean, deviation=deviation))
+        return client
+
+    @cached_property
+    def _here(self) -> Roles:
+        return self.federation.without_edge_processes().players(self.planned, self.seed)
+
+    @cached_property
+    def background(self) -> PartyRows:
+        """Rows that an attacker may have. Raises `moretta.errors.ParameterError` where there are none."""
+        if self._background is not None:
+            return self.prepared(*self._background, "background")
+        x, y = self._test()
+        if len(x) < 2:
+            raise ParameterError("there are no test rows to take background knowledge from; give --background FILE")
+        return self.prepared(x[::2], y[::2], "background")
+
+    @cached_property
+    def others(self) -> PartyRows:
+        """Rows that nobody trained on and no attacker has."""
+        x, y = self._test()
+        if len(x) < 2:
+            raise ParameterError("there are no test rows to compare members with; give the run test rows")
+        return self.prepared(x[1::2], y[1::2], "test")
+
+    def _test(self) -> tuple[Array, Array]:
+        empty = np.zeros((0, *self.run.shape)), np.zeros(0)
+        return empty if self.federation.test is None else self.federation.test
+
+    def gradient(self, silo: str, number: int, parameters: Tensors | None = None, loss: Any = None) -> Tensors:
+        """Return the gradient of the mean loss on a silo's batch of a round, by tensor.
+
+        parameters: None for the true model before the round. loss: of outputs and targets, None for the run's.
+        Dropout and augmentation draw what they drew in the run.
+        """
+        of, rows = self.federation, self._silo_rows(silo)
+        at = self.parameters(number) if parameters is None else parameters
+        with rows.randomness(*self.drawn(number)):
+            x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
+            return gradient(of.model, at, PartyRows(x, y), loss or self.loss, of.spec.device)
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def _silo_rows(self, silo: str) -> SiloRows:
+        """Return a silo's rows with its randomness, on its device, as another one has another generator."""
+        of, held = self.federation, self.rows(silo)
+        batches = Batches(self.run.rows[silo], of.spec.batch_size, self.seed, silo)
+        return SiloRows(held.x, torch.tensor(held.y), batches, self.dtype, of.spec.device, augment=of.spec.augment)
+
+    @property
+    def loss(self) -> Any:
+        """The loss, of outputs and targets (`moretta.protocols.common.losses.Loss`)."""
+        return self.federation.spec.protocol.loss_function
+
+
+def gradient(model: torch.nn.Module, parameters: Tensors, rows: PartyRows, loss: Any, device: str = "cpu") -> Tensors:
+    """Return the gradient of the mean loss on rows, by tensor; the model itself stays as it is."""
+    import copy
+
+    copied = copy.deepcopy(model).to(device).train()
+    modules.load(copied, parameters)
+    trained = modules.trainable(copied)
+    value = loss(copied(torch.tensor(rows.x, device=device)), torch.tensor(rows.y, device=device))
+    found = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
+    return {name: one.cpu().numpy() for name, one in zip(trained, found, strict=True)}
+
+
+def _public(record: Mapping[str, Any], federation: Trained, recorded: tuple[int, ...]) -> PublicRun:
+    """Return what everybody in the run knows."""
+    settings = json.loads(json.dumps(record["settings"], default=str))
+    data = {key: value for key, value in settings.get("data", {}).items() if key in PUBLIC}
+    data["augment"] = data.get("augment") or "none"  # which from Python is true or false
+    protocol = {key: value for key, value in settings["protocol"].items() if key not in UNTOLD}
+    secure = {k: v for k, v in settings.get("secure-aggregation", {}).items() if k not in UNTOLD_SECURE}
+    summed = record["secure_aggregation"]
+    return PublicRun(
+        id=record["run"],
+        protocol=record["protocol"],
+        task=record["task"],
+        settings={"protocol": protocol, "secure-aggregation": secure, "data": {"batch-size": 32, **data}},
+        silos=tuple(record["silo_names"]),
+        rows={silo.name: len(silo.x) for silo in federation.silos},
+        shape=row_shape(federation.silos),
+        outputs=federation.outputs,
+        dtype=federation.spec.dtype,
+        scheme=summed["scheme"],
+        ring_bits=summed["ring_bits"],
+        rounds=record["rounds"],
+        recorded=recorded,
+        **_head(federation),
+    )
+
+
+def _head(federation: Trained) -> dict[str, str]:
+    """Return the names of the last linear layer's parameters, as the architecture shows them."""
+    held = dict(federation.model.named_parameters())
+    weights = [name for name, one in held.items() if one.ndim == 2 and len(one) == federation.outputs]
+    if not weights:
+        return {}
+    bias = f"{weights[-1].removesuffix('weight')}bias"
+    return {"head": weights[-1], "head_bias": bias if bias in held else ""}

@@ -1,0 +1,276 @@
+"""What a server holds of one round: each silo's upload as it came, and the sum that it came to.
+
+Under ``none`` uploads are in the clear. Under ``pairwise`` and ``additive-shares`` the sum is worked out again from the
+recorded messages as `moretta.secure_aggregation` has it: the uploads, the shares of self-masks, the keys that
+survivors gave of masks with who was lost. What an upload says *without* those is `Uploads.bare`: its words, as if
+nothing had been added to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moretta.audit.evidence.case import Case, Heard
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array, Message, Stamp, Tensors
+from moretta.errors import ParameterError, PeerError
+from moretta.protocols.common.scoring import Score
+from moretta.secure_aggregation import shamir
+from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
+from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode, in_order, shapes_of
+from moretta.secure_aggregation.graph_seed import CommittedKeys
+from moretta.secure_aggregation.masks import Label, add_masks, label_of
+from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.sums import Sum, Wanted
+from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, commitment, recovered_masks
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+PREFIX = "gradient/"  # of gradients in an upload
+SCALARS = "scalars"  # as many as an upload has room for beside its other tensors
+_UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """One round as the server holds it.
+
+    parameters: of the model that was sent, by name; none where they travelled as one flat array.
+    received: by silo, of the attempt that counted.
+    later: what came with other messages of the same stamp. names, digest: of the cohort of the last set-up.
+    """
+
+    run: PublicRun
+    stamp: Stamp
+    parameters: Tensors
+    encoding: Mapping[str, int]
+    received: Mapping[str, PlainUpload | MaskedUpload | SealedShares]
+    later: Sequence[tuple[str, Message]]
+    names: tuple[str, ...]
+    digest: bytes
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Whose uploads are in the sum: those that came, less who was lost before its masks were taken off."""
+        told = [message.survivors for _, message in self.later if isinstance(message, Unmask)]
+        return tuple(silo for silo in sorted(self.received) if not told or silo in told[-1])
+
+    def bare(self, silo: str, weight: int) -> dict[str, Array]:
+        """Return a silo's upload by tensor, float64; of a masked one its words taken for unmasked ones.
+
+        weight: the silo's rows, by which words are divided.
+        """
+        upload = self.received[silo]
+        if isinstance(upload, PlainUpload):
+            return {name: np.asarray(value, np.float64) for name, value in upload.tensors.items()}
+        words = upload.tensors if isinstance(upload, MaskedUpload) else self._first_share(upload)
+        ring = Ring(self.run.ring_bits or 64)
+        return {name: ring.decode(np.array(w, order="C"), self.encoding[name]) / weight for name, w in words.items()}
+
+    def words(self, silo: str) -> dict[str, Array]:
+        """Return the ring elements that came from a silo, by tensor: masked ones, or its share for the first other."""
+        upload = self.received[silo]
+        if isinstance(upload, PlainUpload):
+            raise ParameterError("uploads were in the clear; there are no ring elements")
+        return dict(upload.tensors if isinstance(upload, MaskedUpload) else self._first_share(upload))
+
+    def total(self) -> Sum:
+        """Return the weighted mean over all silos whose uploads counted."""
+        uploads = {silo: self.received[silo] for silo in sorted(self.received)}
+        if any(isinstance(upload, PlainUpload) for upload in uploads.values()):
+            plain = {silo: upload for silo, upload in uploads.items() if isinstance(upload, PlainUpload)}
+            weight = sum(upload.weight for upload in plain.values())
+            names = next(iter(plain.values())).tensors
+            parts = [(upload.weight / weight, upload.tensors) for upload in plain.values()]
+            means = {name: np.sum([share * held[name] for share, held in parts], axis=0) for name in names}
+            return Sum(means, weight, dict.fromkeys(means, 0.0), tuple(plain))
+        if any(isinstance(upload, SealedShares) for upload in uploads.values()):
+            return self._added()
+        return self._unmasked({silo: one for silo, one in uploads.items() if isinstance(one, MaskedUpload)})
+
+    @property
+    def _public_weights(self) -> bool:
+        return bool(self.run.setting("weights", "secure-aggregation") == "public")
+
+    def _unmasked(self, uploads: Mapping[str, MaskedUpload]) -> Sum:
+        told = [message for _, message in self.later if isinstance(message, Unmask)]
+        if not told or not self.digest:
+            raise ParameterError("the keys of this sum were agreed on in a round that was not recorded")
+        counted = {silo: uploads[silo] for silo in told[-1].survivors}
+        shapes = shapes_of(next(iter(counted.values())).tensors)
+        label = label_of(self.stamp, self.digest, shapes, self.encoding, next(iter(counted.values())).asked)
+        shares = {silo: message.shares for silo, message in self.later if isinstance(message, SelfMaskShares)}
+        secrets = {silo: self._secret(silo, one.committed, label, shares) for silo, one in counted.items()}
+        keys = {
+            silo: message.keys for silo, message in self.later if isinstance(message, Confirmed) and silo in counted
+        }  # the last of each
+        tensors = {name: add_up([upload.tensors[name] for upload in counted.values()]) for name in shapes}
+        weight = add_up([upload.weight for upload in counted.values()])
+        hidden = in_order(tensors, None if self._public_weights else weight)
+        add_masks(hidden, recovered_masks(label, tuple(counted), keys, secrets))
+        return self._decoded(tensors, int(weight), tuple(counted))
+
+    def _secret(self, maker: str, committed: bytes, label: Label, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
+        """Return a survivor's secret. The threshold is tried: the right one gives what the maker committed to."""
+        points = {self.names.index(holder) + 1: held[maker] for holder, held in shares.items() if maker in held}
+        for threshold in range(len(points), 1, -1):
+            try:
+                secret = shamir.reconstruct(points, threshold)
+            except PeerError:
+                continue
+            if commitment(secret, label, maker) == committed:
+                return secret
+        raise ParameterError("the recorded shares do not unmask this sum")
+
+    def _added(self) -> Sum:
+        added = {silo: message.words for silo, message in self.later if isinstance(message, AddedShares)}
+        total = add_up(list(added.values()))
+        weight = sum(one.weight for one in self.received.values() if isinstance(one, SealedShares))
+        tensors, first = self._unpacked(total)
+        return self._decoded(tensors, weight if self._public_weights else first, tuple(sorted(added)))
+
+    def _first_share(self, upload: SealedShares) -> dict[str, Array]:
+        sealed = upload.shares[min(upload.shares)]
+        content = np.ascontiguousarray(sealed[:-TAG_BYTES]).tobytes()
+        return self._unpacked(np.frombuffer(content, dtype=Ring(self.run.ring_bits or 64).dtype))[0]
+
+    def _unpacked(self, words: Array) -> tuple[dict[str, Array], int]:
+        """Return tensors that lie behind each other in the order of their names, and the weight before them."""
+        start, tensors = 0 if self._public_weights else 1, dict[str, Array]()
+        names = sorted(set(self.encoding) - {MOST_WEIGHT})
+        shapes = {name: self._shape(name) for name in names if name != SCALARS}
+        left = words.size - start - sum(int(np.prod(shape, dtype=int)) for shape in shapes.values())
+        for name in names:
+            shape = shapes.get(name, (left,))
+            count = int(np.prod(shape, dtype=int))
+            tensors[name] = np.array(words[start : start + count]).reshape(shape)
+            start += count
+        return tensors, int(words[0])
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of an upload: ``PREFIX/PARAMETER`` is as the parameter."""
+        if "/" in name:
+            return np.shape(self.parameters[name.rpartition("/")[2]])
+        if name == "alpha_h":  # a term of the head's inputs, and of its bias where it has one
+            return (np.shape(self.parameters[self.run.head])[1] + bool(self.run.head_bias),)
+        return ()
+
+    def _decoded(self, tensors: Mapping[str, Array], weight: int, silos: tuple[str, ...]) -> Sum:
+        wanted = Wanted(shapes_of(tensors), self.encoding, self.encoding[MOST_WEIGHT])
+        return decode(Ring(self.run.ring_bits or 64), tensors, weight, silos, wanted)
+
+
+def of_round(case: Case, number: int) -> Uploads:
+    """Return what the server of a case holds of a round.
+
+    Raises `moretta.errors.ParameterError` where no upload of it was recorded.
+    """
+    return from_heard(case.run, case.heard("server", Message), number)
+
+
+def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
+    """Return what a server that heard these messages, in order, holds of a round. Raises as `of_round`."""
+    heard = [one for one in heard if one.round <= number]
+    asks = [one.message for one in heard if _is_ask(one.message) and one.round == number]
+    if not asks:
+        raise ParameterError(f"no uploads of round {number} were recorded")
+    ask: Any = asks[-1]  # of the attempt that counted
+    place = next(index for index, one in enumerate(heard) if _begins(one.message, ask))
+    here = [(one.peer, one.message) for one in heard[place:] if one.message.stamp == ask.stamp]
+    keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys | CommittedKeys)]
+    accepted = [one.message for one in heard[:place] if isinstance(one.message, KeysAccepted)]
+    # Of a round of several steps a later message says how the upload is encoded.
+    encodings = [message.encoding for _, message in here if hasattr(message, "encoding")]
+    return Uploads(
+        run=run,
+        stamp=ask.stamp,
+        parameters=ask.parameters if isinstance(ask.parameters, Mapping) else {},
+        encoding=encodings[-1],
+        received={peer: message for peer, message in here if isinstance(message, _UPLOADS)},
+        later=here,
+        names=tuple(sorted(keys[-1].keys)) if keys else (),
+        digest=accepted[-1].cohort if accepted else b"",
+    )
+
+
+def _is_ask(message: Message) -> bool:
+    """Whether a message asks silos to train: it says at which parameters, and how uploads are encoded."""
+    return hasattr(message, "parameters") and hasattr(message, "encoding") and not isinstance(message, Score)
+
+
+def _begins(message: Message, ask: Message) -> bool:
+    return isinstance(message, type(ask)) and message.stamp == ask.stamp
+
+
+def survivors(truth: Truth, number: int) -> tuple[str, ...]:
+    """Return the silos whose uploads counted in a round, in the run's order; none where no upload was recorded.
+
+    It is the server's to see; other silos did not take part, or were lost.
+    """
+    try:
+        counted = from_heard(truth.run, truth.heard("server", number), number).counted
+    except ParameterError:
+        return ()
+    return tuple(silo for silo in truth.run.silos if silo in counted)
+
+
+def first_rounds(truth: Truth, most: int, least: int = 1) -> dict[int, tuple[str, ...]]:
+    """Return the first so many recorded rounds in which uploads of at least so many silos counted, and of whom.
+
+    Raises `moretta.errors.ParameterError` where there are none.
+    """
+    found = dict[int, tuple[str, ...]]()
+    for number in truth.recorded:
+        if len(found) < most and len(counted := survivors(truth, number)) >= least:
+            found[number] = counted
+    if not found:
+        raise ParameterError(
+            f"in no recorded round did the uploads of {least} silos count"
+            if least > 1
+            else "in no recorded round did a silo's upload count"
+        )
+    return found
+
+
+def sum_of(least: int, most: int | None = None) -> str:
+    """Return the sum of so many silos in words, of rounds with from least to most silos in them "sums"."""
+    if most is not None and most > least:
+        return f"sums of {least} to {most} silos"
+    return "the sum of one silo" if least == 1 else f"the sum of {least} silos"
+
+
+def rows_of(run: PublicRun, silo: str, number: int) -> int:
+    """Return the rows of a silo's batch of a round, which follow from public sizes.
+
+    The last batch of an epoch has what is left. With dp-noise lots are drawn in secret, and it is the one to be
+    expected.
+    """
+    rows = run.rows[silo]
+    size = min(int(run.setting("batch-size", "data") or 0), rows) or rows
+    return size if run.setting("dp-noise") else min(size, rows - size * ((number - 1) % -(-rows // size)))
+
+
+def under(arrays: Tensors, prefix: str) -> dict[str, Array]:
+    """Return the arrays whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
+    """Return the gradient in an upload or a sum, by parameter, float64; of weighted classes per unit of weight.
+
+    prefix: that the names of gradients begin with.
+    """
+    density = float(np.asarray(tensors.get("density", 1.0)))
+    return {
+        name.removeprefix(prefix): np.asarray(value, np.float64) / density
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
