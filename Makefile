@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := runs/demo
 
-.PHONY: demo test test-all lint api clean
+.PHONY: demo test test-all lint types-of-tests api clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -17,7 +17,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 	@$(MAKE) --no-print-directory api
 
-test-all: lint
+test-all: lint types-of-tests
 	$(BIN)/python -m pytest -n 2
 	@$(MAKE) --no-print-directory api
 
@@ -25,6 +25,10 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# A minute of a processor from nothing, so not in every `make test`.
+types-of-tests: .venv/dev.stamp
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # The API pages, from the docstrings, into site/.
 api: .venv/dev.stamp

@@ -29,12 +29,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 import torch
-from measure import interleaved, main, median_ratio
+from measure import figure, interleaved, main, ratio
 from torch import nn
 
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
@@ -121,13 +120,9 @@ def forwards(name: str, rows: int, k: int, pairs: int, onnx: bool, clock: Clock)
         ours["onnx"] = onnx_forward(name, model, layout)
     work = {"plain": plain} | {side: lambda forward=forward: estimate(forward) for side, forward in ours.items()}
     found = interleaved(work, pairs, warm_up=1, clock=clock)
-    figures: Figures = {f"{name}_parameters": layout.size, f"{name}_plain_ms": median(found["plain"]) / k * 1000}
+    figures: Figures = {f"{name}_parameters": layout.size, f"{name}_plain_ms": figure(found["plain"], "ms", 1000 / k)}
     for side in ours:
-        each = [one / other for one, other in zip(found[side], found["plain"], strict=True)]
-        figures[f"{name}_{side}_ratio"] = median(each)
-        if len(each) > 1:
-            low, _, high = quantiles(each, n=4)
-            figures[f"{name}_{side}_ratio_quartiles"] = [low, high]
+        figures[f"{name}_{side}_ratio"] = ratio(found[side], found["plain"])
     return figures
 
 
@@ -147,9 +142,9 @@ def combine(label: str, size: int, k: int, pairs: int, clock: Clock) -> Figures:
     few = interleaved({"ours": lambda: directions.combine(coefficients), "randn": randn}, min(pairs, 3), 1, 1, clock)
     ours = interleaved({"ours": lambda: directions.combine(coefficients)}, pairs, 1, 1, clock)["ours"]
     return {
-        f"combine_{label}_ms": median(ours) * 1000,
-        f"combine_{label}_least_ms": min(ours) * 1000,
-        f"combine_{label}_randn_ratio": median_ratio(few["randn"], few["ours"]),
+        f"combine_{label}_ms": figure(ours, "ms", 1000),
+        f"combine_{label}_least_ms": figure(min(ours), "ms", 1000),
+        f"combine_{label}_randn_ratio": ratio(few["randn"], few["ours"]),
     }
 
 
@@ -186,13 +181,13 @@ def memory(name: str, rows: int) -> Figures:
         text=True,
         check=True,
     )
-    found: Figures = {f"{label}_backprop_peak_mib": float(done.stdout)}
+    found: Figures = {f"{label}_backprop_peak_mib": figure(float(done.stdout), "MiB")}
     if has_onnx():
         run = federation(built(name), drawn(name, 4 * rows), rows, 2 * BLOCK, MICRO_BATCH[name]).train(2)
         peak = max(float(line["edge_peak_mib"]) for line in run.history)
-        ratio = peak / float(done.stdout)
-        found |= {f"{label}_edge_peak_mib": peak, f"{label}_memory_ratio": ratio, f"{label}_memory_bar": MEMORY_BAR}
-        found |= {f"{label}_memory": "met" if ratio <= MEMORY_BAR else "missed"}
+        share = peak / float(done.stdout)
+        found |= {f"{label}_edge_peak_mib": figure(peak, "MiB"), f"{label}_memory_ratio": figure(share, "times")}
+        found |= {f"{label}_memory_bar": MEMORY_BAR, f"{label}_memory": "met" if share <= MEMORY_BAR else "missed"}
     return found
 
 
@@ -201,7 +196,10 @@ def upload(k: int) -> Figures:
     data = np.random.default_rng(0).normal(size=(8, 17)).astype("f4"), np.arange(8) % 3
     model = catalogue.build("mlp", inputs=(17,), outputs=3)
     sent = float(federation(model, data, 4, k, edge=0).train(3).bytes["up_per_silo_per_round"])
-    return {f"upload_k{k}_bytes": sent, f"upload_k{k}_bytes_beyond_8k": sent - 8 * k}
+    return {
+        f"upload_k{k}_bytes": figure(sent, "bytes"),
+        f"upload_k{k}_bytes_beyond_8k": figure(sent - 8 * k, "bytes"),
+    }
 
 
 def run(arguments: argparse.Namespace) -> Figures:

@@ -23,12 +23,11 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 import torch
-from measure import begin_peak, interleaved, main, median_ratio, resident_mib
+from measure import begin_peak, figure, interleaved, main, ratio, resident_mib
 from torch import Tensor, nn
 
 from moretta import CGD
@@ -148,7 +147,7 @@ def memory(folder: str, rows: int, threads: int, grids: Sequence[tuple[int, int]
         answer: multiprocessing.Queue[float] = context.Queue()
         process = context.Process(target=peak_mib, args=(folder, rows, threads, grid, answer))
         process.start()
-        found[f"{f'{grid[0]}x{grid[1]}' if grid else 'plain'}_peak_mib"] = answer.get()
+        found[f"{f'{grid[0]}x{grid[1]}' if grid else 'plain'}_peak_mib"] = figure(answer.get(), "MiB")
         process.join()
     return found
 
@@ -163,17 +162,15 @@ def run(arguments: argparse.Namespace) -> Figures:
     for grid in grids:
         name, plain, began = f"{grid[0]}x{grid[1]}", Plain(x, y), clock()
         fused = Fused(x, y, grid)
-        figures[f"{name}_setup_seconds"] = clock() - began
+        figures[f"{name}_setup_seconds"] = figure(clock() - began, "s")
         found = interleaved({"plain": plain.step, "fused": fused.step}, pairs, clock=clock)
-        each = [ours / theirs for ours, theirs in zip(found["fused"], found["plain"], strict=True)]
-        low, ratio, high = quantiles(each, n=4)
-        figures |= {f"{name}_fused_over_plain_ratio": ratio, f"{name}_fused_over_plain_ratio_quartiles": [low, high]}
-        figures |= {f"{name}_{side}_seconds": median(seconds) for side, seconds in found.items()}
+        figures[f"{name}_fused_over_plain_ratio"] = ratio(found["fused"], found["plain"])
+        figures |= {f"{name}_{side}_seconds": figure(seconds, "s") for side, seconds in found.items()}
         naive = Naive(x, y, grid)
         found = interleaved({"plain": plain.step, "naive": naive.step}, min(pairs, 3), warm_up=1, clock=clock)
         figures[f"{name}_naive_rows_of_grid"] = len(naive.rows)
-        figures[f"{name}_naive_seconds"] = median(found["naive"]) * naive.scale
-        figures[f"{name}_naive_over_plain_ratio"] = median_ratio(found["naive"], found["plain"]) * naive.scale
+        figures[f"{name}_naive_seconds"] = figure(found["naive"], "s", naive.scale)
+        figures[f"{name}_naive_over_plain_ratio"] = ratio(found["naive"], found["plain"], naive.scale)
     return figures | memory(arguments.data, rows, arguments.threads, grids)
 
 

@@ -18,6 +18,7 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Exchange, Missing, Reason, Replies
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import RUN_DIGEST, AdvertiseKey, PeerKeys
+from moretta.secure_aggregation.asked import asked as about
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
@@ -89,7 +90,7 @@ class Cohort:
 
     def upload(self, ask: Train) -> Message:
         """Encode and mask the first silo's part of a sum."""
-        return self.silos[self.names[0]].upload(ask.stamp, self.tensors, WEIGHT, ask.encoding)
+        return self.silos[self.names[0]].upload(ask.stamp, self.tensors, WEIGHT, ask.encoding, asked=about(ask))
 
     def sum(self, *lost: str) -> Mapping[tuple[str, str], float]:
         """Sum the uploads of all silos but the lost ones; return what `play` does."""
@@ -125,7 +126,7 @@ class Cohort:
 
     def _answer(self, name: str, asked: Message) -> Message | None:
         if isinstance(asked, Train):
-            return self.silos[name].upload(asked.stamp, self.tensors, WEIGHT, asked.encoding)
+            return self.silos[name].upload(asked.stamp, self.tensors, WEIGHT, asked.encoding, asked=about(asked))
         return self.silos[name].answer(asked)
 
 

@@ -32,11 +32,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 import numpy as np
-from measure import main
+from measure import Figure, figure, main
 
 from moretta.config import run_files
 from moretta.data import partition, sources
@@ -70,6 +70,12 @@ name = "flare"
 sites = ["north", "south", "west"]
 """
 SILO = '[silo]\nname = "{name}"\n[data]\nsource = "rows.npz"\n'
+STEADY = {
+    "steady_most_threads": "threads",
+    "steady_early_mib": "MiB",
+    "steady_late_mib": "MiB",
+    "steady_rounds_per_s": "a second",
+}
 FULL, QUICK = {"small": 1000, "large": 6, "steady": 5000}, {"small": 30, "large": 2, "steady": 100}
 
 
@@ -197,23 +203,23 @@ def _run(
     return RUN.format(rounds=rounds, inputs=inputs, hidden=hidden, batch=batch, scheme=scheme, checkpoint=checkpoint)
 
 
-def small(rounds: int) -> dict[str, float]:
+def small(rounds: int) -> dict[str, Figure]:
     """Time rounds of some 1,000 parameters."""
     with hospitals(_run(rounds, 30, [28], 8), some_rows(64, 30)) as made:  # 30 * 28 + 28 + 28 + 1 = 897
         made.serve()
         times = [1e3 * line["seconds_total"] for line in made.end()[10:]]
-    return {"small_median_ms": median(times), "small_p95_ms": quantiles(times, n=20)[-1]}
+    return {"small_ms": figure(times, "ms"), "small_p95_ms": figure(quantiles(times, n=20)[-1], "ms")}
 
 
-def large(rounds: int) -> dict[str, float]:
+def large(rounds: int) -> dict[str, Figure]:
     """Time rounds of 10 million parameters."""
     with hospitals(_run(rounds, 1000, [2700, 2700], 1), some_rows(8, 1000)) as made:  # 9.996 million
         made.serve()
         times = [line["seconds_total"] for line in made.end()[1:]]
-    return {"large_median_s": median(times), "large_most_s": max(times)}
+    return {"large_s": figure(times, "s"), "large_most_s": figure(max(times), "s")}
 
 
-def steady(rounds: int) -> dict[str, float]:
+def steady(rounds: int) -> dict[str, Figure]:
     """Look at the server's job process while rounds go on at ten a second, by a stop in between."""
     found: dict[str, float] = {"steady_most_threads": 0.0}
     with hospitals(_run(rounds, 30, [28], 8), some_rows(64, 30)) as made:
@@ -243,10 +249,10 @@ def steady(rounds: int) -> dict[str, float]:
                 time.sleep(0.01)
         found["steady_rounds_per_s"] = rounds / (time.monotonic() - began)
         made.end()
-    return found
+    return {name: figure(value, STEADY[name]) for name, value in found.items()}
 
 
-def killed(rounds: int) -> dict[str, float]:
+def killed(rounds: int) -> dict[str, Figure]:
     """Kill a site's job and then the server, and time what follows."""
 
     def without(history: list[dict[str, Any]]) -> bool:
@@ -264,7 +270,8 @@ def killed(rounds: int) -> dict[str, float]:
         began = time.monotonic()
         made.serve("--resume")
         resumed = made.until(lambda history: len(history) > before or _has_new(made, before)) - began
-    return {"killed_noticed_s": noticed, "killed_back_s": back, "server_resumed_s": resumed}
+    found = {"killed_noticed_s": noticed, "killed_back_s": back, "server_resumed_s": resumed}
+    return {name: figure(seconds, "s") for name, seconds in found.items()}
 
 
 def _has_new(made: Hospitals, before: int) -> bool:
@@ -273,7 +280,7 @@ def _has_new(made: Hospitals, before: int) -> bool:
     return len(made.history()) < before and time.time() - status.stat().st_mtime < 0.5 and len(made.history()) % 10 > 0
 
 
-def bank(folder: Path, pairs: int) -> dict[str, float]:
+def bank(folder: Path, pairs: int) -> dict[str, Figure]:
     """Compare the wall time of bank marketing's rounds with those of the same run in-process."""
     dealt = partition.distribute(sources.load("bank-marketing", path=folder, seed=1), 3, "iid", 1)
     rows = {name: (one.x, one.y) for name, one in zip(SITES, dealt.silos, strict=True)}
@@ -294,12 +301,12 @@ def bank(folder: Path, pairs: int) -> dict[str, float]:
             made.serve()
             walls.append(sum(line["seconds_total"] for line in made.end()[1:]))
         ratios.append(walls[-1] / here)
-    return {"bank_wall_ratio": median(ratios), "bank_wall_s": median(walls)}
+    return {"bank_wall_ratio": figure(ratios, "times"), "bank_wall_s": figure(walls, "s")}
 
 
-def run(given: argparse.Namespace) -> dict[str, float]:
+def run(given: argparse.Namespace) -> dict[str, Figure]:
     """Measure what was asked for."""
-    counts, found = QUICK if given.quick else FULL, dict[str, float]()
+    counts, found = QUICK if given.quick else FULL, dict[str, Figure]()
     for name in given.only.split(","):
         if name == "bank":
             found |= bank(Path(given.data) / "bank_marketing", 1 if given.quick else 3) if given.data else {}

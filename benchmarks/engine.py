@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from typing import Any
 
 import numpy as np
 import torch
-from measure import main
+from measure import Figure, figure, main
 from torch import nn
 
 from moretta.config.run_files import SecureAggregation
@@ -24,8 +23,8 @@ from moretta.protocols.registry import build
 SILOS, ROUNDS, BATCH = 10, 40, 32
 
 
-def overhead(scheme: str, strict: bool, repeats: int) -> float:
-    """Return the median over repeats of milliseconds a silo and ask that no model's pass accounts for."""
+def overhead(scheme: str, strict: bool, repeats: int) -> Figure:
+    """Return the milliseconds a silo and ask that no model's pass accounts for."""
     random = np.random.default_rng(0)
     model = nn.Sequential(nn.Linear(17, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     silos = [
@@ -45,7 +44,7 @@ def overhead(scheme: str, strict: bool, repeats: int) -> float:
         list(driver.rounds(3, ROUNDS + 2))
         total, phases = time.perf_counter() - began, engine.clock.take()
         found.append((total - phases["local_forward"] - phases["local_backward"]) / (ROUNDS * SILOS) * 1000)
-    return statistics.median(found)
+    return figure(found, "ms")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import main
+from measure import Figure, figure, main
 from torch import nn
 
 from moretta.errors import ParameterError
@@ -35,6 +35,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "protocols" / "pbpfl")
 from torchvision_stub import OUTPUTS, REASON, ZOO, build, torchvision
 
 IMAGE = (3, 16, 16)
+UNITS = {
+    "parameters": "parameters",
+    "free_scales": "scales",
+    "fixed_tensors": "tensors",
+    "own_rounding": "relative error",
+    "seconds": "s",
+}
 BUILT_IN: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     **{f"mlp, {n} layers": ("mlp", (20,), {"layers": n, "width": 64}) for n in (3, 5, 7)},
     **{
@@ -127,7 +134,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         found[name] = measured(model, given, arguments.partitions)
     zoo = sys.modules.get("torchvision")
     versions = {"numpy": np.__version__, "torchvision": str(zoo.__version__) if zoo else "none"}
-    return {"models": found, "partitions": arguments.partitions, "versions": versions}
+    figures = {f"{name}: {key}": value for name, one in found.items() for key, value in figures_of(one)}
+    return figures | {"models": found, "partitions": arguments.partitions, "versions": versions}
+
+
+def figures_of(report: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """Yield the numbers of a model's report; what is not a number stays in the report."""
+    for key, unit in UNITS.items():
+        if key in report:
+            yield key, figure(report[key], unit)
+    for loss in ("cross-entropy", "mse"):
+        for key, value in report.get(loss, {}).items():
+            if key.endswith(("float64", "float32", "continuous")) and isinstance(value, float):
+                yield f"{loss}, {key}", figure(value, "relative error")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import argparse
 import copy
 import multiprocessing
 import os
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from measure import begin_peak, interleaved, main, median_ratio, resident_mib
+from measure import Figure, begin_peak, figure, interleaved, main, ratio, resident_mib
 from torch import nn
 
 from moretta.contract.messages import Message, Stamp
@@ -129,7 +128,7 @@ def peak_mib(name: str, side: str, answer: multiprocessing.Queue[float]) -> None
     answer.put(resident_mib("VmHWM") - before)
 
 
-def memory_ratio(name: str) -> dict[str, float]:
+def memory_ratio(name: str) -> dict[str, Figure]:
     """Return what both sides add to the peak, and their ratio."""
     # Memory that is freed goes back at once, so that the peak is what is in use and not what the heap has kept.
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -142,9 +141,9 @@ def memory_ratio(name: str) -> dict[str, float]:
         found[side] = answer.get()
         process.join()
     return {
-        f"{name}_memory_mib_fedsgd": found["fedsgd"],
-        f"{name}_memory_mib_pbpfl": found["pbpfl"],
-        f"{name}_memory_ratio": found["pbpfl"] / found["fedsgd"],
+        f"{name}_memory_mib_fedsgd": figure(found["fedsgd"], "MiB"),
+        f"{name}_memory_mib_pbpfl": figure(found["pbpfl"], "MiB"),
+        f"{name}_memory_ratio": figure(found["pbpfl"] / found["fedsgd"], "times"),
     }
 
 
@@ -160,9 +159,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         pairs = arguments.pairs * (4 if len(shape) == 1 else 1)
         work = {"fedsgd": case.fedsgd, "pbpfl": case.pbpfl, "server": case.server}
         seconds = interleaved(work, pairs=pairs, calls=calls)
-        figures[f"{name}_ratio"] = median_ratio(seconds["pbpfl"], seconds["fedsgd"])
-        figures[f"{name}_server_ratio"] = median_ratio(seconds["server"], seconds["pbpfl"])
-        figures[f"{name}_fedsgd_ms"] = statistics.median(seconds["fedsgd"]) * 1000
+        figures[f"{name}_ratio"] = ratio(seconds["pbpfl"], seconds["fedsgd"])
+        figures[f"{name}_server_ratio"] = ratio(seconds["server"], seconds["pbpfl"])
+        figures[f"{name}_fedsgd_ms"] = figure(seconds["fedsgd"], "ms", 1000)
     if not arguments.only:
         figures |= memory_ratio("resnet20_mse_m1")
     return figures

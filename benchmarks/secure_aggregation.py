@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/secure_aggregation.py --flower OTHER/bin/python --large --json
 
 Flower's functions (`flower_secagg.py`) run in a process of their own, under a Python that has flwr, in turns with ours;
-without one their figures are null. Everything is one thread, and its time is the processor's, which others on the
+without one their figures are left out. Everything is one thread, and its time is the processor's, which others on the
 machine do not lengthen.
 
 What the figures are to stay within: `masking_over_floor_ratio_*` 1.11 (the floor is keystream and addition alone),
@@ -20,14 +20,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 import torch
 from cohort import Cohort, after_uploads
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from measure import begin_peak, interleaved, main, median_ratio, resident_mib
+from measure import begin_peak, figure, interleaved, main, ratio, resident_mib
 
 from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
@@ -94,10 +93,10 @@ def masking(parameters: int, bits: int, pairs: int) -> Figures:
     found = interleaved(work, pairs, warm_up=1, clock=time.process_time)
     each = [seconds / SILOS for seconds in found["ten"]]
     return {
-        f"masking_over_floor_ratio_{bits}": median_ratio(found["one"], found["floor"]),
-        f"masking_ten_over_floor_ratio_{bits}": median_ratio(each, found["floor"]),
-        f"masking_over_whole_array_floor_ratio_{bits}": median_ratio(found["one"], found["whole"]),
-        f"masking_giga_parameters_per_second_{bits}": parameters / median(each) / 1e9,
+        f"masking_over_floor_ratio_{bits}": ratio(found["one"], found["floor"]),
+        f"masking_ten_over_floor_ratio_{bits}": ratio(each, found["floor"]),
+        f"masking_over_whole_array_floor_ratio_{bits}": ratio(found["one"], found["whole"]),
+        f"masking_giga_parameters_per_second_{bits}": figure([parameters / one for one in each], "10^9 a second", 1e-9),
     }
 
 
@@ -114,10 +113,9 @@ def uploads(parameters: int, flower: Flower | None, pairs: int) -> Figures:
         clock = lambda: time.process_time() + flower.spent  # noqa: E731
     found = interleaved(work, pairs, warm_up=1, clock=clock)
     theirs = found.get("flower")
-    figures: Figures = {f"upload_seconds_{name}": median(seconds) for name, seconds in found.items()}
-    for bits in cohorts:
-        ratio = theirs and median_ratio(theirs, found[f"ours_{bits}"])
-        figures[f"flower_over_ours_ratio_{bits}"] = ratio
+    figures: Figures = {f"upload_seconds_{name}": figure(seconds, "s") for name, seconds in found.items()}
+    if theirs is not None:
+        figures |= {f"flower_over_ours_ratio_{bits}": ratio(theirs, found[f"ours_{bits}"]) for bits in cohorts}
     return figures
 
 
@@ -135,26 +133,21 @@ def dropouts(count: int, flower: Flower | None, pairs: int, signed: bool) -> Fig
         silos.append(recovered["silos"] / (count - 1) - whole["silos"] / count)
         for work in ("setup", "combine_seed", "recover") if flower is not None else ():
             theirs[work].append(flower.do(work))
-    parts = dict(
-        zip(("advert", "agreement", "shares"), (1000 * median(part) for part in zip(*setups, strict=True)), strict=True)
-    )
-    figures: Figures = {f"setup_{name}_ms{kind}": value for name, value in parts.items()}
+    parts = zip(("advert", "agreement", "shares"), zip(*setups, strict=True), strict=True)
+    figures: Figures = {f"setup_{name}_ms{kind}": figure(part, "ms", 1000) for name, part in parts}
     figures |= {
-        f"setup_ms{kind}": 1000 * median(map(sum, setups)),
-        f"recovery_server_ms{kind}": 1000 * median(ours),
-        f"recovery_server_more_ms{kind}": 1000 * median(more),
-        f"recovery_silo_more_ms{kind}": 1000 * median(silos),
+        f"setup_ms{kind}": figure(list(map(sum, setups)), "ms", 1000),
+        f"recovery_server_ms{kind}": figure(ours, "ms", 1000),
+        f"recovery_server_more_ms{kind}": figure(more, "ms", 1000),
+        f"recovery_silo_more_ms{kind}": figure(silos, "ms", 1000),
     }
-    if not signed:
-        figures |= dict.fromkeys(f"flower{what}" for what in ("_setup_ms", "_recovery_ms"))
-        figures |= dict.fromkeys(f"flower_over_ours_{what}_ratio" for what in ("setup", "recovery"))
     if flower is not None:
         secrets = zip(theirs["combine_seed"], theirs["recover"], strict=True)
         recoveries = [(count - 1) * seed + rest for seed, rest in secrets]  # one seed is timed for all survivors'
-        figures["flower_setup_ms"] = 1000 * median(theirs["setup"])
-        figures["flower_recovery_ms"] = 1000 * median(recoveries)
-        figures["flower_over_ours_setup_ratio"] = median_ratio(theirs["setup"], list(map(sum, setups)))
-        figures["flower_over_ours_recovery_ratio"] = median_ratio(recoveries, ours)
+        figures["flower_setup_ms"] = figure(theirs["setup"], "ms", 1000)
+        figures["flower_recovery_ms"] = figure(recoveries, "ms", 1000)
+        figures["flower_over_ours_setup_ratio"] = ratio(theirs["setup"], list(map(sum, setups)))
+        figures["flower_over_ours_recovery_ratio"] = ratio(recoveries, ours)
     return figures
 
 
@@ -176,12 +169,9 @@ def rounds(pairs: int) -> Figures:
         playing = Driver(players.server, list(players.clients), "benchmark", engine, 1).rounds(1, last)
         work[scheme] = lambda playing=playing: next(playing)  # type: ignore[misc]
     found = interleaved(work, 2 * pairs, warm_up=1, clock=time.process_time)  # the first round has the set-up
-    each = [secure / plain for secure, plain in zip(found["pairwise"], found["none"], strict=True)]
-    low, ratio, high = quantiles(each, n=4)  # pairs differ by more than masks cost, so the spread is told too
-    return {
-        "plain_round_seconds": median(found["none"]),
-        "secure_over_plain_round_ratio": ratio,
-        "secure_over_plain_round_ratio_quartiles": [low, high],
+    return {  # pairs differ by more than masks cost: look at the quartiles
+        "plain_round_seconds": figure(found["none"], "s"),
+        "secure_over_plain_round_ratio": ratio(found["pairwise"], found["none"]),
     }
 
 
@@ -192,8 +182,8 @@ def additive(parameters: int, pairs: int) -> Figures:
         {scheme: cohort.sum for scheme, cohort in schemes.items()}, pairs, warm_up=1, clock=time.process_time
     )
     return {
-        "additive_sum_seconds": median(found["additive-shares"]),
-        "additive_over_pairwise_ratio": median_ratio(found["additive-shares"], found["pairwise"]),
+        "additive_sum_seconds": figure(found["additive-shares"], "s"),
+        "additive_over_pairwise_ratio": ratio(found["additive-shares"], found["pairwise"]),
     }
 
 
@@ -215,7 +205,7 @@ def memory() -> Figures:
         answer: multiprocessing.Queue[float] = context.Queue()
         process = context.Process(target=peak_ratio, args=(bits, answer))
         process.start()
-        found[f"peak_over_input_plus_upload_ratio{name}"] = answer.get()
+        found[f"peak_over_input_plus_upload_ratio{name}"] = figure(answer.get(), "times")
         process.join()
     return found
 

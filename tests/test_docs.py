@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -150,3 +152,16 @@ def test_the_examples_of_contributing_run(
         folder = tmp_path / str(number)
         folder.mkdir()
         test(*[folder] if "tmp_path" in signature(test).parameters else [])
+
+
+ROOMS_WITHOUT_TORCH = ("contract", "secure_aggregation", "data", "config")
+
+
+def test_the_examples_in_docstrings_are_true(docs: Path) -> None:
+    package, tried = docs.parent / "src" / "moretta", 0
+    for path in (path for room in ROOMS_WITHOUT_TORCH for path in sorted((package / room).glob("[a-z]*.py"))):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        found = doctest.testmod(importlib.import_module(name))
+        assert not found.failed, name
+        tried += found.attempted
+    assert tried >= 14

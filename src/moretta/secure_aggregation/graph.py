@@ -114,6 +114,11 @@ def plan(
     what is given only the shape is checked (`risks` says what it is worth); beside a degree, t left out is floor(2 m
     / 3) + 1.
     Raises `moretta.errors.ParameterError`, saying what is possible.
+
+    >>> plan(10)
+    Plan(degree=None, threshold=7)
+    >>> plan(1000).degree < 999
+    True
     """
     if silos < 2:
         raise ParameterError(f"expected at least 2 silos, got {silos}; one alone has nobody to hide among")

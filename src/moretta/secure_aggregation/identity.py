@@ -120,7 +120,12 @@ def fingerprint(key: bytes) -> str:
 
 
 def public_line(key: bytes) -> str:
-    """Return a public key as a roster has it."""
+    """Return a public key as a roster has it.
+
+    >>> key = Identity.fresh().public_key
+    >>> parse_public_line(public_line(key)) == key
+    True
+    """
     return _encode(_PUBLIC, key)
 
 

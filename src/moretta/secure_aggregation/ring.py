@@ -51,7 +51,16 @@ def largest_magnitude(name: str, values: Array) -> float:
 
 @dataclass(frozen=True)
 class Ring:
-    """Z_2^bits with its fixed-point encoding. Raises `moretta.errors.ParameterError` unless bits is 32 or 64."""
+    """Z_2^bits with its fixed-point encoding. Raises `moretta.errors.ParameterError` unless bits is 32 or 64.
+
+    Two silos that send 2.5 and -1.0, each with the weight 1:
+
+    >>> ring = Ring(64)
+    >>> bits = ring.fraction_bits("x", limit=8.0, most_weight=2, parties=2)
+    >>> sent = [ring.encode("x", np.array([x]), 1, bits, most_weight=2, parties=2) for x in (2.5, -1.0)]
+    >>> ring.decode(sent[0] + sent[1], bits).tolist()
+    [1.5]
+    """
 
     bits: int
 

@@ -34,6 +34,9 @@ class SecureAggregation(Section):
     roster: the file of the silos' public keys; None trusts the keys that the server relays.
     identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Sites name
         theirs themselves, so over "flare" a run file has a roster alone.
+
+    >>> SecureAggregation(scheme="pairwise", threshold=2).largest
+    65536.0
     """
 
     scheme: Literal["pairwise", "additive-shares", "none"] = "pairwise"

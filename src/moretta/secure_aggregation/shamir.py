@@ -39,6 +39,11 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
     points: different, from 1 to p - 1. random: asked for 48 bytes for each of threshold - 1 coefficients, that of x
     first; anything but the operating system is for tests.
     Raises `moretta.errors.ParameterError` where one of them is not so.
+
+    >>> secret = random_secret()
+    >>> shares = share(secret, 2, points=(1, 2, 3))
+    >>> reconstruct({1: shares[1], 3: shares[3]}, 2) == secret
+    True
     """
     _check_points(points)
     if not 2 <= threshold <= len(points):
