@@ -18,7 +18,7 @@ from moretta.contract.roles import Missing, Reason
 from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site, pack_released
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.sites import Sites
@@ -60,7 +60,9 @@ def write_identities(folder: Path, engine_names: Mapping[str, str]) -> None:
     (folder / "roster.toml").write_text("\n".join(entries))
 
 
-def hello_of(federation: Federation, run_file: RunFile, text: str, place: Place, torch: tuple[str, ...] = ()) -> Hello:
+def hello_of(
+    federation: Federation, run_file: RunFile, text: str, place: CheckpointId, torch: tuple[str, ...] = ()
+) -> Hello:
     """What a server says first."""
     return Hello(
         run=place.run,
@@ -169,7 +171,7 @@ class Machines:
         with BUILDING:
             federation = told.server_side(run_file, out)
 
-        def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
+        def through(codec: Codec, place: CheckpointId, recorder: Recorder | None) -> Sites:
             hello = hello_of(federation, self.run_file, self.text, place, run_file.engine.torch_versions)
             deadline = run_file.engine.deadline
             given = {"keys": keys, "recorder": recorder, "deadline": deadline}

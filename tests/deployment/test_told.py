@@ -20,7 +20,7 @@ from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
 from moretta.deployment.site import Site, pack_released, unpack_released
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Busy, Hello, Refused, Reply, digest_of
 from moretta.engines.flare.signing import ServerSession, Trust
 from moretta.engines.flare.site_worker import UNFIT, SiteWorker
@@ -503,7 +503,7 @@ def test_a_state_of_another_run_is_not_taken_up(
     one: Site, run_file: RunFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, _ = enter(one, run_file)
-    one._place = Place("another", 2, 0, "")
+    one._place = CheckpointId("another", 2, 0, "")
     one.keep(client, 2)
     enter(one, run_file, round=2, session=1)
     assert "has no state of round 2 or before" in caplog.text

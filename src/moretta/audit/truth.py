@@ -19,7 +19,7 @@ from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
-from moretta.engines.checkpoint import Place, last_checkpoint, rounds_kept
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
 from moretta.engines.run_folder import ROWS, read_json, read_model
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
@@ -139,7 +139,7 @@ class Truth:
         return found[1]
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> CheckpointId:
         """The run's place at its last recorded round."""
         found = last_checkpoint(self.folder / "truth")
         if found is None:

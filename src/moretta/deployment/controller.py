@@ -25,7 +25,7 @@ from moretta.deployment import server_key
 from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import identity_of
 from moretta.deployment.site import pack_released
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
 from moretta.engines.flare.sites import Send, Sites
@@ -107,7 +107,7 @@ class Controller(FlareController):
         send = _send(fl_ctx, called)
         made, ended = list[Sites](), threading.Event()
 
-        def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
+        def through(codec: Codec, place: CheckpointId, recorder: Recorder | None) -> Sites:
             sites = Sites(
                 run_file.engine.sites,
                 send,
@@ -159,7 +159,7 @@ def _keep_in_touch(sites: Sites, ended: threading.Event) -> None:
         sites.speak()
 
 
-def _hello(federation: Federation, run_file: RunFile, digest: str, place: Place) -> Hello:
+def _hello(federation: Federation, run_file: RunFile, digest: str, place: CheckpointId) -> Hello:
     return Hello(
         run=place.run,
         round=place.round,

@@ -11,7 +11,7 @@ from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
 from moretta.deployment import shared_settings as told
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
@@ -54,7 +54,7 @@ class TorchRole:
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role."""
         run = self._run_file.run
-        place = Place(hello.run, hello.round, hello.session, hello.job)
+        place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:

@@ -31,7 +31,7 @@ from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
-from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
@@ -51,7 +51,7 @@ from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
 from moretta.secure_aggregation.settings import SecureAggregation
 
-NOWHERE = Place("", 0, 0, "")  # of roles that are built and play no run
+NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
 
@@ -165,7 +165,9 @@ class Federation:
             raise ParameterError(f"seed = {seed}: expected at least 0")
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
-        place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        place = (
+            CheckpointId(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        )
         helped = None if folder is None else folder.helped
         players = build(self.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
@@ -192,7 +194,7 @@ class Federation:
             raise
 
     def client(
-        self, name: str, rounds: int, seed: int, place: Place, helped: HelpedFile
+        self, name: str, rounds: int, seed: int, place: CheckpointId, helped: HelpedFile
     ) -> tuple[Client, Sequence[type[Message]]]:
         """Roles the role of one silo that is here, and return it with the messages of the run.
 
@@ -374,7 +376,7 @@ class Federation:
         return self.aggregation.sharing_noise(len(self.silos), self.participation)
 
     def _setting(
-        self, seed: int, rounds: int, place: Place = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
+        self, seed: int, rounds: int, place: CheckpointId = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:
         remote = any(silo.elsewhere for silo in self.silos) and self.insecure_secret_seed is None
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
@@ -427,7 +429,7 @@ class Federation:
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 
-    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[Place, dict[str, State]]:
+    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[CheckpointId, dict[str, State]]:
         if folder is None:
             raise ParameterError("resuming needs the run's folder; name it by out")
         found = last_checkpoint(folder.path / "checkpoint")
@@ -448,7 +450,7 @@ class Federation:
             )
         if place.round > rounds:
             raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
-        return Place(place.run, place.round, place.session + 1, place.digest), states
+        return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
 
 
 def _refuse_others(states: Mapping[str, State], players: Roles) -> None:

@@ -19,7 +19,7 @@ from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Outcome, State
 from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
-from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, begin_session, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
 from moretta.engines.faults import Injector
@@ -57,7 +57,7 @@ RELEASES = "releases.txt"  # in checkpoint/
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
-Through = Callable[[Codec, Place, Recorder | None], Delivery]
+Through = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes what delivers messages to silos that are elsewhere."""
 
 
@@ -69,7 +69,7 @@ class Session:
         federation: Federation,
         players: Roles,
         silos: Sequence[str],
-        place: Place,
+        place: CheckpointId,
         folder: RunFolder | None,
         rounds: int,
         seed: int,
@@ -295,7 +295,7 @@ class Session:
     def _save(self, number: int) -> None:
         if self._folder is None:
             return
-        place = Place(self._place.run, number, self._place.session, self._place.digest)
+        place = CheckpointId(self._place.run, number, self._place.session, self._place.digest)
         if self._best is not None:  # first, and two are kept: each checkpoint has a best that is not younger
             save_checkpoint(self._folder.path / "best", replace(place, round=self._best[0]), self._best[1])
         self._engine.keep(place)  # first, so that every silo elsewhere can go on from where the server does
