@@ -350,7 +350,7 @@ SITE = '[silo]\nname = "{silo}"\n[data]\nsource = "{silo}.npz"\n'
 def sites(folder: Path, more: str, name: str = "fedsgd") -> dict[str, Federation]:
     """Each site's own side of a run, from what it is told and its silo.toml."""
     (folder / "run.toml").write_text(RUN.format(name=name))
-    text, found = told.told(run_files.load(folder / "run.toml")), dict[str, Federation]()
+    text, found = told.shared_text(run_files.load(folder / "run.toml")), dict[str, Federation]()
     for silo in silos():
         np.savez(folder / f"{silo.name}.npz", x=silo.x, y=silo.y)
         (folder / "silo.toml").write_text(SITE.format(silo=silo.name) + more)
@@ -365,7 +365,7 @@ def test_a_server_without_any_rows_has_a_score(name: str, tmp_path: Path) -> Non
         for silo, made in sites(tmp_path, "test-fraction = 0.25", name).items()
     }
     server = told.server_side(run_files.load(tmp_path / "run.toml"), tmp_path / "run")
-    result = server.train(1, through=lambda codec, place, recorder: InProcess(clients, codec, strict=True))
+    result = server.train(1, transport=lambda codec, place, recorder: InProcess(clients, codec, strict=True))
     if name != "cgd":
         assert set(result.test) == {"rows", "loss", "accuracy", "by"}
         assert (result.test["rows"], result.test["by"]) == (5 + 8 + 2, "silos")

@@ -50,12 +50,12 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
     if found.x_test is None or found.y_test is None:
         raise ParameterError(f"{images}: expected test images beside the training images")
 
-    def through(pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
+    def transport(pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
         chunks = np.array_split(pixels, max(1, len(pixels) // ROWS))
         inputs = (standardised(scaled(x), network.mean, network.deviation, network.dtype) for x in chunks)
         return np.concatenate([outputs_of(trunk, x).numpy() for x in inputs])
 
-    arrays = (through(found.x), found.y, through(found.x_test), found.y_test)
+    arrays = (transport(found.x), found.y, transport(found.x_test), found.y_test)
     np.savez(out, **dict(zip(PARTS, arrays, strict=True)))
     return arrays
 

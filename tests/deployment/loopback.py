@@ -18,7 +18,7 @@ from moretta.contract.roles import Missing, Reason
 from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site, pack_released
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.sites import Sites
@@ -60,7 +60,9 @@ def write_identities(folder: Path, engine_names: Mapping[str, str]) -> None:
     (folder / "roster.toml").write_text("\n".join(entries))
 
 
-def hello_of(federation: Federation, run_file: RunFile, text: str, place: Place, torch: tuple[str, ...] = ()) -> Hello:
+def hello_of(
+    federation: Federation, run_file: RunFile, text: str, place: CheckpointId, torch: tuple[str, ...] = ()
+) -> Hello:
     """What a server says first."""
     return Hello(
         run=place.run,
@@ -130,7 +132,7 @@ class Machines:
         (folder / "many.toml").write_text(f"{text}\n{secure[1]}")
         self.engine_names = {name: (engine_names or {}).get(name, name) for name in self.names}
         self.run_file = run_files.load(folder / "many.toml")
-        self.text = told.told(self.run_file)
+        self.text = told.shared_text(self.run_file)
         self.workers: dict[str, SiteWorker] = {}
         self.made: list[Sites] = []
         self.wrap: Wrap = self._ask
@@ -169,7 +171,7 @@ class Machines:
         with BUILDING:
             federation = told.server_side(run_file, out)
 
-        def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
+        def transport(codec: Codec, place: CheckpointId, recorder: Recorder | None) -> Sites:
             hello = hello_of(federation, self.run_file, self.text, place, run_file.engine.torch_versions)
             deadline = run_file.engine.deadline
             given = {"keys": keys, "recorder": recorder, "deadline": deadline}
@@ -178,7 +180,7 @@ class Machines:
             self.made.append(made)
             return made
 
-        ended = federation.train(self.rounds, SEED, resume=resume, progress=progress, through=through)
+        ended = federation.train(self.rounds, SEED, resume=resume, progress=progress, transport=transport)
         released = b""
         if ended.released is not None:
             inputs = json.loads((out / "inputs.json").read_text())

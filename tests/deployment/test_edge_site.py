@@ -20,7 +20,7 @@ from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
 from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.site import Site
-from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder, read_json
@@ -228,7 +228,7 @@ def test_it_needs_no_torch(machines: Callable[..., Machines]) -> None:
 def hello(many: Machines, federation: Federation) -> Hello:
     from loopback import hello_of
 
-    return hello_of(federation, many.run_file, many.text, Place("run", 0, 0, ""))
+    return hello_of(federation, many.run_file, many.text, CheckpointId("run", 0, 0, ""))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

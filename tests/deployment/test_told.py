@@ -20,7 +20,7 @@ from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
 from moretta.deployment.site import Site, pack_released, unpack_released
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Busy, Hello, Refused, Reply, digest_of
 from moretta.engines.flare.signing import ServerSession, Trust
 from moretta.engines.flare.site_worker import UNFIT, SiteWorker
@@ -82,7 +82,7 @@ def test_nothing_is_told_that_is_the_servers_own(tmp_path: Path) -> None:
         protocol=f'{FEDSGD}\nwarm-start = "concealed-start.safetensors"',
         more='[secure-aggregation]\nroster = "concealed-roster.toml"',
     )
-    text = told.told(run_file)
+    text = told.shared_text(run_file)
     assert "concealed" not in text
     assert "424242" not in text
     assert str(tmp_path) not in text
@@ -96,13 +96,13 @@ def test_nothing_is_told_that_is_the_servers_own(tmp_path: Path) -> None:
 
 
 def test_what_is_only_the_servers_changes_no_digest(tmp_path: Path) -> None:
-    plain = digest_of(told.told(load(tmp_path)))
+    plain = digest_of(told.shared_text(load(tmp_path)))
     same = load(
         tmp_path,
         run='out = "elsewhere"\ninsecure-secret-seed = 1\nrecord-views = [1]\nevaluate-every = 2',
         data=f'{SITES}\ntest = "test.npz"',
     )
-    assert digest_of(told.told(same)) == plain
+    assert digest_of(told.shared_text(same)) == plain
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_what_is_only_the_servers_changes_no_digest(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_a_role_depends_on_changes_the_digest(tmp_path: Path, changed: dict[str, str]) -> None:
-    assert digest_of(told.told(load(tmp_path, **changed))) != digest_of(told.told(load(tmp_path)))
+    assert digest_of(told.shared_text(load(tmp_path, **changed))) != digest_of(told.shared_text(load(tmp_path)))
 
 
 def test_each_edit_of_what_is_told_changes_its_digest(tmp_path: Path) -> None:
-    text = told.told(load(tmp_path))
+    text = told.shared_text(load(tmp_path))
     digests = {digest_of(text)}
     for place in range(0, len(text), 37):
         digests.add(digest_of(text[:place] + "#" + text[place:]))
@@ -137,11 +137,11 @@ def test_each_edit_of_what_is_told_changes_its_digest(tmp_path: Path) -> None:
 def test_what_is_told_reads_back_to_the_same_wherever_it_is_read(tmp_path: Path) -> None:
     """The server's job checks its digest that way, having read its run file elsewhere."""
     run_file = load(tmp_path)
-    text = told.told(run_file)
-    assert told.told(run_files.loads(text, Path("/elsewhere/told.toml"))) == text
+    text = told.shared_text(run_file)
+    assert told.shared_text(run_files.loads(text, Path("/elsewhere/told.toml"))) == text
     with pytest.raises(ParameterError, match=r"\[run\] base is of the machine that a run file lies on"):
         run_files.loads(run_files.dump(run_file), Path("run.toml"))
-    assert told.told(run_files.loads(run_files.dumps(run_file), Path("/base/run.toml"))) == text
+    assert told.shared_text(run_files.loads(run_files.dumps(run_file), Path("/base/run.toml"))) == text
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,8 +158,8 @@ def test_odd_values_read_back_to_the_same(name: str, rate: float, seed: int) -> 
             "protocol": run_file.protocol.model_copy(update={"learning_rate": rate}),
         }
     )
-    text = told.told(run_file)
-    assert told.told(run_files.loads(text, Path("told.toml"))) == text
+    text = told.shared_text(run_file)
+    assert told.shared_text(run_files.loads(text, Path("told.toml"))) == text
 
 
 # -- run files for many machines ---------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_in_tests_and_around_confined_starts_it_follows_from_the_seed(tmp_path: 
 def test_the_server_has_no_rows_but_its_own_for_the_test(tmp_path: Path) -> None:
     np.savez(tmp_path / "test.npz", x=np.ones((5, 4), np.float32), y=np.arange(5) % 3)
     federation = told.server_side(load(tmp_path, data=f'{SITES}\ntest = "test.npz"'), tmp_path / "out")
-    assert [(silo.name, len(silo.x), silo.elsewhere) for silo in federation.silos] == [
+    assert [(silo.name, len(silo.x), silo.remote) for silo in federation.silos] == [
         ("silo-1", 0, True), ("silo-2", 0, True), ("silo-3", 0, True),
     ]  # fmt: skip
     assert federation.test is not None
@@ -292,10 +292,12 @@ def made(file: silo_file.SiloFile, text: str, certificate: str = "silo-1") -> Si
 
 def test_code_that_a_site_has_not_agreed_to_is_not_run(tmp_path: Path) -> None:
     called = nets(tmp_path)
-    text = told.told(load(tmp_path, model='source = "site_nets:build"'))
+    text = told.shared_text(load(tmp_path, model='source = "site_nets:build"'))
     with pytest.raises(ParameterError, match=r"is code that this site has not agreed to run"):
         made(site(tmp_path), text)
-    harmful = told.told(load(tmp_path, model=f'source = "subprocess:call"\nargs = ["touch", "{tmp_path / "touched"}"]'))
+    harmful = told.shared_text(
+        load(tmp_path, model=f'source = "subprocess:call"\nargs = ["touch", "{tmp_path / "touched"}"]')
+    )
     with pytest.raises(ParameterError, match=r"is code that this site has not agreed to run"):
         made(site(tmp_path, 'models = ["site_nets:build"]'), harmful)
     assert not called.exists()
@@ -307,7 +309,7 @@ def test_code_that_a_site_has_not_agreed_to_is_not_run(tmp_path: Path) -> None:
 def test_agreed_code_is_the_sites_own_wherever_the_server_points(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     ours, theirs = nets(tmp_path / "here"), nets(tmp_path / "theirs")
-    text = told.told(load(tmp_path, model='source = "site_nets:build"'))
+    text = told.shared_text(load(tmp_path, model='source = "site_nets:build"'))
     text = text.replace("[run]\n", f'[run]\nbase = "{tmp_path / "theirs"}"\n', 1)
     file = site(tmp_path / "here", 'models = ["site_nets:build"]')
     try:
@@ -327,36 +329,36 @@ def test_a_site_with_a_roster_masks_or_takes_no_part(tmp_path: Path) -> None:
     ]
     (tmp_path / "roster.toml").write_text("".join(entries))
     keyed = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-1"')
-    open_ = told.told(load(tmp_path, more='[secure-aggregation]\nscheme = "none"'))
+    open_ = told.shared_text(load(tmp_path, more='[secure-aggregation]\nscheme = "none"'))
     with pytest.raises(ParameterError, match="this site has a roster, so it does not trust the server"):
         made(keyed, open_)
-    assert len(made(keyed, told.told(load(tmp_path))).fingerprint) == 16
+    assert len(made(keyed, told.shared_text(load(tmp_path))).fingerprint) == 16
     stolen = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-2"')
     with pytest.raises(ParameterError, match="identity of silo `silo-1` is not the one that the roster lists"):
-        enter(made(stolen, told.told(load(tmp_path))), load(tmp_path))
+        enter(made(stolen, told.shared_text(load(tmp_path))), load(tmp_path))
 
 
 def test_a_site_is_who_its_certificate_says(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"says name = 'silo-1', and this site's certificate is of `silo-2`"):
-        made(site(tmp_path), told.told(load(tmp_path)), "silo-2")
+        made(site(tmp_path), told.shared_text(load(tmp_path)), "silo-2")
     with pytest.raises(ParameterError, match=r"'another' is none of the run's silos, silo-1, silo-2, silo-3"):
-        made(site(tmp_path, name="another"), told.told(load(tmp_path)), "another")
+        made(site(tmp_path, name="another"), told.shared_text(load(tmp_path)), "another")
 
 
 def test_rows_that_are_not_as_the_run_wants_them(tmp_path: Path) -> None:
     file = site(tmp_path)
     with pytest.raises(ParameterError, match=r"silo `silo-1`: expected samples of shape \[5\]"):
-        made(file, told.told(load(tmp_path, data=SITES.replace("[4]", "[5]"))))
+        made(file, told.shared_text(load(tmp_path, data=SITES.replace("[4]", "[5]"))))
     with pytest.raises(ParameterError, match="label 2 does not fit 2 outputs"):
-        made(file, told.told(load(tmp_path, data=SITES.replace("classes = 3", "classes = 2"))))
+        made(file, told.shared_text(load(tmp_path, data=SITES.replace("classes = 3", "classes = 2"))))
     with pytest.raises(ParameterError, match=r"expected 21 rows or more \(\[data\] least-rows\).*; got 20"):
-        made(file, told.told(load(tmp_path, data=f"{SITES}\nleast-rows = 21")))
+        made(file, told.shared_text(load(tmp_path, data=f"{SITES}\nleast-rows = 21")))
 
 
 def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:
     for text in (
-        "", "[run]", "x", told.told(load(tmp_path)).replace('"flare"', '"in-process"'),
-        told.told(load(tmp_path)).replace('source = "sites"', 'source = "/etc/passwd.csv"'),
+        "", "[run]", "x", told.shared_text(load(tmp_path)).replace('"flare"', '"in-process"'),
+        told.shared_text(load(tmp_path)).replace('source = "sites"', 'source = "/etc/passwd.csv"'),
     ):  # fmt: skip
         with pytest.raises(ParameterError) as caught:
             made(site(tmp_path), text)
@@ -364,16 +366,16 @@ def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:
 
 
 def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
-    run_file = run_files.loads(told.told(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
+    run_file = run_files.loads(told.shared_text(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
     assert told.site_side(run_file, site(tmp_path)).spec.insecure_secret_seed is None
     federation = told.site_side(run_file, site(tmp_path, "insecure-secret-seed = 9"))
     assert federation.spec.insecure_secret_seed == 9
-    assert [silo.elsewhere for silo in federation.silos] == [False, True, True]
+    assert [silo.remote for silo in federation.silos] == [False, True, True]
 
 
 def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
-    file, text = site(tmp_path), told.told(run_file)
+    file, text = site(tmp_path), told.shared_text(run_file)
     server = Identity.fresh()
     worker = SiteWorker(
         lambda: Site(file, text, "silo-1"), lambda: Trust("silo-1", (server.public_key,), None, tmp_path)
@@ -398,7 +400,7 @@ def hello(run_file: RunFile, **changed: Any) -> Hello:
         "run": "0123abcd",
         "round": 0,
         "session": 0,
-        "job": digest_of(told.told(run_file)),
+        "job": digest_of(told.shared_text(run_file)),
         "model": told.model_digest(federation, run_file),
         "versions": result.versions(),
         "torch": run_file.engine.torch_versions,
@@ -417,7 +419,7 @@ def run_file(tmp_path: Path) -> RunFile:
 
 @pytest.fixture
 def one(tmp_path: Path, run_file: RunFile) -> Site:
-    return made(site(tmp_path), told.told(run_file))
+    return made(site(tmp_path), told.shared_text(run_file))
 
 
 def test_a_role_is_cast_and_its_first_state_kept_in_the_sites_folder(
@@ -503,7 +505,7 @@ def test_a_state_of_another_run_is_not_taken_up(
     one: Site, run_file: RunFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, _ = enter(one, run_file)
-    one._place = Place("another", 2, 0, "")
+    one._place = CheckpointId("another", 2, 0, "")
     one.keep(client, 2)
     enter(one, run_file, round=2, session=1)
     assert "has no state of round 2 or before" in caplog.text
@@ -512,7 +514,7 @@ def test_a_state_of_another_run_is_not_taken_up(
 def test_no_round_that_a_server_names_brings_back_what_a_role_has_told(tmp_path: Path) -> None:
     """Nor another secret root: other noise on the same gradient, or another start, would tell what they hide."""
     run_file = load(tmp_path, protocol='name = "baffle"\nlearning-rate = 0.1\nk = 2\nsigma = 0.01')
-    one = made(site(tmp_path), told.told(run_file))
+    one = made(site(tmp_path), told.shared_text(run_file))
     client, _ = enter(one, run_file)
     (root,) = (value for key, value in client.state().items() if key.endswith("secret_root"))
     told_of = client.state() | {"seed/revealed-for/7.0": b"a digest"}
@@ -540,7 +542,7 @@ def test_a_server_that_tells_another_noise_under_the_same_run_does_not_cancel_it
     uploads = {}
     for session, noise in enumerate((8.0, 9.0)):
         run_file = load(tmp_path, data=LEAST, protocol=NOISED.format(noise), more=CLEAR)
-        one = made(site(tmp_path), told.told(run_file))
+        one = made(site(tmp_path), told.shared_text(run_file))
         client, _ = enter(one, run_file, session=session)
         model = modules.arrays(told.site_side(run_file, one._file).model)
         ask = TrainOn(stamp=Stamp("0123abcd", 1, 0), parameters=model, encoding={})
@@ -598,7 +600,7 @@ def test_a_pbpfl_silo_is_not_told_the_start(tmp_path: Path) -> None:
     run_file = load(tmp_path, protocol=PBPFL)
     theirs = modules.arrays(told.server_side(run_file, tmp_path).model)
     ours = modules.arrays(
-        told.site_side(run_files.loads(told.told(run_file), tmp_path / "told.toml"), site(tmp_path)).model
+        told.site_side(run_files.loads(told.shared_text(run_file), tmp_path / "told.toml"), site(tmp_path)).model
     )
     for name, array in theirs.items():
         assert array.shape == ours[name].shape

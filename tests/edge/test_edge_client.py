@@ -23,11 +23,11 @@ from torch import nn
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Replies
+from moretta.engines.memory import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
 from moretta.protocols.baffle import onnx_export
 from moretta.protocols.baffle import roles as casting
-from moretta.protocols.baffle.edge.memory import HEADROOM
 from moretta.protocols.baffle.silo.messages import Commit, Committed, Revealed
 from moretta.protocols.baffle.silo.seeds import Seed, agree
 from moretta.protocols.baffle.torch_forward import layout_of
@@ -293,7 +293,8 @@ def test_a_limit_that_suffices_stops_nothing() -> None:
 import sys, numpy, onnx
 from onnx import helper, TensorProto
 from moretta.protocols.baffle.edge import metadata
-from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
+from moretta.engines.memory import cap, peak_mib
+from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.silo.forward import Layout
 layout = Layout({"w": (1, 1)}, "float32", bytes(32))

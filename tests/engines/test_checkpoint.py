@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from moretta.contract.roles import State
-from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, begin_session, last_checkpoint, save_checkpoint
 from moretta.errors import ParameterError
 
 STATE: State = {
@@ -36,8 +36,8 @@ STATE: State = {
 }
 
 
-def save(folder: Path, number: int, session: int = 0, states: dict[str, State] | None = None) -> Place:
-    place = Place("run", number, session, "digest")
+def save(folder: Path, number: int, session: int = 0, states: dict[str, State] | None = None) -> CheckpointId:
+    place = CheckpointId("run", number, session, "digest")
     save_checkpoint(folder, place, states or {"server": {"round": number}, "silo-a": {}})
     return place
 
@@ -69,7 +69,7 @@ def test_the_last_two_are_kept_and_the_last_is_found(tmp_path: Path) -> None:
     for number in (0, 5, 10, 15):
         save(tmp_path, number)
     assert sorted(os.listdir(tmp_path)) == ["round-000010", "round-000015"]
-    assert last_checkpoint(tmp_path) == (Place("run", 15, 0, "digest"), {"server": {"round": 15}, "silo-a": {}})
+    assert last_checkpoint(tmp_path) == (CheckpointId("run", 15, 0, "digest"), {"server": {"round": 15}, "silo-a": {}})
 
 
 def test_rounds_past_a_million_are_still_in_order(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_what_a_crash_left_is_cleared_away(tmp_path: Path) -> None:
 def test_a_session_is_noted_in_place(tmp_path: Path) -> None:
     save(tmp_path, 0)
     save(tmp_path, 4)
-    begin_session(tmp_path, Place("run", 4, 1, "digest"))
-    assert last_checkpoint(tmp_path) == (Place("run", 4, 1, "digest"), {"server": {"round": 4}, "silo-a": {}})
+    begin_session(tmp_path, CheckpointId("run", 4, 1, "digest"))
+    assert last_checkpoint(tmp_path) == (CheckpointId("run", 4, 1, "digest"), {"server": {"round": 4}, "silo-a": {}})
     assert sorted(os.listdir(tmp_path)) == ["round-000000", "round-000004"]
 
 
@@ -236,14 +236,14 @@ SAVING = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from moretta.engines.checkpoint import Place, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 folder = Path(sys.argv[1])
 for first in sys.stdin:  # a process each, forked, as to start Python takes longer than to save
     child = os.fork()
     if child == 0:
         for number in range(int(first), 10**6):
             states = {"server": {"model/w": np.full(2000, number), "round": number}, "silo-a": {"round": number}}
-            save_checkpoint(folder, Place("run", number, 0, ""), states)
+            save_checkpoint(folder, CheckpointId("run", number, 0, ""), states)
             if number % 8 == 0:
                 print(os.getpid(), flush=True)
     os.waitpid(child, 0)

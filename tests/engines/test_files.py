@@ -10,7 +10,7 @@ import pytest
 import reproduction
 
 import moretta
-from moretta.engines.checkpoint import Place, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 from moretta.engines.files import make_folder, rename, write_atomically
 
 
@@ -98,7 +98,7 @@ class Disk:
 
 
 def _checkpoint_twice(folder: Path) -> None:
-    place = Place("run", 1, 0, "digest")
+    place = CheckpointId("run", 1, 0, "digest")
     save_checkpoint(folder / "run" / "checkpoint", place, {"server": {"round": 1}})
     save_checkpoint(folder / "run" / "checkpoint", place, {"server": {"round": 1}})  # a resumed run that comes by again
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.first_weights import SPREAD, first_weights
@@ -94,7 +94,7 @@ def test_cgds_starts_lie_around_it() -> None:
 
 def test_a_start_is_moved_once_however_often_it_is_used() -> None:
     of = federation(FedSGD())
-    starts = [modules.arrays(of._setting(0, 3, Place("run", 0, session, "")).model) for session in range(3)]
+    starts = [modules.arrays(of._setting(0, 3, CheckpointId("run", 0, session, "")).model) for session in range(3)]
     assert all(np.array_equal(starts[0][name], one[name]) for one in starts for name in one)
 
 

@@ -105,7 +105,7 @@ class Limits(Section):
     message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
     parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
     memory_limit_mib: the most memory of an edge client's process; elsewhere of the process of a job, by what it
-    reserves (`moretta.protocols.baffle.edge.memory.cap`), PyTorch's own included.
+    reserves (`moretta.engines.memory.cap`), PyTorch's own included.
     """
 
     message_mib: PositiveInt = 1024

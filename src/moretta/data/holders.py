@@ -69,7 +69,7 @@ class Grid:
     def digest(self, *, joint: bool) -> bytes:
         """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.
 
-        Two that were told different grids have different digests, so no key in common (`keyring`).
+        Two that were told different grids have different digests, so no key in common (`group_keys`).
         """
         said: list[int | str] = ["joint" if joint else "independent"]
         for part in self.parts.values():

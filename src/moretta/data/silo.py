@@ -19,7 +19,7 @@ class Silo:
     Where data is split by column too (`CGD`): row names the row of the grid, whose silos hold different columns of the
     same rows in the same order, columns are the indices of x's among all, ids say whose each row is, and y may have no
     entries where another silo of the row holds the labels.
-    elsewhere: its rows are on a machine of its own; x and y have none here, and only tell what they look like, and
+    remote: its rows are on a machine of its own; x and y have none here, and only tell what they look like, and
     `labelled` whether it has the labels of them.
     held_out: rows that are not trained on, inputs and targets as x and y are, on which it scores models at the end.
     """
@@ -30,14 +30,14 @@ class Silo:
     row: str = ""
     columns: tuple[int, ...] = ()
     ids: NDArray[np.str_] | None = None
-    elsewhere: bool = False
+    remote: bool = False
     labelled: bool = True
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
 
     @property
     def holds_labels(self) -> bool:
         """Whether it has the targets of its rows."""
-        return self.labelled if self.elsewhere else bool(len(self.y))
+        return self.labelled if self.remote else bool(len(self.y))
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:

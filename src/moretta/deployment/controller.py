@@ -21,11 +21,10 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.codec import Codec
 from moretta.contract.roles import Missing, Reason
-from moretta.deployment import server_key
-from moretta.deployment import shared_settings as told
+from moretta.deployment import server_key, shared_settings
 from moretta.deployment.server_key import identity_of
 from moretta.deployment.site import pack_released
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
 from moretta.engines.flare.sites import Send, Sites
@@ -97,7 +96,7 @@ class Controller(FlareController):
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
         run_file, workspace = self._run_file(), fl_ctx.get_engine().get_workspace()
         out = Path(self._out or Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "moretta")
-        federation = told.server_side(run_file, out)
+        federation = shared_settings.server_side(run_file, out)
         path = run_file.secure_aggregation.roster
         roster = None if path is None else Roster.load(run_file.resolve(path))
         identity = identity_of(Path(workspace.get_site_config_dir()))
@@ -107,7 +106,7 @@ class Controller(FlareController):
         send = _send(fl_ctx, called)
         made, ended = list[Sites](), threading.Event()
 
-        def through(codec: Codec, place: Place, recorder: Recorder | None) -> Sites:
+        def transport(codec: Codec, place: CheckpointId, recorder: Recorder | None) -> Sites:
             sites = Sites(
                 run_file.engine.sites,
                 send,
@@ -129,7 +128,7 @@ class Controller(FlareController):
             return sites
 
         try:
-            result = federation.train(run_file.run.rounds, run_file.run.seed, resume=self._resume, through=through)
+            result = federation.train(run_file.run.rounds, run_file.run.seed, resume=self._resume, transport=transport)
             made[0].end(_released(result, out))
         finally:
             ended.set()
@@ -137,7 +136,7 @@ class Controller(FlareController):
 
     def _run_file(self) -> RunFile:
         run_file = run_files.loads(self._run, self._base / "run.toml")
-        if digest_of(told.told(run_file)) != self._digest:
+        if digest_of(shared_settings.shared_text(run_file)) != self._digest:
             raise ParameterError(
                 "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
                 "by moretta job or serve"
@@ -159,13 +158,13 @@ def _keep_in_touch(sites: Sites, ended: threading.Event) -> None:
         sites.speak()
 
 
-def _hello(federation: Federation, run_file: RunFile, digest: str, place: Place) -> Hello:
+def _hello(federation: Federation, run_file: RunFile, digest: str, place: CheckpointId) -> Hello:
     return Hello(
         run=place.run,
         round=place.round,
         session=place.session,
         job=digest,
-        model=told.model_digest(federation, run_file),
+        model=shared_settings.model_digest(federation, run_file),
         versions=result.versions(),
         torch=run_file.engine.torch_versions,
         tensors=modules.schema(federation.model),

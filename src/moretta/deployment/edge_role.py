@@ -16,7 +16,7 @@ from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Client
 from moretta.data.silo import check_least
-from moretta.deployment import shared_settings as told
+from moretta.deployment import shared_settings
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
@@ -51,13 +51,13 @@ class EdgeRole:
             protocol, run_file.secure_aggregation, file.limits.memory_limit_mib, file.limits.edge_precision
         )
         self._protocol, self._run_file, self._file = protocol, run_file, file
-        self._secure = told.aggregation_at(run_file, file)
+        self._secure = shared_settings.aggregation_at(run_file, file)
         if protocol.privacy is not None and data.least_rows is None:
             raise ParameterError(LEAST_ROWS_MISSING)
-        self.silos, _ = told.silos_at(run_file, file)
+        self.silos, _ = shared_settings.silos_at(run_file, file)
         if protocol.privacy is not None:
             self._secure = self._secure.sharing_noise(len(self.silos), run_file.run.participation)
-        (self._silo,) = (silo for silo in self.silos if not silo.elsewhere)
+        (self._silo,) = (silo for silo in self.silos if not silo.remote)
         check_least(self._silo, data.least_rows)
         if data.score_at_silos:
             check_scores(protocol, self.silos)
@@ -76,7 +76,7 @@ class EdgeRole:
         run, data, limits, silo = self._run_file.run, self._run_file.data, self._file.limits, self._silo
         held_out = None
         if data.score_at_silos and silo.held_out is not None:
-            figures = figures_of(self._protocol.loss, told.task_of(data))
+            figures = figures_of(self._protocol.loss, shared_settings.task_of(data))
             x, y = silo.held_out
             held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
         client = self._edge.edge_client(
@@ -98,7 +98,7 @@ class EdgeRole:
             rounds=run.rounds,
             session=hello.session,
             insecure=self._file.silo.insecure_secret_seed,
-            rules=self._secure.rules(self._roster, told.players_of(self._run_file)),
+            rules=self._secure.rules(self._roster, shared_settings.players_of(self._run_file)),
             run="" if self._file.silo.insecure_secret_seed is not None else hello.run,
             helped=helped,
             bound=self._bound(hello),

@@ -23,8 +23,8 @@ from moretta.deployment.server_key import SILO, trust_of
 from moretta.deployment.site import Site, log_to
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
 from moretta.engines.flare.site_worker import SiteWorker
+from moretta.engines.memory import cap
 from moretta.errors import ParameterError, PeerError
-from moretta.protocols.baffle.edge.memory import cap
 
 log = logging.getLogger("moretta")
 

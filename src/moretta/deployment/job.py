@@ -11,7 +11,7 @@ from typing import Any
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.deployment import shared_settings as told
+from moretta.deployment import shared_settings
 from moretta.deployment.patching import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError
@@ -50,7 +50,7 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
     if folder.exists() and not _is_ours(folder):
         raise ParameterError(f"{folder} exists and is no job of Moretta's; name another folder by --out")
     shutil.rmtree(folder, ignore_errors=True)
-    names, text = site_names(run_file), told.told(run_file)
+    names, text = site_names(run_file), shared_settings.shared_text(run_file)
     server = {
         "run": run_files.dumps(run_file),
         "base": str(run_file.base.absolute()),

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from moretta.deployment.machine_checks import writable
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
 from moretta.errors import ParameterError, RunFailed
-from moretta.protocols.baffle.edge_client import RUNS, check_packages
+from moretta.protocols.registry import check_edge_packages
 
 LOOK = 0.2
 AGAIN = 2.0  # seconds between two tries to reach a server that is not there yet
@@ -41,7 +41,8 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     file = silo_file.load(silo)
     edge = edge or file.silo.edge
     processes.require("edge-flare" if edge else "flare")
-    check_packages(RUNS if edge else ())
+    if edge:
+        check_edge_packages()
     _check(kit, silo, file)
     settings: dict[str, object] = {"silo": os.path.abspath(silo)}
     settings |= {"edge": True} if edge else {}
@@ -71,8 +72,9 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Pat
     _wait_for_server(kit, say)
     host, port = kits.address_of(kit)
     say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
+    site, flare = (new_lines(path, _size(path)) for path in (out / "log.txt", out / "flare.log"))  # before it starts
     with processes.running(kit, out / "flare.log", remembered) as client:
-        _watch(client, kit, out, say)
+        _watch(client, kit, site, flare, say)
     if client.returncode != 0:
         raise RunFailed(
             f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining again "
@@ -103,17 +105,21 @@ def _wait_for_server(kit: Path, say: Say) -> None:
             time.sleep(LOOK)
 
 
-def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
-    """Say what the site's log says until the client ends, and where somebody else has joined by the same kit."""
-    log = new_lines(out / "log.txt", _size(out / "log.txt"))
-    flare = new_lines(out / "flare.log", _size(out / "flare.log"))
+def _watch(
+    client: processes.Parent, kit: Path, site: Iterator[list[bytes]], flare: Iterator[list[bytes]], say: Say
+) -> None:
+    """Say what the site's log says until the client ends, and where somebody else has joined by the same kit.
+
+    site, flare: what comes to their logs.
+    """
     host, port = kits.address_of(kit)
     again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
     connected: deque[float] = deque(maxlen=OFTEN)
     warned = False
-    while client.poll() is None:
-        time.sleep(LOOK)
-        for line in next(log):
+    ended = False
+    while not ended:
+        ended = client.poll() is not None  # before its last words are read
+        for line in next(site):
             say(line.decode(errors="replace"))
         if found := [line for line in next(flare) if again in line]:
             connected.extend(time.monotonic() for _ in found)
@@ -128,6 +134,8 @@ def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
                 "the server drops this site's connection again and again, as it does where the same kit has joined on "
                 "another machine too; leave one of them"
             )
+        if not ended:
+            time.sleep(LOOK)
 
 
 def _size(path: Path) -> int:

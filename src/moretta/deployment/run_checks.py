@@ -30,21 +30,21 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
 
     built: is given the federation, if there is one.
     """
-    from moretta.deployment import shared_settings as told
+    from moretta.deployment import shared_settings
 
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:
         return f"{source}: an edge site runs no code of it, and the server sends the graph"
     if server:
-        federation = told.server_side(run_file, run_file.folder)
+        federation = shared_settings.server_side(run_file, run_file.folder)
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
     else:
-        told.check_code(source, () if file is None else file.silo.models)
+        shared_settings.check_code(source, () if file is None else file.silo.models)
         base = run_file.base if file is None else file.base
-        run_file = run_files.loads(told.told(run_file), base / "told.toml")
-        federation = told.server_side(run_file, base)
+        run_file = run_files.loads(shared_settings.shared_text(run_file), base / "told.toml")
+        federation = shared_settings.server_side(run_file, base)
     built.append(federation)
-    digest = told.model_digest(federation, run_file)[:16]
+    digest = shared_settings.model_digest(federation, run_file)[:16]
     count = sum(parameter.numel() for parameter in federation.model.parameters())
     return f"{source} of {count} parameters; its digest begins with {digest}, the same for all"
 
@@ -59,12 +59,12 @@ def roster_lists_all(run_file: RunFile) -> str:
 
 def rows_fit(run_file: RunFile, file: SiloFile) -> str:
     """Check that a site's rows can be read as a run wants them."""
-    from moretta.deployment import shared_settings as told
+    from moretta.deployment import shared_settings
     from moretta.deployment.edge_role import EdgeRole
 
-    known = run_files.loads(told.told(run_file), file.base / "told.toml")
-    silos = EdgeRole(known, file).silos if file.silo.edge else told.site_side(known, file).silos
-    mine = next(silo for silo in silos if not silo.elsewhere)
+    known = run_files.loads(shared_settings.shared_text(run_file), file.base / "told.toml")
+    silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
+    mine = next(silo for silo in silos if not silo.remote)
     return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"
 
 

@@ -26,8 +26,8 @@ from moretta.deployment import (
     provisioning,
     server_connection,
     server_key,
+    shared_settings,
 )
-from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.files import new_lines
@@ -81,7 +81,7 @@ def serve(
     """
     processes.require()
     job.check(run_file)
-    told.server_side(run_file, places.out).rehearse(run_file.run.rounds, run_file.run.seed)
+    shared_settings.server_side(run_file, places.out).rehearse(run_file.run.rounds, run_file.run.seed)
     if places.out.exists() and any(places.out.iterdir()) and not resume:
         raise ParameterError(
             f"{places.out} exists and is not empty; go on with that run by --resume, or name another folder by --out"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 HELD_BACK = 0  # the seed by which sites choose what they hold back
 
 
-def told(run_file: RunFile) -> str:
+def shared_text(run_file: RunFile) -> str:
     """Return what sites are told, as TOML that `moretta.config.run_files.loads` reads."""
     return run_files.dumps(shared(run_file))
 
@@ -165,7 +165,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
         id_column=site.data.id_column,
         base=site.base,
     )
-    silos[name] = _holding_back(replace(mine, x=x, y=y, ids=ids, elsewhere=False), site.data.test_fraction)
+    silos[name] = _holding_back(replace(mine, x=x, y=y, ids=ids, remote=False), site.data.test_fraction)
     return list(silos.values()), names
 
 
@@ -201,7 +201,7 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     kind = np.int64 if data.tokens else np.float32
     shape = _wanted(data).inputs
     if data.partition not in GRIDS:
-        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), elsewhere=True) for name in names]
+        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), remote=True) for name in names]
     parts = _column_parts(data)
     rows = len(names) // len(parts)
     holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder

@@ -30,7 +30,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client
 from moretta.deployment.edge_role import EdgeRole
-from moretta.engines.checkpoint import Place, last_checkpoint, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.flare.site_worker import UNFIT
@@ -84,7 +84,7 @@ class Site:
         self.fingerprint = fingerprint(self._key) if self._key else ""
         self._folder: RunFolder | None = None
         self._recorder: Recorder | None = None
-        self._place = Place("", 0, 0, "")
+        self._place = CheckpointId("", 0, 0, "")
         self._round = 0
         self._lasting = dict[str, bytes]()
 
@@ -102,7 +102,7 @@ class Site:
         path = self._file.out / hello.run
         make_folder(path, 0o700)
         self._folder = RunFolder(path)
-        self._place = Place(hello.run, hello.round, hello.session, hello.job)
+        self._place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
         if self._file.silo.record_views:
             self._recorder = Recorder(path / "views", True, hello.session)
@@ -123,7 +123,7 @@ class Site:
 
     def keep(self, client: Client, round: int) -> None:
         """Keep the role's state as of the end of a round."""
-        self._place = Place(self._place.run, round, self._place.session, self._place.digest)
+        self._place = CheckpointId(self._place.run, round, self._place.session, self._place.digest)
         if self._folder is not None:
             save_checkpoint(self._folder.path / "checkpoint", self._place, {f"silo-{self.name}": client.state()})
         self._remember(client)

@@ -10,8 +10,8 @@ from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.deployment import shared_settings as told
-from moretta.engines.checkpoint import Place
+from moretta.deployment import shared_settings
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
@@ -28,8 +28,8 @@ class TorchRole:
 
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         self._run_file, self._name = run_file, file.silo.name
-        self._federation = told.site_side(run_file, file)
-        self._model = told.model_digest(self._federation, run_file)
+        self._federation = shared_settings.site_side(run_file, file)
+        self._model = shared_settings.model_digest(self._federation, run_file)
         threads = file.limits.threads
         if threads is None and sum(parameter.numel() for parameter in self._federation.model.parameters()) < SMALL:
             threads = 1
@@ -54,7 +54,7 @@ class TorchRole:
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role."""
         run = self._run_file.run
-        place = Place(hello.run, hello.round, hello.session, hello.job)
+        place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:

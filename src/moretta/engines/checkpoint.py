@@ -26,8 +26,8 @@ KEPT = 2
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run stands: its id, the last finished round, how often it was resumed, and its run file's digest."""
+class CheckpointId:
+    """Names a checkpoint: the run's id, the last finished round, how often it was resumed, its run file's digest."""
 
     run: str
     round: int
@@ -35,7 +35,7 @@ class Place:
     digest: str
 
 
-def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State], kept: int | None = KEPT) -> None:
+def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, State], kept: int | None = KEPT) -> None:
     """Write the roles' states of a round's end into the run's ``checkpoint`` folder, and drop all but the last two.
 
     kept: how many are kept, None for all.
@@ -47,7 +47,7 @@ def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State], kep
     partial.mkdir(mode=0o700)
     for role, state in states.items():
         write_atomically(partial / f"{role}.safetensors", _pack(state), mode=0o600)
-    _write_place(partial, place)
+    _write_id(partial, place)
     if final.exists():  # a resumed run that comes by again; one rename, so that no half of it is ever found
         rename(final, folder / f".{final.name}.old.partial")
     rename(partial, final)
@@ -57,15 +57,15 @@ def save_checkpoint(folder: Path, place: Place, states: Mapping[str, State], kep
         shutil.rmtree(old)
 
 
-def begin_session(folder: Path, place: Place) -> None:
+def begin_session(folder: Path, place: CheckpointId) -> None:
     """Note in the last checkpoint, at whose round `place` stands, that a further session has begun.
 
     So a session that is killed before its first checkpoint has a number of its own, and views of its own.
     """
-    _write_place(_found(folder)[-1], place)
+    _write_id(_found(folder)[-1], place)
 
 
-def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[Place, dict[str, State]] | None:
+def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointId, dict[str, State]] | None:
     """Return the last whole checkpoint (of round `up_to` at most), or None.
 
     Raises `moretta.errors.ParameterError` for one that is damaged.
@@ -75,7 +75,7 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[Place, dict
         return None
     path = found[-1]
     try:
-        place = _read_place(path)
+        place = _read_id(path)
         states = {file.stem: _unpack(file) for file in sorted(path.glob("*.safetensors"))}
         return place, states
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -93,17 +93,17 @@ def _found(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("round-*") if path.is_dir()), key=lambda path: (len(path.name), path))
 
 
-def _write_place(path: Path, place: Place) -> None:
+def _write_id(path: Path, place: CheckpointId) -> None:
     write_atomically(path / "run.json", json.dumps({"format": FORMAT, **asdict(place)}).encode())
 
 
-def _read_place(path: Path) -> Place:
+def _read_id(path: Path) -> CheckpointId:
     content = json.loads((path / "run.json").read_text())
     if content.pop("format") != FORMAT:
         raise ParameterError(f"{path}: expected a checkpoint of format {FORMAT}; was it written by another version?")
-    place = Place(**content)
+    place = CheckpointId(**content)
     if [type(value) for value in astuple(place)] != [str, int, int, str] or place.session < 0:
-        raise ValueError("run.json says no place")
+        raise ValueError("run.json names no checkpoint")
     if path.name != f"round-{place.round:06d}":
         raise ValueError(f"run.json is of round {place.round}")
     return place

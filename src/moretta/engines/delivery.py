@@ -10,7 +10,7 @@ from typing import Protocol
 from moretta.contract.codec import size
 from moretta.contract.messages import Message, Spent
 from moretta.contract.roles import Ask, Missing, Reason, Replies
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.clock import Clock
 from moretta.errors import PeerError
 
@@ -41,7 +41,7 @@ class Delivery(Protocol):
     def renewed(self) -> bool:
         """Return whether, since this was last called, a silo has come as another process than it was."""
 
-    def keep(self, place: Place) -> None:
+    def keep(self, place: CheckpointId) -> None:
         """Let silos that are elsewhere keep their states as of a round's end."""
 
     def close(self) -> None:

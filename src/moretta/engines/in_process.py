@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from moretta.contract.codec import Codec, size
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, answered
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
@@ -94,7 +94,7 @@ class InProcess:
         self._ends = ends
         return ends > before
 
-    def keep(self, place: Place) -> None:
+    def keep(self, place: CheckpointId) -> None:
         """Do nothing: the silos' states are kept with the server's."""
 
     def close(self) -> None:

@@ -42,6 +42,14 @@ def edge_of(protocol: Training) -> Any:
     return importlib.import_module(entry.edge) if entry.edge else None
 
 
+def check_edge_packages() -> None:
+    """Raise `moretta.errors.MissingExtra` where what runs silos without PyTorch is not installed."""
+    for entry in ENTRIES.values():
+        if entry.edge:
+            edge = importlib.import_module(entry.edge)
+            edge.check_packages(edge.RUNS)
+
+
 def names(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the names of some entries, in the order of the list."""
     return tuple(entry.name for entry in entries)

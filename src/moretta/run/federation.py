@@ -32,7 +32,7 @@ from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
-from moretta.engines.checkpoint import Place, last_checkpoint
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
@@ -44,14 +44,14 @@ from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import Setting, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
-from moretta.run.loop import Progress, Session, Through
+from moretta.run.loop import Progress, Session, Transport
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
 from moretta.secure_aggregation.settings import SecureAggregation
 
-NOWHERE = Place("", 0, 0, "")  # of roles that are built and play no run
+NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
 
 __all__ = ["Federation", "Progress", "Result", "Silo"]
 
@@ -59,7 +59,7 @@ __all__ = ["Federation", "Progress", "Result", "Silo"]
 class Federation:
     """Silos that train one model by one protocol, here all in this process.
 
-    Silos may also be elsewhere (`Silo.elsewhere`): then this is the server's side of the federation, which reaches them
+    Silos may also be elsewhere (`Silo.remote`): then this is the server's side of the federation, which reaches them
     by what `train` is given, or with one silo here that silo's own side, which plays its role (`client`).
 
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
@@ -203,12 +203,12 @@ class Federation:
         *,
         resume: bool = False,
         progress: Progress | None = None,
-        through: Through | None = None,
+        transport: Transport | None = None,
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
-        through: what delivers messages to silos elsewhere; None where all are here.
+        transport: what delivers messages to silos elsewhere; None where all are here.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         if rounds < 1:
@@ -217,7 +217,9 @@ class Federation:
             raise ParameterError(f"seed = {seed}: expected at least 0")
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
-        place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        place = (
+            CheckpointId(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
+        )
         helped = None if folder is None else folder.helped
         players = build(self.spec.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
@@ -235,7 +237,7 @@ class Federation:
             folder.begin(self.spec.text or None)
         session = None
         try:
-            session = Session(self, players, silos, place, folder, rounds, seed, progress, through)
+            session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
             with folder.logging() if folder else nullcontext():
                 return session.play()
         except ParameterError:
@@ -244,7 +246,7 @@ class Federation:
             raise
 
     def client(
-        self, name: str, rounds: int, seed: int, place: Place, helped: HelpedFile
+        self, name: str, rounds: int, seed: int, place: CheckpointId, helped: HelpedFile
     ) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role of one silo that is here, and return it with the messages of the run.
 
@@ -259,7 +261,7 @@ class Federation:
 
     def _players_names(self, players: Roles) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
-        return list(players.clients) or [silo.name for silo in self.silos if silo.elsewhere]
+        return list(players.clients) or [silo.name for silo in self.silos if silo.remote]
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""
@@ -279,7 +281,7 @@ class Federation:
             if names[silo.name] > 1:
                 raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
             unlabelled = bool(silo.columns) and not len(silo.y)
-            if silo.elsewhere:
+            if silo.remote:
                 continue
             check_least(silo, self.spec.least_rows)
             if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
@@ -349,7 +351,7 @@ class Federation:
         """Check that every silo here has rows to score models on, and that a score tells of no single one."""
         check_scores(self.spec.protocol, self.silos)
         for silo in self.silos:
-            if not silo.elsewhere:
+            if not silo.remote:
                 self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
 
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
@@ -387,9 +389,9 @@ class Federation:
         return self.spec.summing(len(self.silos))
 
     def _setting(
-        self, seed: int, rounds: int, place: Place = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
+        self, seed: int, rounds: int, place: CheckpointId = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:
-        remote = any(silo.elsewhere for silo in self.silos) and self.spec.insecure_secret_seed is None
+        remote = any(silo.remote for silo in self.silos) and self.spec.insecure_secret_seed is None
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
             built=self.model,
@@ -442,7 +444,7 @@ class Federation:
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 
-    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[Place, dict[str, State]]:
+    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[CheckpointId, dict[str, State]]:
         if folder is None:
             raise ParameterError("resuming needs the run's folder; name it by out")
         found = last_checkpoint(folder.path / "checkpoint")
@@ -463,7 +465,7 @@ class Federation:
             )
         if place.round > rounds:
             raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
-        return Place(place.run, place.round, place.session + 1, place.digest), states
+        return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
 
 
 def _refuse_others(states: Mapping[str, State], players: Roles) -> None:

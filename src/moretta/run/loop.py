@@ -19,7 +19,7 @@ from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Outcome, State
 from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
-from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, begin_session, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
 from moretta.engines.faults import Injector
@@ -57,7 +57,7 @@ RELEASES = "releases.txt"  # in checkpoint/
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
-Through = Callable[[Codec, Place, Recorder | None], Delivery]
+Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes what delivers messages to silos that are elsewhere."""
 
 
@@ -69,12 +69,12 @@ class Session:
         federation: Federation,
         players: Roles,
         silos: Sequence[str],
-        place: Place,
+        place: CheckpointId,
         folder: RunFolder | None,
         rounds: int,
         seed: int,
         progress: Progress | None,
-        through: Through | None,
+        transport: Transport | None,
     ) -> None:
         self._of, self._players, self._place, self._folder = federation, players, place, folder
         self._silos = list(silos)
@@ -90,8 +90,8 @@ class Session:
             # Before anybody hears of it: a site takes a session's number from one beginning of it alone.
             begin_session(folder.path / "checkpoint", place)
         self._engine: Delivery = (
-            through(codec, place, recorder)
-            if through is not None
+            transport(codec, place, recorder)
+            if transport is not None
             else InProcess(
                 players.clients,
                 codec,
@@ -295,7 +295,7 @@ class Session:
     def _save(self, number: int) -> None:
         if self._folder is None:
             return
-        place = Place(self._place.run, number, self._place.session, self._place.digest)
+        place = CheckpointId(self._place.run, number, self._place.session, self._place.digest)
         if self._best is not None:  # first, and two are kept: each checkpoint has a best that is not younger
             save_checkpoint(self._folder.path / "best", replace(place, round=self._best[0]), self._best[1])
         self._engine.keep(place)  # first, so that every silo elsewhere can go on from where the server does
@@ -307,7 +307,7 @@ class Session:
         Where silos are elsewhere there is no such place: nobody has all of it.
         """
         wanted, folder = self._of.spec.record_views, self._folder
-        if folder is None or not wanted or any(silo.elsewhere for silo in self._of.silos):
+        if folder is None or not wanted or any(silo.remote for silo in self._of.silos):
             return
         if isinstance(wanted, bool) or number in wanted or number + 1 in wanted:
             place = replace(self._place, round=number)
@@ -342,7 +342,7 @@ class Session:
         if of.test is not None and self._players.displacement is not None:
             test["displacement"] = self._scores(self._players.displacement(), self._prepared(of.test[0]), of.test[1])
         noised = getattr(of.spec.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
-        here = [silo for silo in of.silos if not silo.elsewhere]
+        here = [silo for silo in of.silos if not silo.remote]
         if "" in models and not noised and here and not any(silo.columns for silo in here):
             test["per_silo"] = {silo.name: self._scores(models[""], self._prepared(silo.x), silo.y) for silo in here}
         scheme = self._players.scheme

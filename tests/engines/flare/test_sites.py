@@ -18,7 +18,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines import views
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare import site_worker
 from moretta.engines.flare import sites as sites_module
 from moretta.engines.flare.envelope import (
@@ -748,8 +748,8 @@ def test_an_aborted_job_waits_for_nobody(network: Network, clock: Time) -> None:
 # -- to keep, and to end -----------------------------------------------------------------------------------------------
 
 
-def place(round: int) -> Place:
-    return Place("run", round, 0, "digest")
+def place(round: int) -> CheckpointId:
+    return CheckpointId("run", round, 0, "digest")
 
 
 def test_who_is_there_keeps_its_state_and_a_restarted_site_is_told_of_the_round(network: Network, clock: Time) -> None:

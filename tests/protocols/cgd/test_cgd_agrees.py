@@ -179,9 +179,9 @@ def test_a_split_of_columns_changes_nothing() -> None:
     whole = grid([9, 5, 12], [8])
     with_parts = run(split, 6)
     composed = {f"silo-{row.removeprefix('row-')}": tensors for row, tensors in with_parts.starts.items()}
-    together = run(whole, 6, wrap=begin_at(composed))
+    side_by_side = run(whole, 6, wrap=begin_at(composed))
     for row, tensors in with_parts.models.items():
-        assert furthest(tensors, together.models[f"silo-{row.removeprefix('row-')}"]) < 1e-9
+        assert furthest(tensors, side_by_side.models[f"silo-{row.removeprefix('row-')}"]) < 1e-9
     # The composed starts are of everybody's own noise: one holder's part says nothing of another's.
     parts = [with_parts.starts["row-0"][FIRST][:, list(silo.columns)] for silo in split[:3]]
     assert len({part.tobytes() for part in parts}) == 3

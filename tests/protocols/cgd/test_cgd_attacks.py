@@ -21,7 +21,7 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, PeerError, RunFailed
 from moretta.protocols.cgd.client import Client, _displacement_after
-from moretta.protocols.cgd.group_keys import NAME, Keyring, Membership, at
+from moretta.protocols.cgd.group_keys import NAME, GroupKeys, Membership, at
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -75,12 +75,12 @@ def of(protocol: CGD, rounds: int) -> Roles:
     return build(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
 
 
-def corrupted(outsider: Client) -> Keyring:
+def corrupted(outsider: Client) -> GroupKeys:
     """The keys of a participant that takes itself for a member of the victim's groups."""
     honest = outsider._keyring
     true = honest.membership
     lies = dict.fromkeys(GROUPS, (OUTSIDER, VICTIM))
-    return Keyring(OUTSIDER, honest._set_up, Membership(true.grid, {**true.groups, **lies}), None, 0)
+    return GroupKeys(OUTSIDER, honest._set_up, Membership(true.grid, {**true.groups, **lies}), None, 0)
 
 
 # Keys for somebody who is not in the group.
@@ -162,7 +162,7 @@ def test_a_second_draw_gives_the_same_bytes(after_three: dict[str, Client], grou
 def test_a_second_key_of_a_set_up_is_not_taken(after_three: dict[str, Client]) -> None:
     """Not by a first member that is on the relay's side either."""
     first = after_three[VICTIM]._keyring
-    again = Keyring(VICTIM, first._set_up, first.membership, None, 0)
+    again = GroupKeys(VICTIM, first._set_up, first.membership, None, 0)
     members, stamp = first.membership.groups["columns-2"], at(SETUP, "columns-2")
     other = again.draw(stamp, members)[MEMBER]
     taken = after_three[MEMBER].answer(TakeKey(stamp=stamp, maker=VICTIM, sealed=other))
@@ -341,7 +341,7 @@ def test_a_head_plays_no_other_of_its_row(after_three: dict[str, Client]) -> Non
 def test_of_different_grids_no_key_opens_and_no_masks_cancel(after_three: dict[str, Client]) -> None:
     true, stamp = after_three[VICTIM]._keyring, at(SETUP, "columns-2")
     members = true.membership.groups["columns-2"]
-    other = Keyring(
+    other = GroupKeys(
         MEMBER, after_three[MEMBER]._keyring._set_up, Membership(bytes(32), true.membership.groups), None, 0
     )
     assert not other.take(stamp, VICTIM, true.draw(stamp, members)[MEMBER])

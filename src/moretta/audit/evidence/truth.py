@@ -20,7 +20,7 @@ from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
-from moretta.engines.checkpoint import Place, last_checkpoint, rounds_kept
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
 from moretta.engines.run_folder import ROWS, read_json, read_model
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
@@ -67,7 +67,7 @@ class Truth:
         self.folder, self.federation, self.planned, self.seed = folder, federation, rounds, seed
         record = read_json(folder / "result.json")
         self.views = Views.open(folder / "views", str(record.get("run")), str(record.get("views", "")))
-        if any(silo.elsewhere for silo in federation.silos):
+        if any(silo.remote for silo in federation.silos):
             raise ParameterError(
                 f"{folder} has views and no truth to score attacks by, as nobody has both where silos are on machines "
                 'of their own; train the same run file with engine = "in-process" and audit that run'
@@ -137,7 +137,7 @@ class Truth:
         return found[1]
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> CheckpointId:
         """The run's place at its last recorded round."""
         found = last_checkpoint(self.folder / "truth")
         if found is None:

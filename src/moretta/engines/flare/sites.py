@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from moretta.contract.codec import LARGEST, Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Missing, Reason, Replies
-from moretta.engines.checkpoint import Place
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.flare.envelope import (
@@ -215,7 +215,7 @@ class Sites:
         renewed, self._renewed = self._renewed, False
         return renewed
 
-    def keep(self, place: Place) -> None:
+    def keep(self, place: CheckpointId) -> None:
         """Have all sites that are there keep their states; who cannot is named, as it would go on from less."""
         self._hello = self._hello.model_copy(update={"round": place.round})
         there = {name: b"" for name, site in self._sites.items() if site.process_id is not None}

@@ -14,7 +14,7 @@ row, for the head H_i, who has the labels and the layers above. In the form ``in
 participant predicts from its own columns, and needs the labels.
 
     aggregator A                                participants
-      keys of everybody and of each group  <->    (`keyring`, `moretta.secure_aggregation`)
+      keys of everybody and of each group  <->    (`group_keys`, `moretta.secure_aggregation`)
       rows of a row compared               <->    counts, and a digest of ids under the row's key
       Forward                              -->    P_ij: X_ij W1_ij, under the row's masks         (joint)
       Join(their sum)                      -->    H_i: takes the masks off; z_i; Delta_i; its gradients
@@ -33,7 +33,7 @@ One leaked w_l(k) gives all of that participant's iterates. Where scores on rows
 everybody's is read by the participants, or by A without blind. ``docs/cgd.md`` has figures.
 
 **An A that follows no protocol**, with one participant on its side, gets no key of a group that this one is not in
-(`keyring`) and no two z of one take, whose difference would be raw features (`takes`). It takes a roster, and a grid
+(`group_keys`) and no two z of one take, whose difference would be raw features (`takes`). It takes a roster, and a grid
 that all were told alike. A may still keep sums back, hand out noise, and with a member a D of its choice.
 
 Differs from the paper:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.protocols.cgd.group_keys import Keyring, group_of
+from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.groups import Group
 from moretta.protocols.cgd.layers import Layers, summed
 from moretta.protocols.cgd.local import Local, head_pass, narrowed, part_of_gradient, part_of_z, whole_gradient
@@ -91,7 +91,7 @@ class Client:
         rows: SiloRows,
         root: SecretRoot,
         contributors: Mapping[str, Contributor],
-        keyring: Keyring,
+        group_keys: GroupKeys,
         rounds: int,
         *,
         blind: bool,
@@ -100,7 +100,7 @@ class Client:
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._position, self._rows, self._root = params, position, rows, root
-        self._contributors, self._keyring, self._rounds, self._blind = contributors, keyring, rounds, blind
+        self._contributors, self._group_keys, self._rounds, self._blind = contributors, group_keys, rounds, blind
         self._ids, self._figures = None if ids is None else [str(one) for one in ids], figures
         self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
         self._template = copy.deepcopy(model)
@@ -124,17 +124,17 @@ class Client:
         """Answer one message."""
         group = group_of(message.stamp)
         if isinstance(message, PeerKeys):  # whose masks would be on an upload
-            self._keyring.membership.check(group, message.keys)
+            self._group_keys.membership.check(group, message.keys)
         match message:
             case Where():
                 return Here(stamp=message.stamp, steps=self._steps)
             case DrawKey():
-                return GroupKey(stamp=message.stamp, sealed=self._keyring.draw(message.stamp, message.members))
+                return GroupKey(stamp=message.stamp, sealed=self._group_keys.draw(message.stamp, message.members))
             case TakeKey():
-                opened = self._keyring.take(message.stamp, message.maker, message.sealed)
+                opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
             case DescribeRows():
-                digest = b"" if self._ids is None else self._keyring.digest(message.stamp, self._ids)
+                digest = b"" if self._ids is None else self._group_keys.digest(message.stamp, self._ids)
                 return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
             case Forward():
                 return self._partial(message)
@@ -164,7 +164,7 @@ class Client:
                 if message.schema != modules.schema(self._template):
                     raise ParameterError("the model here has other tensors than the others'; expected the same")
                 return Ready(stamp=message.stamp)
-        reply = self._keyring.answer(message) if group not in self._contributors else None
+        reply = self._group_keys.answer(message) if group not in self._contributors else None
         if reply is not None:
             return reply
         return self._rows.answer(message, self._contributor(group), self._template)
@@ -236,7 +236,7 @@ class Client:
             upload = {name: local.gradients[name] for name in shared.shapes}
             if shared.tells_loss:
                 upload["loss"] = np.asarray(local.loss)
-            key = self._keyring.key(group) if self._blind else None
+            key = self._group_keys.key(group) if self._blind else None
             about = self._asked(ask, group)
             return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key, asked=about)
 
@@ -266,13 +266,13 @@ class Client:
         return Done(stamp=ask.stamp)
 
     def _check_members(self, silos: Sequence[str], group: str) -> None:
-        self._keyring.membership.check(group, silos)
+        self._group_keys.membership.check(group, silos)
         if not silos:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
     def _read(self, ask: Descend | Scored, group: str, about: Asked) -> Sum:
         """Return what a blind sum came to. about: what the uploads in it answered."""
-        relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._keyring.key(group)
+        relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._group_keys.key(group)
         return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)
 
     def _step(self, group: str, stamp: Stamp, means: Tensors) -> None:
@@ -303,7 +303,7 @@ class Client:
         z = self._part_of_z(ask.stamp)
         self._takes.hold(ask.stamp, "the encoding of z", str(ask.fraction_bits).encode())
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))
-        add_masks([words], self._keyring.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
+        add_masks([words], self._group_keys.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
 
     def _part_of_z(self, stamp: Stamp) -> Array:
@@ -330,7 +330,7 @@ class Client:
             if ask.words.shape != own.shape:
                 raise PeerError(f"expected the others' parts of z, {list(own.shape)}, got {list(ask.words.shape)}")
             words = np.array(ask.words, order="C")
-            add_masks([words], self._keyring.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
+            add_masks([words], self._group_keys.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
             z = z + ROW_RING.decode(words, ask.fraction_bits)
         self._takes.hold(ask.stamp, "z", z.tobytes())
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(*ask.stamp.drawn))]
@@ -345,7 +345,9 @@ class Client:
             )
         self._take_gradient(ask.stamp, delta, local)
         content = delta.cpu().contiguous().numpy().tobytes() if others else b""
-        sealed = self._keyring.seal(ask.stamp, "delta", self._position.me, content) if others else np.empty(0, np.uint8)
+        sealed = (
+            self._group_keys.seal(ask.stamp, "delta", self._position.me, content) if others else np.empty(0, np.uint8)
+        )
         return Deltas(stamp=ask.stamp, sealed=sealed)
 
     def _backward(self, ask: Backward) -> Done:
@@ -355,7 +357,7 @@ class Client:
         if self._own_z is None or not _same_time(self._own_z[0], ask.stamp):
             raise MisuseError("was sent Delta before it was asked for its part of z")
         _, x, z = self._own_z
-        content = self._keyring.open(ask.stamp, "delta", head, ask.sealed)
+        content = self._group_keys.open(ask.stamp, "delta", head, ask.sealed)
         if len(content) != x.element_size() * z.size:
             raise PeerError(f"expected Delta of shape {list(z.shape)}, got {len(content)} bytes")
         delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
@@ -384,7 +386,7 @@ class Client:
         if self._module is None:
             raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
         modules.load(self._module, self.model())
-        key = self._keyring.key(group) if self._blind else None
+        key = self._group_keys.key(group) if self._blind else None
         return self._rows.score(ask, self._contributor(group), self._module, key, (self._agreed[group],))
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
@@ -401,7 +403,7 @@ class Client:
         parts = [self._displacement[name] for name in sorted(self._group(group).shapes)]
         content = b"".join(part.tobytes() for part in [*parts, self._clips[group].norms()])
         steps = self._steps[group]
-        sealed = self._keyring.seal(ask.stamp, _displacement_after(steps), self._position.me, content)
+        sealed = self._group_keys.seal(ask.stamp, _displacement_after(steps), self._position.me, content)
         return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
 
     def _catch_up(self, ask: CatchUp, group: str) -> Done:
@@ -411,7 +413,7 @@ class Client:
                 f"expected another member's D of group `{group}` after a round later than {own} and before "
                 f"{ask.stamp.round}, got that of `{ask.maker:.64}` after {ask.steps}"
             )
-        content = self._keyring.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
+        content = self._group_keys.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
         values = np.frombuffer(content, dtype=np.float64)
         size = sum(int(np.prod(shape)) for shape in shapes.values())
         norms = values[size:]  # one a round at most

@@ -87,7 +87,7 @@ class Membership:
             raise PeerError(f"expected members of group `{group:.80}`, got {sorted(strangers)!r:.200} too")
 
 
-class Keyring:
+class GroupKeys:
     """One participant's keys.
 
     set_up: its half of the agreement with everybody. membership: what keys are checked against. insecure: for tests

@@ -14,14 +14,14 @@ from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
-from moretta.protocols.cgd.group_keys import Keyring, Membership
+from moretta.protocols.cgd.group_keys import GroupKeys, Membership
 from moretta.protocols.cgd.groups import Group, groups_of
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
-from moretta.protocols.cgd.whole import Whole
+from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, scales_of, standardised
@@ -69,7 +69,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
     server = Server(grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind)
-    whole = Whole(grid, clients, model, layers, enrolments, alone)
+    whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
         server,
         clients,
@@ -169,7 +169,7 @@ def _participant(
         rows,
         setting.root(silo.name),
         contributors,
-        Keyring(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session),
+        GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session),
         setting.rounds,
         blind=blind,
         ids=silo.ids,

@@ -51,7 +51,7 @@ from moretta.protocols.cgd.messages import (
     TakeKey,
     Where,
 )
-from moretta.protocols.cgd.side_by_side import together
+from moretta.protocols.cgd.side_by_side import side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.secure_aggregation.additive import AddShares
@@ -283,13 +283,13 @@ class Server:
         gone = {name: _LATE for name in self._cohort if name in late}
         if self._joint:
             rows = {row: names for row, names in self._rows.items() if names[0] in taking_part}
-            passed = yield from together({row: self._row(at(now, row), names) for row, names in rows.items()})
+            passed = yield from side_by_side({row: self._row(at(now, row), names) for row, names in rows.items()})
             for missing in passed.values():
                 gone |= missing
             taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
         sums, unopened = dict[str, _Summed](), dict[str, Missing]()
         for stage in self._stages(taking_part):
-            found = yield from together(
+            found = yield from side_by_side(
                 {
                     name: self._sum(at(now, name), name, members, gone)
                     for name, members in stage.items()
@@ -480,7 +480,7 @@ def _of(participants: Sequence[str], members: Sequence[str]) -> list[str]:
 
 def _all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborted | None]:
     """Play exchanges side by side; aborted with all who are missing where any is."""
-    ended = yield from together(exchanges)
+    ended = yield from side_by_side(exchanges)
     missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
     opened = [silo for one in ended.values() if one is not None for silo in one.opened]
     return Aborted(missing, opened=opened) if any(one is not None for one in ended.values()) else None

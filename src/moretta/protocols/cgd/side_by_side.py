@@ -12,7 +12,7 @@ from moretta.errors import MisuseError, PeerError
 R = TypeVar("R")
 
 
-def together(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]:
+def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]:
     """Play exchanges side by side and return what each came to: what they ask next goes out as one ask.
 
     They must not ask the same silo at the same time. Raises `moretta.errors.MisuseError` where two do.

@@ -38,7 +38,7 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
     if len(silos) > MOST_SILOS:
         raise ParameterError(f"{key} sums the scores of {MOST_SILOS} silos at most; got {len(silos)}")
     for silo in silos:
-        if silo.elsewhere:
+        if silo.remote:
             continue
         if silo.held_out is None:
             raise ParameterError(
@@ -122,7 +122,7 @@ class Setting:
     @property
     def here(self) -> Sequence[Silo]:
         """The silos whose rows are in this process, whose roles are built here."""
-        return [silo for silo in self.silos if not silo.elsewhere]
+        return [silo for silo in self.silos if not silo.remote]
 
     @property
     def row_shape(self) -> tuple[int, ...]:

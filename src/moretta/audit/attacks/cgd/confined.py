@@ -181,7 +181,7 @@ class JointRow:
         """The holders but the head."""
         return tuple(name for name in self.grid.rows[self.name] if name != self.head)
 
-    def elsewhere(self) -> list[str]:
+    def remote(self) -> list[str]:
         """Return of the others' columns somebody each who holds them in another row, and so their D."""
         found = []
         for name in self.others:

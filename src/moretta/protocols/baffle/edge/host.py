@@ -17,9 +17,10 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
 from moretta.engines import pipe as wire
 from moretta.engines.clock import Clock
+from moretta.engines.memory import cap, peak_mib
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
-from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
+from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.edge.settings import Settings
 from moretta.protocols.baffle.silo.client import Client

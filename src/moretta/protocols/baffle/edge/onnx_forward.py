@@ -5,7 +5,7 @@ metadata tell of, and a silo refuses a round whose parameters are not those of t
 what is fixed is the graph's own claim, since ONNX Runtime shows no constants; and which operations there are, and in
 what order, is the server's word alone, as it is for whoever is sent a model to run. Such a graph can make a silo's
 losses say other things about its rows than the model's would. It cannot read files, run code of others or take more
-memory than the silo was given: `moretta.protocols.baffle.edge.strict` and `moretta.protocols.baffle.edge.memory.cap`.
+memory than the silo was given: `moretta.protocols.baffle.edge.strict` and `moretta.engines.memory.cap`.
 """
 
 from __future__ import annotations

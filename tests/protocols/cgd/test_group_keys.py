@@ -20,7 +20,7 @@ from moretta.protocols.cgd.group_keys import (
     KEY_BYTES,
     NAME,
     NONCE_BYTES,
-    Keyring,
+    GroupKeys,
     Membership,
     _sealed,
     at,
@@ -40,7 +40,7 @@ AGREED_AT, GROUP = at(NOW, NAME), at(NOW, "columns-1")
 RULES = complete(Rules(min_survivors=2))
 RING = Ring(64)
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "cgd.json").read_text(encoding="utf-8"))["keyring"]
-Keyrings = Mapping[str, Keyring]
+Keyrings = Mapping[str, GroupKeys]
 GRID = bytes.fromhex(VECTORS["grid"]["digest"])
 NAMES = ("all", "columns-1", "columns-2", row_group("r"), row_group("clinic 1"))
 
@@ -66,7 +66,7 @@ def keyrings_of(
     roots: Mapping[str, SecretRoot] | None = None,
     session: int = 0,
     members: Sequence[str] | None = None,
-) -> dict[str, Keyring]:
+) -> dict[str, GroupKeys]:
     """Return keyrings that have agreed on nothing yet; without roots all keys are the operating system's.
 
     members: of each group, in order; everybody if None.
@@ -75,11 +75,11 @@ def keyrings_of(
     made = {}
     for name in names:
         root = None if roots is None else roots[name]
-        made[name] = Keyring(name, SetUp(name, RULES, None, root, session), membership, root, session)
+        made[name] = GroupKeys(name, SetUp(name, RULES, None, root, session), membership, root, session)
     return made
 
 
-def agreed(*names: str, members: Sequence[str] | None = None) -> dict[str, Keyring]:
+def agreed(*names: str, members: Sequence[str] | None = None) -> dict[str, GroupKeys]:
     made = keyrings_of(names, members=members)
     agree(made)
     return made
@@ -452,12 +452,12 @@ def test_messages_of_errors_hold_no_secret() -> None:
 # Vectors.
 
 
-def vector_keyrings(session: int = 0) -> dict[str, Keyring]:
+def vector_keyrings(session: int = 0) -> dict[str, GroupKeys]:
     roots = {name: SecretRoot(bytes.fromhex(root)) for name, root in VECTORS["roots"].items()}
     made = keyrings_of(list(roots), roots)
     if session:
         made = {
-            name: Keyring(name, keyring._set_up, keyring.membership, roots[name], session)
+            name: GroupKeys(name, keyring._set_up, keyring.membership, roots[name], session)
             for name, keyring in made.items()
         }
     agree(made, Stamp(*VECTORS["stamp"]))
@@ -468,7 +468,7 @@ def vector_stamp(run: str) -> Stamp:
     return Stamp(run, *VECTORS["stamp"][1:])
 
 
-def vector_groups() -> dict[str, Keyring]:
+def vector_groups() -> dict[str, GroupKeys]:
     keyrings = vector_keyrings()
     for run in VECTORS["groups"]:
         hand_out(keyrings, vector_stamp(run), [VECTORS["maker"], *sorted(set(keyrings) - {VECTORS["maker"]})])
@@ -525,12 +525,9 @@ def test_digest_vectors() -> None:
     stamp = vector_stamp(row)
     for case in VECTORS["digests"]:
         assert keyrings["dora"].digest(stamp, case["ids"]).hex() == case["digest"]
-    elsewhere = VECTORS["elsewhere"]
-    assert (
-        keyrings["dora"].digest(replace(stamp, round=stamp.round + 1), elsewhere["ids"]).hex()
-        == elsewhere["next round"]
-    )
-    assert keyrings["dora"].digest(replace(stamp, run=f"{row} b"), elsewhere["ids"]).hex() == elsewhere["other run"]
+    remote = VECTORS["elsewhere"]
+    assert keyrings["dora"].digest(replace(stamp, round=stamp.round + 1), remote["ids"]).hex() == remote["next round"]
+    assert keyrings["dora"].digest(replace(stamp, run=f"{row} b"), remote["ids"]).hex() == remote["other run"]
 
 
 def test_no_key_seals_the_contents_of_two_takes() -> None:

@@ -20,7 +20,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import Enrolment
 
 
-class Whole:
+class WholeModels:
     """The participants of one process, seen together.
 
     model: the whole architecture. layers: of a network whose columns are split, None where they are not. alone: mean

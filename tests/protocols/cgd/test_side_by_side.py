@@ -12,7 +12,7 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Ask, Exchange, Missing, Reason, Replies
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, PeerError
-from moretta.protocols.cgd.side_by_side import together
+from moretta.protocols.cgd.side_by_side import side_by_side
 
 NOW = Stamp("together", 1, 0)
 
@@ -79,7 +79,7 @@ TOYS = {name: Toy(1000 * place) for place, name in enumerate("abcdef")}
 
 
 def test_replies_go_to_the_exchange_that_asked() -> None:
-    found, asked = played(together({"odd": counting("ace", 1, 10), "even": counting("bdf", 1, 20)}), TOYS)
+    found, asked = played(side_by_side({"odd": counting("ace", 1, 10), "even": counting("bdf", 1, 20)}), TOYS)
     assert list(found) == ["odd", "even"]
     assert found["odd"] == [({"a": 10, "c": 2010, "e": 4010}, {})]
     assert found["even"] == [({"b": 1020, "d": 3020, "f": 5020}, {})]
@@ -95,7 +95,7 @@ def test_each_comes_to_what_it_comes_to_alone() -> None:
             "three": counting("ed", 2, 30),
         }
 
-    found, asked = played(together(exchanges()), TOYS)
+    found, asked = played(side_by_side(exchanges()), TOYS)
     assert found == {name: played(exchange, TOYS)[0] for name, exchange in exchanges().items()}
     assert list(found) == ["one", "two", "none", "three"]  # in the order given, whoever ends first
     assert asked == [["a", "b", "c", "e", "d"], ["a", "b", "e", "d"], ["a", "b"]]
@@ -106,18 +106,18 @@ def test_a_silo_may_go_from_one_exchange_to_another_that_asks_later() -> None:
         yield Ask.all("c", Question(stamp=NOW, number=0), Answer)
         return (yield from counting("a", 1, 7))
 
-    found, asked = played(together({"early": counting("ab", 1), "late": late()}), TOYS)
+    found, asked = played(side_by_side({"early": counting("ab", 1), "late": late()}), TOYS)
     assert found["late"] == [({"a": 7}, {})]
     assert asked == [["a", "b", "c"], ["a"]]
 
 
 def test_no_exchanges_ask_nothing() -> None:
-    assert played(together({}), {}) == ({}, [])
-    assert played(together({"none": counting("a", 0)}), {}) == ({"none": []}, [])
+    assert played(side_by_side({}), {}) == ({}, [])
+    assert played(side_by_side({"none": counting("a", 0)}), {}) == ({"none": []}, [])
 
 
 def test_an_ask_of_nobody_passes() -> None:
-    found, asked = played(together({"nobody": counting("", 2), "one": counting("a", 1)}), TOYS)
+    found, asked = played(side_by_side({"nobody": counting("", 2), "one": counting("a", 1)}), TOYS)
     assert found == {"nobody": [({}, {}), ({}, {})], "one": [({"a": 0}, {})]}
     assert asked == [["a"], []]
 
@@ -129,7 +129,7 @@ def raises(asked: Question) -> Message:
 def test_who_is_missing_is_missing_in_its_own_exchange_alone() -> None:
     toys = {**TOYS, "b": Toy(0, raises), "d": Toy(0, raises)}
     found, asked = played(
-        together({"one": counting("ab", 2), "two": counting("cd", 2), "three": counting("ef", 2)}), toys
+        side_by_side({"one": counting("ab", 2), "two": counting("cd", 2), "three": counting("ef", 2)}), toys
     )
     refused = Missing(Reason.REFUSED, "not today")
     assert found["one"] == [({"a": 0}, {"b": refused}), ({"a": 1}, {})]
@@ -139,7 +139,7 @@ def test_who_is_missing_is_missing_in_its_own_exchange_alone() -> None:
 
 
 def test_a_silo_that_is_not_there_is_missing_too() -> None:
-    found, _ = played(together({"one": counting("ax", 1), "two": counting("b", 1)}), TOYS)
+    found, _ = played(side_by_side({"one": counting("ax", 1), "two": counting("b", 1)}), TOYS)
     ((answers, missing),) = found["one"]
     assert (answers, set(missing), missing["x"].reason) == ({"a": 0}, {"x"}, Reason.DISCONNECTED)
     assert found["two"] == [({"b": 1000}, {})]
@@ -169,7 +169,7 @@ def is_even(silo: str, reply: Answer) -> None:
 def test_a_wrong_reply_is_malformed_for_that_silo_alone(way: str) -> None:
     wrong, said = WRONG[way]
     toys = {**TOYS, "b": Toy(0, wrong)}
-    found, _ = played(together({"one": counting("abc", 2, check=is_even), "two": counting("de", 2)}), toys)
+    found, _ = played(side_by_side({"one": counting("abc", 2, check=is_even), "two": counting("de", 2)}), toys)
     (answers, missing), then = found["one"]
     assert answers == {"a": 0, "c": 2000}
     assert set(missing) == {"b"}
@@ -186,7 +186,8 @@ def test_each_exchange_has_its_own_kind_of_reply_and_its_own_check() -> None:
 
     toys = {**TOYS, "a": Toy(0, lambda asked: Other(stamp=asked.stamp))}
     found, _ = played(
-        together({"others": others(), "even": counting("cd", 1, 1, check=is_even), "any": counting("e", 1, 1)}), toys
+        side_by_side({"others": others(), "even": counting("cd", 1, 1, check=is_even), "any": counting("e", 1, 1)}),
+        toys,
     )
     assert found["others"] == ["a"], "b answers as the other exchanges want it"
     assert set(found["even"][0][1]) == {"c", "d"}
@@ -201,7 +202,7 @@ def test_two_that_ask_one_silo_at_a_time_are_misuse(steps: int) -> None:
         yield Ask.all("ab", Question(stamp=NOW, number=0), Answer)
 
     with pytest.raises(MisuseError, match="`two` asks silo `b` while another exchange does"):
-        played(together({"one": counting("bc", 2), "two": later()}), TOYS)
+        played(side_by_side({"one": counting("bc", 2), "two": later()}), TOYS)
 
 
 def test_what_one_raises_ends_them_all() -> None:
@@ -210,20 +211,20 @@ def test_what_one_raises_ends_them_all() -> None:
         raise PeerError("some silo did not follow the protocol")
 
     with pytest.raises(PeerError, match="did not follow"):
-        played(together({"one": counting("bc", 2), "two": fails()}), TOYS)
+        played(side_by_side({"one": counting("bc", 2), "two": fails()}), TOYS)
 
 
 def test_it_composes_with_itself() -> None:
     def inner() -> Exchange[Any]:
-        return (yield from together({"b": counting("b", 1, 5), "c": counting("c", 2, 5)}))
+        return (yield from side_by_side({"b": counting("b", 1, 5), "c": counting("c", 2, 5)}))
 
-    found, asked = played(together({"outer": counting("a", 1), "inner": inner()}), TOYS)
+    found, asked = played(side_by_side({"outer": counting("a", 1), "inner": inner()}), TOYS)
     assert found["inner"] == {"b": [({"b": 1005}, {})], "c": [({"c": 2005}, {}), ({"c": 2006}, {})]}
     assert asked == [["a", "b", "c"], ["c"]]
 
 
 def test_replies_of_silos_that_were_not_asked_are_nobodys() -> None:
-    exchange = together({"one": counting("a", 1)})
+    exchange = side_by_side({"one": counting("a", 1)})
     ask = exchange.send(None)  # type: ignore[arg-type]
     assert list(ask.messages) == ["a"]
     reply = Answer(stamp=NOW, number=1)

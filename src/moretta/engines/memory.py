@@ -1,0 +1,39 @@
+"""How much memory this process takes, and what stops it far above a limit. In MiB, 2^20 bytes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+HEADROOM = 64  # MiB above a limit in which an overrun is measured, and told of with what would do, instead of stopped
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has had resident since it began; it never falls."""
+    found = status("VmHWM")
+    if found is not None:
+        return found  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def cap(limit_mib: float) -> None:
+    """Have the system refuse this process memory far above a limit, as a graph could ask for gigabytes at once.
+
+    What counts is memory reserved for writing, used or not: measured with ONNX Runtime it is up to 8 MiB more than what
+    is resident. The bound is `HEADROOM` above the limit, or above what is reserved already if that is more. Only Linux
+    bounds all of it.
+    """
+    bound = int((max(limit_mib, status("VmData") or 0.0) + HEADROOM) * 2**20)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound if hard < 0 else min(bound, hard), hard))
+
+
+def status(field: str) -> float | None:
+    """Return a figure of /proc/self/status, or None where there is none (not Linux)."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:")), None)
