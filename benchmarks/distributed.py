@@ -43,7 +43,7 @@ from moretta.data import partition, sources
 from moretta.run.assembly import federation_of
 
 SITES = ("north", "south", "west")
-MORETTA = (sys.executable, "-c", "from moretta.commands.app import main; main()")
+MORETTA = (sys.executable, "-c", "from moretta.commands.main import main; main()")
 RUN = """[run]
 name = "benchmark"
 rounds = {rounds}

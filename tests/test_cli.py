@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from moretta import __version__
-from moretta.commands import app as cli
+from moretta.commands import main as cli
 from moretta.config import run_files
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
@@ -317,7 +317,7 @@ def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.Mo
 
 def test_the_console_script(here: Path) -> None:
     def script(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-c", "from moretta.commands.app import main; main()", *words]
+        command = [sys.executable, "-W", "error", "-c", "from moretta.commands.main import main; main()", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = script("train", "run.toml", "--json", "--set", "run.rounds=1")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moretta.commands import app as cli
+from moretta.commands import main as cli
 from moretta.commands import terminal as shell
 from moretta.errors import ParameterError
 from moretta.run import finished
@@ -48,7 +48,7 @@ def load():
     x, y = np.random.default_rng(0).normal(size=(60, 4)).astype("float32"), np.arange(60) % 3
     return x[:40], y[:40], x[40:], y[40:]
 """
-MORETTA = (sys.executable, "-c", "from moretta.commands.app import main; main()")
+MORETTA = (sys.executable, "-c", "from moretta.commands.main import main; main()")
 
 
 @pytest.fixture(scope="module")

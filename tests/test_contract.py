@@ -120,7 +120,7 @@ def _confined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def kept(session: Session) -> Result:
         result = play(session)
-        if isinstance(session._of.protocol, CGD):
+        if isinstance(session._of.spec.protocol, CGD):
             CONFINED[id(result)] = result, dict(session._players.models())
         return result
 

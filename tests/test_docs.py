@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -71,17 +72,33 @@ def test_the_examples_of_secure_aggregation_load(secure: str) -> None:
 
 
 def test_links_lead_somewhere(docs: Path) -> None:
-    for page in docs.glob("*.md"):
+    for page in (*docs.rglob("*.md"), docs.parent / "CONTRIBUTING.md", docs.parent / "README.md"):
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert link.startswith("https://") or (docs / link).exists(), f"{page.name}: {link}"
+            assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_the_plan_of_the_house_names_every_module_of_the_room(docs: Path) -> None:
-    plan = (docs / "architecture.md").read_text()
-    for path in (docs.parent / "src" / "moretta" / "secure_aggregation").glob("[a-z]*.py"):
-        assert re.search(rf"\b{path.stem}\b", plan), path.name
-    for path in (docs.parent / "src" / "moretta").glob("[a-z]*.py"):
-        assert re.search(rf"\b{path.name}\b", plan), path.name
+def test_the_plan_of_the_house_names_every_room_and_what_it_names_is_there(docs: Path) -> None:
+    package, plan = docs.parent / "src" / "moretta", (docs / "architecture.md").read_text()
+    for path in package.iterdir():
+        if path.suffix == ".py" or (path / "__init__.py").exists():
+            assert re.search(rf"\b{path.name}\b", plan), path.name
+    assert len(plan.splitlines()) <= 120  # one page
+    for page in ("architecture.md", "rounds.md", "run-folder.md"):
+        for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", (docs / page).read_text()):
+            places = [*package.glob(name), docs.parent / name, docs / name]
+            assert any(place.exists() for place in places) or page == "run-folder.md", f"{page}: {name}"
+
+
+def test_every_decision_has_its_number_date_and_status(docs: Path) -> None:
+    found = sorted((docs / "decisions").glob("[0-9]*.md"))
+    listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (docs / "decisions" / "README.md").read_text())
+    assert listed == [path.name for path in found]
+    for number, path in enumerate(found, 1):
+        title, _, status, _, *text = path.read_text().splitlines()
+        assert path.name.startswith(f"{number:04}-"), path.name
+        assert title.startswith(f"# {number}. ")
+        assert re.fullmatch(r"2\d{3}-\d\d-\d\d, (accepted|superseded by \[\d{4}\]\([\w-]+\.md\))", status), path.name
+        assert text
 
 
 def whole_examples(text: str) -> list[dict[str, object]]:
@@ -111,3 +128,25 @@ def test_what_the_script_deals_out_is_what_the_page_shows(docs: Path, tmp_path: 
     federation = told.site_side(run_file, silo_file.load(tmp_path / "north" / "silo.toml"))
     assert [len(silo.x) > 0 for silo in federation.silos] == [True, False, False]
     assert told.server_side(run_file, tmp_path / "out").test is not None
+
+
+CONTRIBUTING = ("Add a layer's rule to the scale solver", "Add an attack")
+
+
+@pytest.mark.parametrize("title", CONTRIBUTING)
+def test_the_examples_of_contributing_run(
+    title: str, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = (docs.parent / "CONTRIBUTING.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert len(blocks) == 2  # the code, and its test
+    monkeypatch.syspath_prepend(docs.parent / "tests" / "audit")
+    made = {"__name__": "contributing"}
+    for block in blocks:
+        exec(compile(block, "CONTRIBUTING.md", "exec"), made)  # noqa: S102  # our own file
+    tests = [value for name, value in made.items() if name.startswith("test_")]
+    assert tests
+    for number, test in enumerate(tests):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        test(*[folder] if "tmp_path" in signature(test).parameters else [])

@@ -15,7 +15,7 @@ import torch
 import typer.main
 from test_cli import call
 
-from moretta.commands import app as cli
+from moretta.commands import main as cli
 from moretta.config import run_files
 
 

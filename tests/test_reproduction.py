@@ -10,7 +10,7 @@ import pytest
 import reproduction
 from reproduction import Reproduction, choose, find, listing
 
-from moretta.commands import app as cli
+from moretta.commands import main as cli
 from moretta.errors import ParameterError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

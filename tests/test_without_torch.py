@@ -23,7 +23,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 
 def call(*words):
-    from moretta.commands.app import main
+    from moretta.commands.main import main
     sys.argv, out, err = ["moretta", *words], io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -50,16 +50,17 @@ def test_the_base_imports_sums_and_helps(tmp_path: Path) -> None:
 
 BASE = """
 import moretta
-import moretta.config.run_files, moretta.data, moretta.models.catalogue
+import moretta.config.run_files, moretta.data.partition, moretta.data.sources, moretta.models.catalogue
 import moretta.protocols.fedsgd.params, moretta.protocols.pbpfl.params, moretta.protocols.cgd.params
-import moretta.secure_aggregation.schemes, moretta.contract.codec, moretta.secure_aggregation.keystream,
-moretta.contract.roles, moretta.engines.driver assert moretta.PBPFL(learning_rate=0.2).loss == "mse"
+import moretta.secure_aggregation.schemes, moretta.contract.codec, moretta.secure_aggregation.keystream
+import moretta.contract.roles, moretta.engines.driver
+assert moretta.PBPFL(learning_rate=0.2).loss == "mse"
 assert moretta.SecureAggregation().scheme == "pairwise"
 
 code, out, err = call("--help")
 assert (code, err) == (0, ""), err
 import typer.main
-from moretta.commands.app import app
+from moretta.commands.main import app
 commands = list(typer.main.get_command(app).commands)
 assert {"train", "compare", "report", "predict", "check", "keys"} <= set(commands)
 for command in commands:
@@ -146,9 +147,9 @@ def test_baffles_silo_answers_without_torch(tmp_path: Path) -> None:
 
 BAFFLE = """
 import importlib
-names = "params recipe messages seeds directions estimate forward row_losses private client"
-for name in names.split():
-    importlib.import_module(f"moretta.protocols.baffle.{name}")
+for name in "recipe messages seeds directions estimate forward private client".split():
+    importlib.import_module(f"moretta.protocols.baffle.silo.{name}")
+import moretta.protocols.baffle.params, moretta.protocols.common.row_losses
 import moretta.protocols.common.silo_rows, moretta.protocols.common.lots, moretta.protocols.common.accountant
 assert moretta.BAFFLE(k=8).form == "mean"
 
@@ -157,13 +158,13 @@ from moretta.contract.codec import Codec
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.contract.roles import Replies
 from moretta.contract.messages import Stamp
-from moretta.protocols.baffle.client import Client
-from moretta.protocols.baffle.estimate import gradient
-from moretta.protocols.baffle.forward import Layout
-from moretta.protocols.baffle.messages import MESSAGES, Estimate
-from moretta.protocols.baffle.recipe import Recipe
+from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.baffle.silo.estimate import gradient
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import MESSAGES, Estimate
+from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.row_losses import RowLosses
-from moretta.protocols.baffle.seeds import SERVER, Seed, agree, parameter_hash
+from moretta.protocols.baffle.silo.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES, aggregator, contributor

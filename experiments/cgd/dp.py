@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.commands import app as cli
+from moretta.commands import main as cli
 from moretta.protocols.fedsgd.private import PrivateGradient
 
 Sums = dict[str, NDArray[np.float64]]

@@ -53,6 +53,13 @@ def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
     return not asked or typer.confirm(f"{asked}. Run it?", err=True)
 
 
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """Return what a JSON file of a run folder holds."""
+    from moretta.engines.run_folder import read_json
+
+    return dict(read_json(folder / name))
+
+
 def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
     """Print a command's result: as one JSON object, or for a person."""
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moretta.config.specification import Specification
 from moretta.contract.codec import Codec
 from moretta.engines.checkpoint import Place
 from moretta.engines.delivery import Delivery
@@ -14,31 +15,30 @@ from moretta.engines.views import Recorder
 from moretta.protocols.common.players import Roles
 from moretta.protocols.registry import entry_of
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
-from moretta.run.trainable import Trainable
 
 Through = Callable[[Codec, Place, Recorder | None], Delivery]
 """Makes what delivers messages to silos that are elsewhere."""
 
 
-def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | None) -> InProcess:
+def in_process(spec: Specification, roles: Roles, codec: Codec, recorder: Recorder | None) -> InProcess:
     """Return the engine of silos that are in this process."""
     return InProcess(
         roles.clients,
         codec,
-        strict=of.engine.strict,
+        strict=spec.engine.strict,
         recorder=recorder,
-        deadline=of.engine.deadline,
-        injector=_injector(of),
+        deadline=spec.engine.deadline,
+        injector=_injector(spec),
     )
 
 
-def _injector(of: Trainable) -> Injector | None:
+def _injector(spec: Specification) -> Injector | None:
     """Return what injects the faults that are asked for; the one pool of centralised training is no silo."""
-    faults, entry = of.engine.faults, entry_of(of.protocol)
+    faults, entry = spec.engine.faults, entry_of(spec.protocol)
     if faults is None or entry.pooled:
         return None
     phases: dict[str, FaultPhase] = dict.fromkeys(KEY_TAGS | SET_UP_TAGS, "set-up")
     # Where silos train alone, statistics of the set-up are all that is summed, and chance must know it.
-    masked = of.aggregation.scheme != "none" and entry.summed
+    masked = spec.aggregation.scheme != "none" and entry.summed
     phases |= dict.fromkeys(UNMASKING_TAGS, "unmasking" if masked else "set-up")
     return Injector(faults, phases)

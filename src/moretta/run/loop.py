@@ -25,7 +25,7 @@ from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import Through, in_process
 from moretta.run.evaluation import Evaluator
 from moretta.run.history import Line, line_of
-from moretta.run.record import RunEnd, plan_of, record_of, size_of, versions
+from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, recorder_of
 from moretta.run.trainable import Trainable
@@ -58,20 +58,20 @@ class Session:
     ) -> None:
         self._of, self._players, self._silos, self._place = federation, players, list(silos), place
         self._rounds, self._seed, self._progress = rounds, seed, progress
-        recorder = recorder_of(federation, folder, place)
+        spec = federation.spec
+        recorder = recorder_of(spec, folder, place)
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[Line] = [] if folder is None else folder.history(up_to=place.round)
-        codec = Codec(players.messages, federation.engine.message_mib << 20)
+        codec = Codec(players.messages, spec.engine.message_mib << 20)
         if folder is not None and place.session > 0:
             # Before anybody hears of it: a site takes a session's number from one beginning of it alone.
             begin_session(folder.path / "checkpoint", place)
         self._engine: Delivery = (
-            in_process(federation, players, codec, recorder) if through is None else through(codec, place, recorder)
+            in_process(spec, players, codec, recorder) if through is None else through(codec, place, recorder)
         )
         players.server.phase = self._engine.clock.phase
-        task = str(federation.task)
-        self._evaluator = Evaluator(federation.model, federation.protocol, task, players.standardisation)
-        self._stopping = EarlyStopping(federation.early_stopping)
+        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.standardisation)
+        self._stopping = EarlyStopping(spec.early_stopping)
         self._files = (
             None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)
         )
@@ -84,7 +84,7 @@ class Session:
     def play(self) -> Result:
         """Play all rounds that are left, and conclude."""
         threads = torch.get_num_threads()
-        if size_of(self._of.model) < SMALL:
+        if _size(self._of.model) < SMALL:
             torch.set_num_threads(1)
         try:
             outcome, dropped = self._play()
@@ -111,7 +111,7 @@ class Session:
 
     def _driver(self) -> Driver:
         """Return what plays the server; who takes part in a round is drawn from the training seed, and no secret."""
-        some = self._of.participation < 1
+        some = self._of.spec.participation < 1
         return Driver(
             self._players.server,
             self._silos,
@@ -119,7 +119,7 @@ class Session:
             self._engine.deliver,
             self._players.least,
             self._engine.clock.phase,
-            self._of.playing(self._silos, self._seed).of_round if some else None,
+            self._of.spec.playing(self._silos, self._seed).of_round if some else None,
             self._engine.back,
             self._engine.renewed,
             self._engine.away,
@@ -127,7 +127,7 @@ class Session:
 
     def _lines(self, driver: Driver) -> Iterator[Line]:
         """Yield each round's line; where a round fails for good, save what the last good one came to."""
-        private = self._of.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
+        private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
         try:
             for end in driver.rounds(self._place.round + 1, self._rounds):
@@ -143,7 +143,7 @@ class Session:
 
     def _tested(self, number: int) -> dict[str, float]:
         """Return the scores on test and validation rows, in the rounds in which the model is evaluated."""
-        every = self._of.evaluate_every or max(1, self._rounds // EVALUATIONS)
+        every = self._of.spec.evaluate_every or max(1, self._rounds // EVALUATIONS)
         if number % every != 0 and number != self._rounds:
             return {}
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
@@ -160,8 +160,7 @@ class Session:
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
         """Score the outcome, write it and return it."""
-        plan = plan_of(self._of, self._rounds, self._players.scheme)
-        record = record_of(plan, self._end(outcome, dropped), versions())
+        record = record_of(self._plan(), self._end(outcome, dropped), versions())
         if self._files is not None:
             self._files.end(outcome, record)
         return Result(
@@ -172,6 +171,16 @@ class Session:
             models={name: self._module(tensors) for name, tensors in outcome.models.items()},
             folder=None if self._files is None else self._files.folder.path,
             played=(self._of, self._rounds, self._seed),
+        )
+
+    def _plan(self) -> RunPlan:
+        return RunPlan(
+            spec=self._of.spec,
+            rounds=self._rounds,
+            silos=[silo.name for silo in self._of.silos],
+            parameters=_size(self._of.model),
+            scheme=self._players.scheme,
+            has_test_rows=self._of.test is not None,
         )
 
     def _end(self, outcome: Outcome, dropped: Sequence[Dropped]) -> RunEnd:
@@ -194,7 +203,7 @@ class Session:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         here = [silo for silo in self._of.silos if not silo.elsewhere]
-        noised = getattr(self._of.protocol, "dp_noise", None)  # a score on training rows would be without noise
+        noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would be without noise
         training = [] if noised or any(silo.columns for silo in here) else here
         said = {**by_silos, "by": "silos"} if by_silos else {}
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
@@ -203,3 +212,7 @@ class Session:
         module = copy.deepcopy(self._of.model)
         modules.load(module, tensors)
         return module.eval()
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

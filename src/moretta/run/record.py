@@ -9,42 +9,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import moretta
+from moretta.config.specification import Specification
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.driver import Dropped
 from moretta.protocols.common.training import Training
 from moretta.run.history import total_bytes, total_seconds
-from moretta.run.trainable import Trainable
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run was to do, as far as its record says it.
+    """What a run was to do.
 
     rounds: how many were asked for. silos: their names. parameters: how many numbers the model has.
-    scheme, ring_bits: of the secure sums. has_test_rows: whether the server measures on rows of its own.
-    score_at_silos: whether silos were to score the outcome on the rows that they hold back.
-    injects_faults: whether the engine was told to. insecure: whether all secrets follow from a seed.
-    settings: the run file's sections, as a report shows them.
+    scheme: of the secure sums, as the roles make them. has_test_rows: whether the server measures on rows of its own.
     """
 
-    name: str
-    protocol: Training
+    spec: Specification
     rounds: int
     silos: Sequence[str]
     parameters: int
-    task: str | None
-    dtype: str
     scheme: str
-    ring_bits: int
     has_test_rows: bool
-    score_at_silos: bool
-    injects_faults: bool
-    insecure: bool
-    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,43 +56,18 @@ class RunEnd:
     warnings: Sequence[str]
 
 
-def plan_of(of: Trainable, rounds: int, scheme: str) -> RunPlan:
-    """Return what a federation is to do in so many rounds. scheme: of the secure sums, as its roles make them."""
-    return RunPlan(
-        name=of.name,
-        protocol=of.protocol,
-        rounds=rounds,
-        silos=[silo.name for silo in of.silos],
-        parameters=size_of(of.model),
-        task=of.task,
-        dtype=of.dtype,
-        scheme=scheme,
-        ring_bits=of.aggregation.ring_bits,
-        has_test_rows=of.test is not None,
-        score_at_silos=of.score_at_silos,
-        injects_faults=of.engine.faults is not None,
-        insecure=of.insecure_secret_seed is not None,
-        settings=of.settings or {},
-    )
-
-
-def size_of(model: nn.Module) -> int:
-    """Return how many numbers a model is trained in."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
     history = end.history
     return {
-        "name": plan.name,
+        "name": plan.spec.name,
         "run": end.run,
-        "protocol": getattr(plan.protocol, "name", ""),
+        "protocol": getattr(plan.spec.protocol, "name", ""),
         "rounds": history[-1]["round"] if history else 0,
         "silos": len(plan.silos),
         "silo_names": list(plan.silos),
         "parameters": plan.parameters,
-        "task": plan.task,
+        "task": plan.spec.task,
         "test": end.scores,
         "bytes": total_bytes(history),
         "seconds": total_seconds(history),
@@ -112,13 +75,13 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
         "sessions": end.sessions,
         "secure_aggregation": {
             "scheme": plan.scheme,
-            "ring_bits": None if plan.scheme == "none" else plan.ring_bits,
+            "ring_bits": None if plan.scheme == "none" else plan.spec.aggregation.ring_bits,
         },
         "facts": facts_of(plan, end),
         "forced_to_one": [{"tensor": name, "because": why} for name, why in end.outcome.unperturbed.items()],
         "warnings": warnings_of(plan, end),
-        "settings": dict(plan.settings),
-        "insecure_secret_seed": plan.insecure,
+        "settings": dict(plan.spec.settings),
+        "insecure_secret_seed": plan.spec.insecure_secret_seed is not None,
         "views": end.views,
         "versions": dict(versions),
     }
@@ -136,7 +99,7 @@ def versions() -> dict[str, str]:
 
 def facts_of(plan: RunPlan, end: RunEnd) -> dict[str, float | str]:
     """Return what the protocol states of the run, the ring's error, the best round, and the most memory of a silo."""
-    ring = ring_facts(end.history, plan.protocol, end.outcome.parameters, plan.rounds)
+    ring = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
     best = {} if end.best_round is None else {"best_round": float(end.best_round)}
     peaks = [line["edge_peak_mib"] for line in end.history if "edge_peak_mib" in line]
     return {**end.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
@@ -184,12 +147,12 @@ def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
             "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
             "moretta check says why"
         )
-    if plan.insecure:
+    if plan.spec.insecure_secret_seed is not None:
         yield "every secret of this run follows from insecure-secret-seed; it hides nothing"
 
 
 def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
-    if plan.injects_faults:
+    if plan.spec.engine.faults is not None:
         yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
     clipped = [str(line["round"]) for line in end.history if {"clipped", "clipped_buffers"} & line.keys()]
     if clipped:
@@ -197,20 +160,20 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
             f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
             "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
         )
-    asked = getattr(plan.protocol, "rho", 0.0)
+    asked = getattr(plan.spec.protocol, "rho", 0.0)
     lowered = [line["rho"] for line in end.history if line.get("rho", asked) < asked]
     if lowered:
         yield (
             f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
-            f'accuracy in {plan.dtype}; with dtype = "float64" it stays as set'
+            f'accuracy in {plan.spec.dtype}; with dtype = "float64" it stays as set'
         )
 
 
 def _warnings_of_scores(plan: RunPlan, end: RunEnd) -> Iterator[str]:
-    if plan.score_at_silos and not end.has_scores_of_silos:
+    if plan.spec.score_at_silos and not end.has_scores_of_silos:
         yield (
             "the participants alone know what their models score together on the rows they hold back (blind), each "
             "has it in its scores.json"
         )
-    elif not plan.has_test_rows and not plan.score_at_silos:
+    elif not plan.has_test_rows and not plan.spec.score_at_silos:
         yield "no test rows were given, so nothing says how good the model is"

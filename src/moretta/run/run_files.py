@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moretta.config.specification import Specification
 from moretta.contract.roles import Outcome
 from moretta.data.silo import row_shape
 from moretta.engines import views
@@ -21,11 +22,11 @@ from moretta.run.trainable import Trainable
 from moretta.run.truth import needs_truth, save_truth
 
 
-def recorder_of(of: Trainable, folder: RunFolder | None, place: Place) -> Recorder | None:
+def recorder_of(spec: Specification, folder: RunFolder | None, place: Place) -> Recorder | None:
     """Return what records views; None where nobody asked for it, or there is no folder for them."""
-    if folder is None or not of.record_views:
+    if folder is None or not spec.record_views:
         return None
-    return Recorder(folder.path / "views", of.record_views, place.session, place.run)
+    return Recorder(folder.path / "views", spec.record_views, place.session, place.run)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class RunFiles:
         number = line["round"]
         self.flush_views()  # first, so that no round is in the history without its views
         self.folder.append(line)
-        if number % self.of.checkpoint_every == 0 or number == self.rounds:
+        if number % self.of.spec.checkpoint_every == 0 or number == self.rounds:
             self.save(number, best)
         self._save_truth(number)
 
@@ -89,7 +90,7 @@ class RunFiles:
         return Checkpoints(self.folder.path, self.place)
 
     def _save_truth(self, number: int) -> None:
-        if needs_truth(self.of.record_views, self.of.silos, number):
+        if needs_truth(self.of.spec.record_views, self.of.silos, number):
             place = self._checkpoints.at(number)
             save_truth(self.folder.path / "truth", place, states_of(self.roles), self.of.silos)
 
@@ -112,6 +113,6 @@ def inputs_of(of: Trainable, agreed: Standardisation) -> dict[str, Any]:
         "columns": list(of.feature_names),
         "mean": agreed.mean.tolist(),
         "deviation": agreed.deviation.tolist(),
-        "task": of.task,
-        "dtype": of.dtype,
+        "task": of.spec.task,
+        "dtype": of.spec.dtype,
     }

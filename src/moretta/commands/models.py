@@ -1,0 +1,63 @@
+"""`moretta predict` and `moretta export`: what a finished run released, on rows or as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, say
+from moretta.errors import ParameterError
+
+OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    data: Annotated[Path, typer.Option(help="Rows to predict: .csv with the training columns, or .npz with x.")],
+    out: Annotated[Path, typer.Option(help="Where the outputs go, a row each: .csv or .npy.")],
+    true_model: Annotated[
+        bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
+    ] = False,
+    silo: OfSilo = None,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict with the released model of a run."""
+    with needs_torch():
+        from moretta.run.prediction import predict as predict_rows
+
+        allowed = allows_code(folder, allow_code)
+        rows, outputs = predict_rows(folder, data, out, true_model=true_model, silo=silo, allow_code=allowed)
+    told = {"rows": rows, "outputs": outputs, "out": str(out)}
+    say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors state_dict, an .onnx graph, or of a history a new folder.")],
+    true_model: Annotated[
+        bool, typer.Option("--true-model", help="Export the server's true model, not the released one.")
+    ] = False,
+    silo: OfSilo = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Export the history, as TensorBoard's events, and no model.")
+    ] = False,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the released model of a run as a state_dict or as ONNX, or its history for TensorBoard."""
+    with needs_torch():
+        from moretta.run.export import export as export_model
+        from moretta.run.export import export_history
+
+        if history:
+            if true_model or silo is not None:
+                raise ParameterError("--history exports no model; leave out --true-model and --silo")
+            rounds = export_history(folder, out)
+            say({"out": str(out), "rounds": rounds}, as_json, lambda: print(f"{out}   (tensorboard --logdir {out})"))
+            return
+        allowed = out.suffix == ".onnx" and allows_code(folder, allow_code)
+        export_model(folder, out, true_model=true_model, silo=silo, allow_code=allowed)
+    say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))

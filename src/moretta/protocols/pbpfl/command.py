@@ -1,0 +1,97 @@
+"""`moretta check`: PBPFL's own command, and how it prints what `exactness` found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moretta.errors import ParameterError
+from moretta.protocols.pbpfl.params import PBPFL
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Say = Callable[[Mapping[str, Any], bool, Callable[[], None]], None]
+
+
+def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[None]], say: Say) -> None:
+    """Add `check` to the application.
+
+    needs_torch: a context that says which extra is missing, where one is. say: prints a result as JSON or for a person.
+    """
+
+    @app.command()
+    def check(
+        model: Annotated[str, typer.Option(help='A built-in name or "module:function" that returns a module.')],
+        inputs: Annotated[
+            list[str], typer.Option("--input", help="The shape of one row: 3,32,32; of tokens: 16:int1000. May repeat.")
+        ],
+        classes: Annotated[int, typer.Option(help="How many outputs the model has.", min=1)],
+        loss: Annotated[str, typer.Option(help="mse or cross-entropy.")] = "mse",
+        partitions: Annotated[int, typer.Option(help="m, from 1 to the number of outputs.", min=1)] = 1,
+        variant: Annotated[str, typer.Option(help="Under cross-entropy: probabilities or paper.")] = "probabilities",
+        scales: Annotated[
+            str | None,
+            typer.Option(
+                help="continuous or powers-of-two; by default the first, and both where float32 is too coarse for "
+                "the model itself: then float64 with continuous scales is exact, and hides more; powers of two are "
+                "exact at the price of most of what scales hide, see docs/models.md."
+            ),
+        ] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Say whether PBPFL trains a model exactly, and what of it stays unperturbed."""
+        with needs_torch():
+            settings = _settings(loss, partitions, variant, scales)
+            found = _check(model, inputs, classes, settings, fall_back=scales is None)
+        say(found, as_json, lambda: _print_check(found))
+        if not found["passes"]:
+            raise typer.Exit(1)
+
+
+def _settings(loss: str, partitions: int, variant: str, scales: str | None) -> PBPFL:
+    """Return PBPFL's settings of the command's options. Raises `moretta.errors.ParameterError` for unknown words."""
+    for flag, value, known in (
+        ("--loss", loss, ("mse", "cross-entropy")),
+        ("--variant", variant, ("probabilities", "paper")),
+        ("--scales", scales, ("continuous", "powers-of-two", None)),
+    ):
+        if value not in known:
+            raise ParameterError(f'{flag} "{value}": expected {" or ".join(filter(None, known))}')
+    settings = {"loss": loss, "partitions": partitions, "variant": variant}
+    return PBPFL.model_validate(settings | ({} if scales is None else {"scales": scales}))
+
+
+def _check(model: str, inputs: list[str], classes: int, protocol: PBPFL, *, fall_back: bool) -> dict[str, Any]:
+    from moretta.models import catalogue
+    from moretta.protocols.pbpfl.exactness import Input, check
+
+    shapes = [Input.parse(text) for text in inputs]
+    module = catalogue.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), seed=0)
+    return check(module, shapes, classes, protocol, fall_back=fall_back)
+
+
+def _print_check(found: Mapping[str, Any]) -> None:
+    fell_back = "plain_error_float32" in found
+    if fell_back:
+        print(
+            f'passes only with scales = "{found["scales"]}" in float32 (the default, continuous, misses: '
+            f"{found['relative_error_float32_continuous']:.1e})"
+        )
+        print(f"  free scales: {found['free_scales']}")
+    else:
+        verdict = "passes: PBPFL trains this model exactly" if found["passes"] else "does not pass"
+        print(f"{verdict} ({found['free_scales']} free scales, {found['scales']})")
+    for name in ("relative_error_float64", "relative_error_float32", "buffers_error_float64"):
+        print(f"  {name.replace('_', ' ')}: {found[name]:.1e}")
+    if fell_back:
+        print(
+            "  with continuous scales this model is as exact as its own float32 rounding "
+            f"({found['relative_error_float32_continuous']:.1e}, the plain model's own "
+            f'{found["plain_error_float32"]:.1e}); to reach the bar set dtype = "float64" (exact, and hides more), or '
+            f'scales = "{found["scales"]}" at the price of most of what scales hide, see docs/models.md'
+        )
+    for forced in found["forced_to_one"]:
+        print(f"  unperturbed: {forced['tensor']}: {forced['because']}")
