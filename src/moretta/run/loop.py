@@ -15,7 +15,7 @@ from moretta.contract.messages import Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.checkpoint import Place, begin_session
 from moretta.engines.delivery import Delivery
-from moretta.engines.driver import Driver, Dropped
+from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.common import modules
@@ -93,7 +93,7 @@ class Session:
             self._engine.close()
             torch.set_num_threads(threads)
 
-    def _play(self) -> tuple[Outcome, Sequence[Dropped]]:
+    def _play(self) -> tuple[Outcome, Sequence[DroppedSilo]]:
         """Return what the server releases after the last round, or the best, and who was missing as it did."""
         if self._files is not None:
             self._stopping.best = self._files.begin()
@@ -116,13 +116,9 @@ class Session:
             self._players.server,
             self._silos,
             self._place.run,
-            self._engine.deliver,
+            self._engine,
             self._players.least,
-            self._engine.clock.phase,
             self._of.spec.playing(self._silos, self._seed).of_round if some else None,
-            self._engine.back,
-            self._engine.renewed,
-            self._engine.away,
         )
 
     def _lines(self, driver: Driver) -> Iterator[Line]:
@@ -158,7 +154,7 @@ class Session:
             self._progress(line["round"], self._rounds, line)
         return stops
 
-    def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
+    def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> Result:
         """Score the outcome, write it and return it."""
         record = record_of(self._plan(), self._end(outcome, dropped), versions())
         if self._files is not None:
@@ -183,7 +179,7 @@ class Session:
             has_test_rows=self._of.test is not None,
         )
 
-    def _end(self, outcome: Outcome, dropped: Sequence[Dropped]) -> RunEnd:
+    def _end(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> RunEnd:
         # What silos score together, as the server learns it or the participants here do.
         by_silos = outcome.scores or self._players.scores()
         return RunEnd(

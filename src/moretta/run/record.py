@@ -14,7 +14,7 @@ import moretta
 from moretta.config.specification import Specification
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import Outcome
-from moretta.engines.driver import Dropped
+from moretta.engines.driver import DroppedSilo
 from moretta.protocols.common.training import Training
 from moretta.run.history import total_bytes, total_seconds
 
@@ -48,7 +48,7 @@ class RunEnd:
     sessions: int
     history: Sequence[Mapping[str, Any]]
     outcome: Outcome
-    dropped: Sequence[Dropped]
+    dropped: Sequence[DroppedSilo]
     scores: Mapping[str, Any]
     has_scores_of_silos: bool
     best_round: int | None
