@@ -221,7 +221,7 @@ class Reproduction:
         """Train one cell and return its record: figures, settings, seconds, versions."""
         from moretta.run.assembly import federation_of
         from moretta.run.federation import Federation
-        from moretta.run.result import versions
+        from moretta.run.record import versions
 
         run_file, of = self.run_file(cell), self.experiment
         federation = federation_of(run_file, None)

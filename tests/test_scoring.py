@@ -34,6 +34,7 @@ from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.report.privacy import privacy_statements
 from moretta.run import federation as federations
+from moretta.run.checkpoints import states_of
 from moretta.run.evaluation import evaluate
 from moretta.run.loop import Session
 from moretta.run.result import Result
@@ -150,7 +151,7 @@ def test_asking_changes_nothing_else(name: str) -> None:
         assert set(other.test) <= {"per_silo"}
         assert [line["bytes"] for line in asked.history] == [line["bytes"] for line in other.history]
         assert [line.get("loss") for line in asked.history] == [line.get("loss") for line in other.history]
-    states = [session._states() for session, _ in ENDED]
+    states = [states_of(session._players) for session, _ in ENDED]
     for role, state in states[0].items():
         for other in states[1:]:
             assert {key: np.asarray(value).tobytes() for key, value in state.items()} == {

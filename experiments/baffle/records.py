@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moretta.data.images import load_images, scaled
 from moretta.errors import MorettaError, ParameterError
-from moretta.run.result import versions
+from moretta.run.record import versions
 
 FORMAT = 1
 SEED = 1

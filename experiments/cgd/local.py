@@ -37,7 +37,7 @@ from moretta.protocols.common import enrolment, modules
 from moretta.run.assembly import federation_of
 from moretta.run.evaluation import evaluate
 from moretta.run.federation import Federation
-from moretta.run.result import versions
+from moretta.run.record import versions
 from moretta.secure_aggregation.keystream import SecretRoot
 
 HERE = Path(__file__).parent

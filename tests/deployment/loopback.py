@@ -24,7 +24,7 @@ from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.sites import Sites
 from moretta.engines.views import Recorder
 from moretta.protocols.common import modules
-from moretta.run import result
+from moretta.run import record
 from moretta.run.assembly import federation_of
 from moretta.run.federation import Federation
 from moretta.run.result import Result
@@ -70,7 +70,7 @@ def hello_of(
         session=place.session,
         job=digest_of(text),
         model=told.model_digest(federation, run_file),
-        versions=result.versions(),
+        versions=record.versions(),
         torch=torch,
         tensors=modules.schema(federation.model),
         outputs=federation.outputs,

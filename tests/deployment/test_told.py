@@ -29,7 +29,7 @@ from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.fedsgd.messages import TrainOn
-from moretta.run import result
+from moretta.run import record
 from moretta.secure_aggregation.identity import Identity, public_line
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -402,7 +402,7 @@ def hello(run_file: RunFile, **changed: Any) -> Hello:
         "session": 0,
         "job": digest_of(told.shared_text(run_file)),
         "model": told.model_digest(federation, run_file),
-        "versions": result.versions(),
+        "versions": record.versions(),
         "torch": run_file.engine.torch_versions,
     }
     return Hello(**given | changed)
@@ -486,8 +486,8 @@ def test_versions_of_torch_are_as_the_server_allows(
     allowed: tuple[str, ...],
     taken: bool,
 ) -> None:
-    said = hello(run_file, versions={**result.versions(), "torch": theirs}, torch=allowed)
-    monkeypatch.setattr(result, "versions", lambda: {**said.versions, "torch": ours})
+    said = hello(run_file, versions={**record.versions(), "torch": theirs}, torch=allowed)
+    monkeypatch.setattr(record, "versions", lambda: {**said.versions, "torch": ours})
     if taken:
         one.enter(said)
         return

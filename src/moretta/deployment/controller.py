@@ -32,7 +32,7 @@ from moretta.engines.run_folder import read_json
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.common import modules
-from moretta.run import result
+from moretta.run import record
 from moretta.run.federation import Federation
 from moretta.run.result import Result
 from moretta.secure_aggregation.identity import Roster
@@ -165,7 +165,7 @@ def _hello(federation: Federation, run_file: RunFile, digest: str, place: Checkp
         session=place.session,
         job=digest,
         model=shared_settings.model_digest(federation, run_file),
-        versions=result.versions(),
+        versions=record.versions(),
         torch=run_file.engine.torch_versions,
         tensors=modules.schema(federation.model),
         outputs=federation.outputs,

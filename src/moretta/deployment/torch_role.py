@@ -19,7 +19,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.common.players import Left
 from moretta.protocols.registry import entry_of
-from moretta.run import result
+from moretta.run import record
 from moretta.run.loop import SMALL
 
 
@@ -38,7 +38,7 @@ class TorchRole:
 
     def check(self, hello: Hello) -> None:
         """Raise `moretta.errors.ParameterError` where PyTorch's version or the model differ from the server's."""
-        ours, allowed = result.versions()["torch"], [hello.versions.get("torch", ""), *hello.torch]
+        ours, allowed = record.versions()["torch"], [hello.versions.get("torch", ""), *hello.torch]
         if _minor(ours) not in [_minor(one) for one in allowed]:
             listed = ", ".join(sorted({_minor(one) for one in allowed}))
             raise ParameterError(

@@ -1,8 +1,9 @@
-"""How good a model is on rows that somebody holds: loss, accuracy or mean squared error, and what goes beside them."""
+"""How good models are on rows that somebody holds: one model, a run's models on the way, and those at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,117 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moretta.contract.messages import Tensors
+from moretta.data.silo import Silo
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import standardised
 from moretta.protocols.common.enrolment import targets as encode_targets
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import outputs_of
+from moretta.protocols.common.players import Standardisation
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import entry_of
 
 TOP5_FROM = 20  # classes
+SCORES = ("loss", "accuracy", "mse")
+MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
+
+LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
+"""Inputs [rows, ...] and targets, as the run's data has them."""
+
+
+class Evaluator:
+    """Scores models of one architecture on rows, which it standardises as the silos do.
+
+    model: the architecture; it is copied. task: "classification" or "regression".
+    """
+
+    def __init__(self, model: nn.Module, protocol: Training, task: str, standardisation: Standardisation) -> None:
+        self._module = copy.deepcopy(model)
+        self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
+        self._task, self._standardisation = task, standardisation
+
+    def of_model(self, tensors: Tensors, rows: LabelledRows) -> dict[str, Any]:
+        """Return one model's scores, as `evaluate` has them."""
+        return self._scores(tensors, self._prepared(rows[0]), rows[1])
+
+    def of_models(self, models: Mapping[str, Tensors], rows: LabelledRows) -> dict[str, Any]:
+        """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them."""
+        inputs, metrics = self._prepared(rows[0]), len(models) <= MANY
+        scores = {name: self._scores(tensors, inputs, rows[1], metrics) for name, tensors in models.items()}
+        summary = mean_of(list(scores.values()))
+        if self._judged_by == "worst":
+            summary = worst_of(scores) | {"mean": summary}
+        return summary | ({"per_silo": scores} if len(scores) > 1 else {})
+
+    def on_the_way(
+        self, models: Mapping[str, Tensors], test: LabelledRows | None, validation: LabelledRows | None
+    ) -> dict[str, float]:
+        """Return what a round's line says of the models as they stand, as far as there are rows."""
+        found: dict[str, float] = {}
+        sample = sample_of(models)
+        for part, rows in (("test", test), ("validation", validation)):
+            if rows is not None and sample:
+                scores = self.of_models(sample, rows)
+                found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
+                found |= {f"{part}_mean_{key}": scores["mean"][key] for key in SCORES if key in scores.get("mean", ())}
+        return found
+
+    def at_the_end(
+        self,
+        models: Mapping[str, Tensors],
+        test: LabelledRows | None,
+        displacement: Callable[[], Tensors] | None,
+        by_silos: Mapping[str, Any],
+        training: Sequence[Silo],
+    ) -> dict[str, Any]:
+        """Return what ``result.json`` says of a run's last models.
+
+        displacement: of confined models, as a model of its own. by_silos: what silos score on rows that they hold back.
+        training: silos on whose own rows the common model is scored too.
+        """
+        scores = self.of_models(models, test) if test is not None and models else {}
+        if by_silos:
+            scores |= by_silos if test is None else {"silos": by_silos}
+        if test is not None and displacement is not None:
+            scores["displacement"] = self.of_model(displacement(), test)
+        if "" in models and training:
+            scores["per_silo"] = {silo.name: self.of_model(models[""], (silo.x, silo.y)) for silo in training}
+        return scores
+
+    def _prepared(self, x: NDArray[np.generic]) -> Tensor:
+        agreed, dtype = self._standardisation, next(self._module.parameters()).dtype
+        return standardised(x, agreed.mean, agreed.deviation, dtype)
+
+    def _scores(self, tensors: Tensors, inputs: Tensor, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
+        modules.load(self._module, tensors)
+        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics)
+
+
+def sample_of(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Return all models, or where they are many a sample of them, evenly spaced."""
+    names = list(models)
+    step = max(1, len(names) / MANY)
+    return {names[int(number * step)]: models[names[int(number * step)]] for number in range(int(len(names) / step))}
+
+
+def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each figure that all scores have."""
+    mean: dict[str, Any] = {}
+    for key, value in scores[0].items():
+        if isinstance(value, Mapping):
+            mean[key] = mean_of([score[key] for score in scores])
+        elif all(key in score for score in scores):
+            mean[key] = value if len(scores) == 1 else float(np.mean([score[key] for score in scores]))
+    return mean
+
+
+def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scores of the worst model, by accuracy if there is one, else by loss, and again as `worst`, with whose
+    it is.
+    """
+    name = max(scores, key=lambda name: (-scores[name].get("accuracy", 0.0), scores[name]["loss"]))
+    return {**scores[name], "worst": {"silo": name, **scores[name]}}
 
 
 def evaluate(

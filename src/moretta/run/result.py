@@ -1,27 +1,20 @@
-"""What a run came to, and the record of it that ``result.json`` keeps."""
+"""What a run came to, as a Python user is given it."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import nn
 
-import moretta
-from moretta.contract.messages import Array, Tensors
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocols.common.training import Training
 
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
-    from moretta.run.federation import Federation
-
-PHASES = ("perturbation", "local_forward", "local_backward", "aggregation", "update")
+    from moretta.audit.evidence.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Result:
     released: nn.Module | None
     models: Mapping[str, nn.Module]
     folder: Path | None = None
-    played: tuple[Federation, int, int] | None = field(default=None, repr=False)
+    played: tuple[Trained, int, int] | None = field(default=None, repr=False)
 
     @property
     def test(self) -> Mapping[str, Any]:
@@ -84,84 +77,3 @@ class Result:
             )
         federation, rounds, seed = self.played
         return audit(self.folder, federation, rounds, seed, thorough=thorough, background=background, progress=progress)
-
-
-def traffic(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bytes of a run: up and down as means over silos and rounds; the rest in all.
-
-    secure_aggregation: keys, confirmations of survivors and shares given to unmask. set_up: statistics and agreement on
-    the model.
-    """
-    means = {
-        f"{way}_per_silo_per_round": float(np.mean([line["bytes"][way] for line in history])) for way in ("up", "down")
-    }
-    return means | {what: sum(line["bytes"][what] for line in history) for what in ("secure_aggregation", "set_up")}
-
-
-def seconds(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the seconds of a run: in all, and by phase, where silos' phases are summed over silos.
-
-    Without phases where noise hides rows: how long a silo computes depends on how many rows its secret lot had.
-    """
-    known = PHASES if any(line["seconds"] for line in history) else ()
-    phases = {name: sum(line["seconds"].get(name, 0.0) for line in history) for name in known}
-    return {"total": sum(line["seconds_total"] for line in history), **phases}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {
-        "moretta": moretta.__version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
-
-
-def ring_facts(
-    history: Sequence[Mapping[str, Any]], protocol: Training, parameters: Tensors, rounds: int
-) -> dict[str, float]:
-    """State how far fixed point can have moved the weights: the sum over rounds of rate times gradient error.
-
-    This takes the steps not to drive two nearby models apart, which holds near a minimum and not everywhere. Adam
-    divides by the gradient's own size, so for it only the gradient's error is stated.
-    """
-    steps = [line["ring_step"] for line in history if "ring_step" in line]
-    if not steps or not max(steps):
-        return {}
-    facts = {"ring_gradient_error": max(steps)}
-    if protocol.optimizer == "sgd" and parameters:
-        moved = [_rate(protocol, line["round"], rounds) * line["ring_step"] for line in history if "ring_step" in line]
-        facts["ring_weight_error"] = sum(moved)
-        smallest = min(float(np.abs(array).max()) for array in _floating(parameters))
-        if smallest > 0:
-            facts["ring_relative_weight_error"] = facts["ring_weight_error"] / smallest
-    return facts
-
-
-def _rate(protocol: Training, number: int, rounds: int) -> float:
-    """Return how far a unit of gradient moves a weight in the end."""
-    return 1.0 if protocol.steps_at_silos else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
-
-
-def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each figure that all scores have."""
-    mean: dict[str, Any] = {}
-    for key, value in scores[0].items():
-        if isinstance(value, Mapping):
-            mean[key] = mean_of([score[key] for score in scores])
-        elif all(key in score for score in scores):
-            mean[key] = value if len(scores) == 1 else float(np.mean([score[key] for score in scores]))
-    return mean
-
-
-def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of the worst model, by accuracy if there is one, else by loss, and again as `worst`, with whose
-    it is.
-    """
-    name = max(scores, key=lambda name: (-scores[name].get("accuracy", 0.0), scores[name]["loss"]))
-    return {**scores[name], "worst": {"silo": name, **scores[name]}}
-
-
-def _floating(tensors: Tensors) -> Iterator[Array]:
-    return (array for array in tensors.values() if array.dtype.kind == "f" and array.size)

@@ -1,0 +1,91 @@
+"""The line of a round in ``history.jsonl``, and what the lines of a run add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from moretta.contract.messages import Message
+from moretta.engines.driver import RoundEnd
+from moretta.protocols.common import silo_rows
+from moretta.protocols.registry import ENTRIES
+from moretta.secure_aggregation import agreement, statistics, unmasking
+
+PHASES = ("perturbation", "local_forward", "local_backward", "aggregation", "update")
+
+Line = dict[str, Any]
+"""What is kept of one round: a line of ``history.jsonl``."""
+
+
+def _tags(*groups: Iterable[type[Message]]) -> frozenset[str]:
+    return frozenset(kind.TAG for kinds in groups for kind in kinds)
+
+
+KEY_TAGS = _tags(agreement.MESSAGES, *(entry.key_messages() for entry in ENTRIES.values()))
+UNMASKING_TAGS = _tags(unmasking.MESSAGES)
+SET_UP_TAGS = _tags(statistics.MESSAGES, silo_rows.MESSAGES, *(entry.set_up_messages() for entry in ENTRIES.values()))
+
+
+def line_of(
+    end: RoundEnd,
+    traffic: Mapping[tuple[str, str], int],
+    phases: Mapping[str, float],
+    peak_mib: float | None,
+    seconds: float,
+) -> Line:
+    """Return the line of a finished round.
+
+    traffic: bytes as `moretta.engines.delivery.Delivery.take_traffic` has them. phases: seconds by phase, none where
+    noise hides rows. peak_mib: the most memory of a silo's own process, None without such. seconds: of the whole round.
+    """
+    # Bytes went to, and partly came from, those too who then were missing.
+    asked = {*end.cohort, *(gone.silo for gone in end.dropped if gone.round == end.number)}
+    return {
+        "round": end.number,
+        "attempt": end.attempt,
+        **({"take": end.take} if end.take else {}),
+        **end.report.figures,
+        **({} if peak_mib is None else {"edge_peak_mib": peak_mib}),
+        "seconds": dict(phases),
+        "bytes": bytes_of(traffic, len(asked)),
+        "dropped": [asdict(gone) for gone in end.dropped],
+        "seconds_total": seconds,
+    }
+
+
+def bytes_of(traffic: Mapping[tuple[str, str], int], silos: int) -> dict[str, float]:
+    """Return a round's bytes by what they are for: uploads and their way back a silo, keys and set-up in all."""
+    sums = {"up": 0.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}
+    for (way, tag), size in traffic.items():  # relayed additive shares are the upload itself: up and down
+        if way == "shares" or tag in KEY_TAGS | UNMASKING_TAGS:
+            sums["secure_aggregation"] += size
+        elif tag in SET_UP_TAGS:
+            sums["set_up"] += size
+        else:
+            sums[way] += size / silos
+    return sums
+
+
+def total_bytes(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the bytes of a run: up and down as means over silos and rounds; the rest in all.
+
+    secure_aggregation: keys, confirmations of survivors and shares given to unmask. set_up: statistics and agreement on
+    the model.
+    """
+    means = {
+        f"{way}_per_silo_per_round": float(np.mean([line["bytes"][way] for line in history])) for way in ("up", "down")
+    }
+    return means | {what: sum(line["bytes"][what] for line in history) for what in ("secure_aggregation", "set_up")}
+
+
+def total_seconds(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the seconds of a run: in all, and by phase, where silos' phases are summed over silos.
+
+    Without phases where noise hides rows: how long a silo computes depends on how many rows its secret lot had.
+    """
+    known = PHASES if any(line["seconds"] for line in history) else ()
+    phases = {name: sum(line["seconds"].get(name, 0.0) for line in history) for name in known}
+    return {"total": sum(line["seconds_total"] for line in history), **phases}

@@ -1,0 +1,179 @@
+"""The record of a run, which ``result.json`` keeps: a pure function of what was planned and of what happened."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import moretta
+from moretta.config.specification import Specification
+from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import Outcome
+from moretta.engines.driver import DroppedSilo
+from moretta.protocols.common.training import Training
+from moretta.run.history import total_bytes, total_seconds
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run was to do.
+
+    rounds: how many were asked for. silos: their names. parameters: how many numbers the model has.
+    scheme: of the secure sums, as the roles make them. has_test_rows: whether the server measures on rows of its own.
+    """
+
+    spec: Specification
+    rounds: int
+    silos: Sequence[str]
+    parameters: int
+    scheme: str
+    has_test_rows: bool
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What happened in a run, in all its sessions.
+
+    run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
+    has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
+    to, None without early stopping. views: the digest of what was recorded. warnings: of the roles.
+    """
+
+    run: str
+    sessions: int
+    history: Sequence[Mapping[str, Any]]
+    outcome: Outcome
+    dropped: Sequence[DroppedSilo]
+    scores: Mapping[str, Any]
+    has_scores_of_silos: bool
+    best_round: int | None
+    views: str
+    warnings: Sequence[str]
+
+
+def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
+    history = end.history
+    return {
+        "name": plan.spec.name,
+        "run": end.run,
+        "protocol": getattr(plan.spec.protocol, "name", ""),
+        "rounds": history[-1]["round"] if history else 0,
+        "silos": len(plan.silos),
+        "silo_names": list(plan.silos),
+        "parameters": plan.parameters,
+        "task": plan.spec.task,
+        "test": end.scores,
+        "bytes": total_bytes(history),
+        "seconds": total_seconds(history),
+        "dropped": [gone for line in history for gone in line["dropped"]] + [asdict(gone) for gone in end.dropped],
+        "sessions": end.sessions,
+        "secure_aggregation": {
+            "scheme": plan.scheme,
+            "ring_bits": None if plan.scheme == "none" else plan.spec.aggregation.ring_bits,
+        },
+        "facts": facts_of(plan, end),
+        "forced_to_one": [{"tensor": name, "because": why} for name, why in end.outcome.unperturbed.items()],
+        "warnings": warnings_of(plan, end),
+        "settings": dict(plan.spec.settings),
+        "insecure_secret_seed": plan.spec.insecure_secret_seed is not None,
+        "views": end.views,
+        "versions": dict(versions),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {
+        "moretta": moretta.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def facts_of(plan: RunPlan, end: RunEnd) -> dict[str, float | str]:
+    """Return what the protocol states of the run, the ring's error, the best round, and the most memory of a silo."""
+    ring = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
+    best = {} if end.best_round is None else {"best_round": float(end.best_round)}
+    peaks = [line["edge_peak_mib"] for line in end.history if "edge_peak_mib" in line]
+    return {**end.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
+
+
+def ring_facts(
+    history: Sequence[Mapping[str, Any]], protocol: Training, parameters: Tensors, rounds: int
+) -> dict[str, float]:
+    """State how far fixed point can have moved the weights: the sum over rounds of rate times gradient error.
+
+    This takes the steps not to drive two nearby models apart, which holds near a minimum and not everywhere. Adam
+    divides by the gradient's own size, so for it only the gradient's error is stated.
+    """
+    steps = [line["ring_step"] for line in history if "ring_step" in line]
+    if not steps or not max(steps):
+        return {}
+    facts = {"ring_gradient_error": max(steps)}
+    if protocol.optimizer == "sgd" and parameters:
+        moved = [_rate(protocol, line["round"], rounds) * line["ring_step"] for line in history if "ring_step" in line]
+        facts["ring_weight_error"] = sum(moved)
+        smallest = min(float(np.abs(array).max()) for array in _floating(parameters))
+        if smallest > 0:
+            facts["ring_relative_weight_error"] = facts["ring_weight_error"] / smallest
+    return facts
+
+
+def _rate(protocol: Training, number: int, rounds: int) -> float:
+    """Return how far a unit of gradient moves a weight in the end."""
+    return 1.0 if protocol.steps_at_silos else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
+
+
+def _floating(tensors: Tensors) -> Iterator[Array]:
+    return (array for array in tensors.values() if array.dtype.kind == "f" and array.size)
+
+
+def warnings_of(plan: RunPlan, end: RunEnd) -> list[str]:
+    """Return what a reader of the result should know, in sentences."""
+    parts = (_warnings_of_secrets, _warnings_of_rounds, _warnings_of_scores)
+    return [*end.warnings, *(sentence for part in parts for sentence in part(plan, end))]
+
+
+def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
+    if end.outcome.facts.get("free_scales") == 0.0:
+        yield (
+            "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
+            "moretta check says why"
+        )
+    if plan.spec.insecure_secret_seed is not None:
+        yield "every secret of this run follows from insecure-secret-seed; it hides nothing"
+
+
+def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
+    if plan.spec.engine.faults is not None:
+        yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
+    clipped = [str(line["round"]) for line in end.history if {"clipped", "clipped_buffers"} & line.keys()]
+    if clipped:
+        yield (
+            f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
+            "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
+        )
+    asked = getattr(plan.spec.protocol, "rho", 0.0)
+    lowered = [line["rho"] for line in end.history if line.get("rho", asked) < asked]
+    if lowered:
+        yield (
+            f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
+            f'accuracy in {plan.spec.dtype}; with dtype = "float64" it stays as set'
+        )
+
+
+def _warnings_of_scores(plan: RunPlan, end: RunEnd) -> Iterator[str]:
+    if plan.spec.score_at_silos and not end.has_scores_of_silos:
+        yield (
+            "the participants alone know what their models score together on the rows they hold back (blind), each "
+            "has it in its scores.json"
+        )
+    elif not plan.has_test_rows and not plan.spec.score_at_silos:
+        yield "no test rows were given, so nothing says how good the model is"

@@ -1,0 +1,118 @@
+"""What a run writes into its folder, and when; `moretta.engines.run_folder` lists the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moretta.config.specification import Specification
+from moretta.contract.roles import Outcome
+from moretta.data.silo import row_shape
+from moretta.engines import views
+from moretta.engines.checkpoint import CheckpointId
+from moretta.engines.delivery import Delivery
+from moretta.engines.run_folder import RunFolder
+from moretta.engines.views import Recorder
+from moretta.protocols.common.players import Roles, Standardisation
+from moretta.run.checkpoints import Checkpoints, states_of
+from moretta.run.early_stopping import BestRound
+from moretta.run.evaluation import MANY
+from moretta.run.trainable import Trainable
+from moretta.run.truth import needs_truth, save_truth
+
+
+def recorder_of(spec: Specification, folder: RunFolder | None, place: CheckpointId) -> Recorder | None:
+    """Return what records views; None where nobody asked for it, or there is no folder for them."""
+    if folder is None or not spec.record_views:
+        return None
+    return Recorder(folder.path / "views", spec.record_views, place.session, place.run)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Writes the files of one session of a run, in the order in which its methods stand here.
+
+    place: where the session began. recorder: of the views, None where they are not recorded. rounds: the last one's
+    number.
+    """
+
+    of: Trainable
+    roles: Roles
+    engine: Delivery
+    folder: RunFolder
+    place: CheckpointId
+    recorder: Recorder | None
+    rounds: int
+
+    def begin(self) -> BestRound | None:
+        """Save where a run begins, or return the best round so far of one that is resumed."""
+        if self.place.session == 0:
+            self.save(self.place.round, None)
+        best = self._checkpoints.best()
+        if self.roles.releases is not None:
+            self._checkpoints.record_releases(self.roles.releases)
+        self._save_truth(self.place.round)
+        return best
+
+    def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
+        """Write what belongs to a finished round. line: of the history."""
+        number = line["round"]
+        self.flush_views()  # first, so that no round is in the history without its views
+        self.folder.append(line)
+        if number % self.of.spec.checkpoint_every == 0 or number == self.rounds:
+            self.save(number, best)
+        self._save_truth(number)
+
+    def save(self, number: int, best: BestRound | None) -> None:
+        """Save a checkpoint of the end of a round, and the best round's states."""
+        self._checkpoints.save_best(best)
+        self.engine.keep(self._checkpoints.at(number))  # first: every silo elsewhere can go on from where we do
+        self._checkpoints.save(number, states_of(self.roles))
+
+    def flush_views(self) -> None:
+        """Write what has been seen so far."""
+        if self.recorder is not None:
+            self.recorder.flush()
+
+    def views_digest(self) -> str:
+        """Return the digest of all recorded views, empty where there are none."""
+        return views.digest(self.folder.path / "views")
+
+    def end(self, outcome: Outcome, record: Mapping[str, Any]) -> None:
+        """Write the models that a run came to, what their inputs mean, and its record."""
+        self._write_models(outcome)
+        self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.standardisation))
+        self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder.path, self.place)
+
+    def _save_truth(self, number: int) -> None:
+        if needs_truth(self.of.spec.record_views, self.of.silos, number):
+            place = self._checkpoints.at(number)
+            save_truth(self.folder.path / "truth", place, states_of(self.roles), self.of.silos)
+
+    def _write_models(self, outcome: Outcome) -> None:
+        if outcome.parameters:
+            self.folder.write_model("model.safetensors", outcome.parameters)
+        if outcome.released is not None:
+            self.folder.write_model("released.safetensors", outcome.released, mode=0o644)
+        for name, tensors in outcome.models.items():
+            self.folder.write_model(f"models/{name}.safetensors", tensors)
+        if self.roles.displacement is not None:
+            self.folder.write_confined(self.roles.displacement(), self.roles.models(), MANY)
+
+
+def inputs_of(of: Trainable, agreed: Standardisation) -> dict[str, Any]:
+    """Return the content of ``inputs.json``: what a model's inputs and outputs mean."""
+    return {
+        "shape": list(row_shape(of.silos)),
+        "outputs": of.outputs,
+        "columns": list(of.feature_names),
+        "mean": agreed.mean.tolist(),
+        "deviation": agreed.deviation.tolist(),
+        "task": of.spec.task,
+        "dtype": of.spec.dtype,
+    }

@@ -1,0 +1,112 @@
+"""The record of a run follows from its plan and its end alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moretta import PBPFL, FedSGD
+from moretta.config.specification import Specification
+from moretta.contract.roles import Outcome
+from moretta.engines.driver import DroppedSilo
+from moretta.engines.settings import Engine, Faults
+from moretta.run.record import RunEnd, RunPlan, facts_of, record_of, ring_facts, warnings_of
+
+BYTES = {"up": 8.0, "down": 4.0, "secure_aggregation": 2.0, "set_up": 1.0}
+GONE = DroppedSilo(2, "south", "late: ..")
+
+
+def round_line(number: int, **more: Any) -> dict[str, Any]:
+    return {"round": number, "bytes": BYTES, "seconds": {}, "seconds_total": 1.0, "dropped": [], **more}
+
+
+SPEC = Specification(protocol=FedSGD(learning_rate=0.5), task="classification", name="a run")
+PLAN = RunPlan(SPEC, rounds=3, silos=["north", "south"], parameters=12, scheme="pairwise", has_test_rows=True)
+END = RunEnd(
+    run="0123", sessions=2, history=[round_line(1), round_line(2, dropped=[{"silo": "north"}])],
+    outcome=Outcome({"w": np.array([-2.0, 1.0], np.float32)}), dropped=[GONE], scores={"loss": 0.25},
+    has_scores_of_silos=False, best_round=None, views="", warnings=(),
+)  # fmt: skip
+
+
+def test_a_record_says_what_was_planned_and_what_happened() -> None:
+    record = record_of(PLAN, END, {"python": "3"})
+    assert {key: record[key] for key in ("name", "run", "protocol", "rounds", "silos", "sessions", "test")} == {
+        "name": "a run", "run": "0123", "protocol": "fedsgd", "rounds": 2, "silos": 2, "sessions": 2,
+        "test": {"loss": 0.25},
+    }  # fmt: skip
+    assert record["dropped"] == [{"silo": "north"}, {"round": 2, "silo": "south", "reason": "late: .."}]
+    assert record["secure_aggregation"] == {"scheme": "pairwise", "ring_bits": SPEC.aggregation.ring_bits}
+    assert record["settings"] == SPEC.settings
+    assert (record["facts"], record["warnings"], record["versions"]) == ({}, [], {"python": "3"})
+    assert record == record_of(PLAN, END, {"python": "3"})
+
+
+def test_without_masks_there_is_no_ring() -> None:
+    assert record_of(replace(PLAN, scheme="none"), END, {})["secure_aggregation"] == {
+        "scheme": "none",
+        "ring_bits": None,
+    }
+
+
+def test_facts_are_the_protocols_the_rings_the_best_round_and_the_most_memory() -> None:
+    history = [round_line(1, ring_step=0.25, edge_peak_mib=60.0), round_line(2, ring_step=0.5, edge_peak_mib=64.0)]
+    outcome = replace(END.outcome, facts={"epsilon": 1.5})
+    assert facts_of(PLAN, replace(END, history=history, outcome=outcome, best_round=1)) == {
+        "epsilon": 1.5, "ring_gradient_error": 0.5, "ring_weight_error": 0.375, "ring_relative_weight_error": 0.1875,
+        "best_round": 1.0, "edge_peak_mib": 64.0,
+    }  # fmt: skip
+
+
+def test_the_rings_error_is_stated_as_far_as_it_is_known() -> None:
+    steps, weights = [round_line(1, ring_step=0.25)], END.outcome.parameters
+    assert ring_facts([round_line(1)], SPEC.protocol, weights, 1) == {}
+    assert ring_facts([round_line(1, ring_step=0.0)], SPEC.protocol, weights, 1) == {}
+    assert ring_facts(steps, FedSGD(optimizer="adam"), weights, 1) == {"ring_gradient_error": 0.25}
+    assert ring_facts(steps, SPEC.protocol, {}, 1) == {"ring_gradient_error": 0.25}
+    assert "ring_relative_weight_error" not in ring_facts(steps, SPEC.protocol, {"w": np.zeros(2)}, 1)
+
+
+def test_momentum_lets_a_gradient_move_a_weight_further() -> None:
+    facts = ring_facts([round_line(1, ring_step=0.25)], FedSGD(learning_rate=0.5, momentum=0.5), {"w": np.ones(1)}, 1)
+    assert facts["ring_weight_error"] == 0.25
+
+
+FAULTS = Engine(faults=Faults(drop_probability=0.5))
+BLIND = replace(PLAN, spec=replace(SPEC, score_at_silos=True))
+
+
+@pytest.mark.parametrize(
+    ("plan", "end", "said"),
+    [
+        (PLAN, replace(END, warnings=["of the roles"]), ["of the roles"]),
+        (PLAN, replace(END, outcome=Outcome({}, facts={"free_scales": 0.0})), ["no scale of this model is free"]),
+        (replace(PLAN, spec=replace(SPEC, insecure_secret_seed=0)), END, ["insecure-secret-seed; it hides nothing"]),
+        (replace(PLAN, spec=replace(SPEC, engine=FAULTS)), END, ["faults were injected"]),
+        (PLAN, replace(END, history=[round_line(1, clipped=1.0), round_line(4, clipped_buffers=1.0)]), ["1, 4,"]),
+        (PLAN, replace(END, history=[round_line(n, clipped=1.0) for n in range(30)]), ["18, 19 .., being"]),
+        (
+            replace(PLAN, spec=replace(SPEC, protocol=PBPFL(rho=3.0))),
+            replace(END, history=[round_line(1, rho=3.0), round_line(2, rho=1.5), round_line(3, rho=2.0)]),
+            ["rho was lowered in 2 rounds, to 1.5 at the lowest"],
+        ),
+        (BLIND, END, ["the participants alone know"]),
+        (BLIND, replace(END, has_scores_of_silos=True), []),
+        (replace(PLAN, has_test_rows=False), END, ["no test rows were given"]),
+        (replace(BLIND, has_test_rows=False), END, ["the participants alone know"]),
+    ],
+)  # fmt: skip
+def test_warnings_say_what_a_reader_should_know(plan: RunPlan, end: RunEnd, said: list[str]) -> None:
+    found = warnings_of(plan, end)
+    assert len(found) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, found, strict=True))
+
+
+def test_warnings_stand_in_one_order() -> None:
+    plan = replace(PLAN, spec=replace(SPEC, insecure_secret_seed=0, engine=FAULTS), has_test_rows=False)
+    end = replace(END, warnings=["of the roles"], history=[round_line(1, clipped=1.0)])
+    starts = ["of the roles", "every secret", "faults", "the silos' sum", "no test rows"]
+    assert [said.startswith(start) for said, start in zip(warnings_of(plan, end), starts, strict=True)] == [True] * 5
