@@ -8,25 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data.own_rows import Wanted, read_rows
+from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.errors import ParameterError
 
 WHERE = "silo `north`"
-CLASSES = Wanted(inputs=(2,), tokens=False, classes=3, outputs=None)
-UNLABELLED = Wanted(inputs=(2,), tokens=False, classes=3, outputs=None, labelled=False)
-NUMBERS = Wanted(inputs=(2,), tokens=False, classes=None, outputs=1)
-PAIRS = Wanted(inputs=(2,), tokens=False, classes=None, outputs=2)
-TOKENS = Wanted(inputs=(2,), tokens=True, classes=3, outputs=None)
+CLASSES = ExpectedRows(inputs=(2,), tokens=False, classes=3, outputs=None)
+UNLABELLED = ExpectedRows(inputs=(2,), tokens=False, classes=3, outputs=None, labelled=False)
+NUMBERS = ExpectedRows(inputs=(2,), tokens=False, classes=None, outputs=1)
+PAIRS = ExpectedRows(inputs=(2,), tokens=False, classes=None, outputs=2)
+TOKENS = ExpectedRows(inputs=(2,), tokens=True, classes=3, outputs=None)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 2, 1])
 
 
-def of_npz(folder: Path, wanted: Wanted = CLASSES, **arrays: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def of_npz(folder: Path, wanted: ExpectedRows = CLASSES, **arrays: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
     np.savez(folder / "rows.npz", **arrays)
     return read_rows("rows.npz", wanted, WHERE, base=folder)
 
 
-def of_csv(folder: Path, text: str, wanted: Wanted = CLASSES, **settings: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def of_csv(
+    folder: Path, text: str, wanted: ExpectedRows = CLASSES, **settings: Any
+) -> tuple[Any, Any, Any, tuple[str, ...]]:
     (folder / "rows.csv").write_text(text)
     return read_rows("rows.csv", wanted, WHERE, base=folder, **settings)
 
@@ -78,7 +80,7 @@ def test_an_unlabelled_part_needs_no_targets_and_keeps_none(tmp_path: Path) -> N
         assert len(y) == 0
 
 
-REFUSED: list[tuple[Wanted, dict[str, Any], str]] = [
+REFUSED: list[tuple[ExpectedRows, dict[str, Any], str]] = [
     (CLASSES, {"x": X}, "expected arrays x and y; got x"),
     (CLASSES, {"y": Y}, "expected arrays x and y; got y"),
     (CLASSES, {"z": Y}, "expected arrays x and y; got z"),
@@ -106,7 +108,7 @@ REFUSED: list[tuple[Wanted, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("wanted", "arrays", "sentence"), REFUSED)
 def test_other_rows_are_refused_in_a_sentence_with_their_owner(
-    tmp_path: Path, wanted: Wanted, arrays: dict[str, Any], sentence: str
+    tmp_path: Path, wanted: ExpectedRows, arrays: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ParameterError, match=sentence) as caught:
         of_npz(tmp_path, wanted, **arrays)

@@ -53,7 +53,7 @@ def test_the_page_shows_what_succeeded_and_what_failed(make_run, tmp_path):
 
 def test_the_caption_says_of_how_many_rounds_and_with_which_rows(make_run, tmp_path):
     folder = audited(make_run(rounds=300), views=[0, *range(1, 21), 300, 301], background="rows <of> mine.npz")
-    text = write_report([folder], tmp_path / "a.html").read_text()
+    text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
     assert "the audit, of 21 of 300 rounds; background knowledge is rows &lt;of&gt; mine.npz" in text
     audited(folder)
     assert "background knowledge is" not in write_report([folder], tmp_path / "a.html").read_text()
@@ -114,7 +114,7 @@ def test_it_is_said_where_the_kernel_did_not_confine_attackers(make_run, tmp_pat
 
 def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
     folder = illustrated(make_run())
-    text = write_report([folder], tmp_path / "a.html").read_text()
+    text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
     assert "Pictures that are gone; audit again to see them: gamma-least-squares (two &lt;rows&gt;)." in text
     assert "img-src" not in text
     draw(folder)
@@ -123,7 +123,7 @@ def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
     with pytest.raises(ParameterError, match=r"a-0\.safetensors holds no pictures"):
         write_report([folder], tmp_path / "a.html")
     (tmp_path / "kept").replace(folder / "audit" / "a-0.safetensors")
-    text = write_report([folder], tmp_path / "a.html").read_text()
+    text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
     assert text.count("data:image/png;base64,") == 2
     assert "Pictures that are gone" not in text
     for words in ("; img-src data:", "two &lt;rows&gt;", "not to be handed on", "true rows above"):

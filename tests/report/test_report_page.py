@@ -5,11 +5,13 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jinja2
 import pytest
 
+import moretta.report
 from moretta.errors import MissingExtra, ParameterError
-from moretta.report.page import write_report
-from moretta.report.plots import COLOURS
+from moretta.report.page import _template, write_report
+from moretta.report.plots import colour
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVERY = ("pbpfl", "fedsgd", "fedavg", "local", "centralised")
@@ -67,7 +69,7 @@ def test_a_page_of_four_runs_is_whole_and_self_contained(make_run, tmp_path):
     ):
         assert words in text
     for protocol in ("pbpfl", "fedsgd", "fedavg", "local"):
-        assert COLOURS[protocol] in text
+        assert colour(protocol) in text
     assert "not yet tested by an attack on this run" in text
     assert "Insecure" not in text
     assert str(tmp_path) not in text
@@ -100,6 +102,16 @@ def test_all_text_of_a_run_is_escaped(make_run, tmp_path):
     assert Reader(text).count("script") == 0
     assert "<b>" not in text
     assert "&lt;script&gt;" in text
+
+
+def test_templates_escape_everything():
+    templates = sorted((Path(moretta.report.__file__).parent / "templates").iterdir())
+    assert len(templates) > 5
+    for template in templates:
+        assert not re.search(r"\|\s*(safe|tojson|xmlattr)|autoescape|Markup", template.read_text().partition("#}")[2])
+    with pytest.raises(jinja2.UndefinedError):
+        _template().render()
+    assert _template().environment.autoescape is True
 
 
 def test_a_fixed_secret_seed_is_shouted_about(make_run, tmp_path):
@@ -136,10 +148,12 @@ def test_a_report_is_written_whole_or_not_at_all(make_run, tmp_path, monkeypatch
         write_report([], out)
     with pytest.raises(ParameterError, match="no such directory"):
         write_report([make_run(), tmp_path / "nowhere"], out)
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(MissingExtra, match=r'pip install "moretta\[torch\]"'):
-            write_report([make_run("fedsgd")], out)
+    folder = make_run("fedsgd")
+    for extra in ("matplotlib", "jinja2"):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, extra, None)
+            with pytest.raises(MissingExtra, match=rf'(?i){extra}: pip install "moretta\[torch\]"'):
+                write_report([folder], out)
     assert out.read_text() == "before"
     (tmp_path / "taken").mkdir()
     with pytest.raises(ParameterError, match=r"cannot be written to .*taken: Is a directory"):

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import Array, Task, as_features, as_targets
-from moretta.data.dataset import Dataset, Missing
+from moretta.contract.messages import Array
+from moretta.data.checks import Task, as_features, as_targets
+from moretta.data.dataset import Dataset, MissingValues
 from moretta.data.images import scaled
-from moretta.data.split import Rows, split
-from moretta.data.table import Table
+from moretta.data.split import RowNumbers, split
+from moretta.data.table import Table, absent_columns
 from moretta.errors import ParameterError
 
 
@@ -22,7 +23,7 @@ class Wish:
     task: Task | None
     test: float
     validation: float
-    missing: Missing
+    missing: MissingValues
     seed: int
 
 
@@ -57,7 +58,7 @@ def split_rows(
     domain: Array | None = None,
     ids: Array | None = None,
     standardise: bool = True,
-    parts: tuple[Rows, Rows, Rows] | None = None,
+    parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
     """A source without a test part: one is drawn (or given as `parts`: test, validation, train)."""
     test, validation, train = parts or split(y, (wish.test, wish.validation), wish.seed, wish.name)
@@ -157,7 +158,7 @@ def _check_rows(name: str, x: Array, y: Array) -> None:
         )
 
 
-def _domain(domain: Array | None, rows: int, name: str, part: Rows) -> Array | None:
+def _domain(domain: Array | None, rows: int, name: str, part: RowNumbers) -> Array | None:
     """The domains of the rows of one part, out of those of all `rows`."""
     if domain is None:
         return None
@@ -166,7 +167,7 @@ def _domain(domain: Array | None, rows: int, name: str, part: Rows) -> Array | N
     return domain[part]
 
 
-def _ids(ids: Array | None, rows: int, name: str, train: Rows) -> NDArray[np.str_] | None:
+def _ids(ids: Array | None, rows: int, name: str, train: RowNumbers) -> NDArray[np.str_] | None:
     """The ids of the training rows as strings, out of those of all `rows`, of which no two may be the same."""
     if ids is None:
         return None
@@ -188,10 +189,8 @@ def _numbered(x: Array) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
 
 
-def _absent(x: Array, missing: Missing) -> tuple[int, ...]:
-    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
-        return ()
-    return tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
+def _absent(x: Array, missing: MissingValues) -> tuple[int, ...]:
+    return () if missing == "error" or x.ndim != 2 or x.dtype.kind != "f" else absent_columns(x)
 
 
 def _is_table(x: Array, name: str) -> bool:

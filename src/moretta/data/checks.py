@@ -4,15 +4,23 @@
 raise ParameterError, naming the owner, and return nothing.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from moretta.contract.messages import Array
+from moretta.contract.wording import did_you_mean
 from moretta.errors import ParameterError
 
 Task = Literal["classification", "regression"]
-Array = NDArray[Any]
+
+
+def check_choice(key: str, value: str, known: Sequence[str]) -> None:
+    """Raise ParameterError, naming the key and the nearest choice, unless the value is among the known ones."""
+    if value not in known:
+        raise ParameterError(f'{key} = "{value}" is unknown; {did_you_mean(value, known)}')
 
 
 def as_features(x: ArrayLike, where: str) -> Array:
@@ -61,7 +69,7 @@ def as_targets(y: ArrayLike, where: str, task: Task | None = None) -> tuple[Arra
     if task == "regression":
         return _single(array), "regression", None
     if array.ndim == 2:
-        if array.shape[1] > 1 and len(array) and bool(np.isin(array, (0, 1)).all() and (array.sum(1) == 1).all()):
+        if len(array) and _one_hot(array):
             return _single(array), "classification", int(array.shape[1])
         if task == "classification" or array.dtype.kind != "f":
             raise ParameterError(f"{where}: expected class targets [rows] or one-hot rows, got {list(array.shape)}")
@@ -87,9 +95,11 @@ def class_of(y: Array) -> NDArray[np.int64] | None:
     """The class of each row, int64[n], from labels or one-hot rows; None for regression targets."""
     if y.dtype.kind in "iu":
         return np.asarray(y, np.int64)
-    if y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all()):
-        return np.asarray(y.argmax(1), np.int64)
-    return None
+    return np.asarray(y.argmax(1), np.int64) if _one_hot(y) else None
+
+
+def _one_hot(y: Array) -> bool:
+    return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
 def check_finite(x: Array, names: tuple[str, ...], owner: str, *, allow_missing: bool = False) -> None:

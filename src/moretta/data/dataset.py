@@ -16,10 +16,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import Array, Task, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.contract.messages import Array
+from moretta.data.checks import Task, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.errors import ParameterError
 
-Missing = Literal["error", "median", "indicator"]
+MissingValues = Literal["error", "median", "indicator"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class Dataset:
     domain: Array | None = None
     domain_test: Array | None = None
     ids: NDArray[np.str_] | None = None
-    missing: Missing = "error"
+    missing: MissingValues = "error"
     missing_columns: tuple[int, ...] = ()
     standardise: bool = True
 

@@ -16,8 +16,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
-from moretta.data.checks import Array, class_of
+from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset
 from moretta.data.split import generator
 from moretta.errors import ParameterError

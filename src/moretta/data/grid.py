@@ -15,7 +15,7 @@ import numpy as np
 
 from moretta.contract.wording import did_you_mean
 from moretta.data.dataset import Dataset, SiloData
-from moretta.data.split import Rows, cut, generator
+from moretta.data.split import RowNumbers, cut, generator
 from moretta.data.table import fill_missing
 from moretta.errors import ParameterError
 
@@ -156,7 +156,7 @@ def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> Non
             raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")
 
 
-def _row_parts(rows: int, parts: int, sizes: Sequence[float] | None, seed: int) -> list[Rows]:
+def _row_parts(rows: int, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
     """What "iid" deals to as many silos, in words about row parts."""
     if parts > rows:
         raise ParameterError(f"{rows} training rows cannot be cut into {parts} row parts; use at most {rows} row parts")

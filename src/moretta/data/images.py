@@ -9,7 +9,6 @@ The residual form is an .npz with `r` uint8[3, N, H, W] and `y` [N]: horizontal 
 green, red - green and blue - green. Cumulative sums along both axes give the pixels back.
 """
 
-import csv
 import io
 import zipfile
 import zlib
@@ -21,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.table import read_bytes
+from moretta.data.table import cells_of, read_bytes
 from moretta.errors import ParameterError
 
 Pixels = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 HAM10000 = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
@@ -41,10 +40,10 @@ class Images:
     """
 
     x: Pixels
-    y: Labels
+    y: Integers
     x_test: Pixels | None = None
-    y_test: Labels | None = None
-    group: Labels | None = None
+    y_test: Integers | None = None
+    group: Integers | None = None
     class_names: tuple[str, ...] = ()
     domain: NDArray[np.str_] | None = None
 
@@ -52,12 +51,7 @@ class Images:
 def load_images(source: str, folder: Path | None) -> Images:
     """Read one of `SETS` from its folder. Raises ParameterError, saying where to get the files, if they are missing."""
     read, expected, where = SETS[source]
-    if folder is None:
-        raise ParameterError(f'source = "{source}" needs path, the folder with {expected}; get them at {where}')
-    if not folder.is_dir():
-        raise ParameterError(
-            f'source = "{source}": there is no folder {folder}; it should hold {expected}, from {where}'
-        )
+    folder = existing_folder(source, folder, expected, where)
     images = read(folder)
     if images is None:
         hint = ""
@@ -65,6 +59,17 @@ def load_images(source: str, folder: Path | None) -> Images:
             hint = " (the python version is pickled, which is never loaded here: take the binary version)"
         raise ParameterError(f'source = "{source}": {folder} lacks {expected}; get them at {where}{hint}')
     return images
+
+
+def existing_folder(source: str, folder: Path | None, expected: str, where: str) -> Path:
+    """The folder of a set. Raises ParameterError, with what it should hold and where to get that, if there is none."""
+    if folder is None:
+        raise ParameterError(f'source = "{source}" needs path, the folder with {expected}; get them at {where}')
+    if not folder.is_dir():
+        raise ParameterError(
+            f'source = "{source}": there is no folder {folder}; it should hold {expected}, from {where}'
+        )
+    return folder
 
 
 def scaled(x: Pixels) -> NDArray[np.float32]:
@@ -117,7 +122,7 @@ def _cifar(folder: Path, train: tuple[str, ...], test: str, label_bytes: int, in
     return _residual_parts(folder)
 
 
-def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Labels]:
+def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Integers]:
     """Records of the label bytes (the last is the fine label) and 3072 pixels: red, green and blue planes."""
     data = np.frombuffer(read_bytes(path), np.uint8)
     if len(data) == 0 or len(data) % (label_bytes + 3072):
@@ -146,7 +151,7 @@ def _residual_parts(folder: Path) -> Images | None:
     return Images(x, y, x_test, y_test)
 
 
-def _residuals(path: Path) -> tuple[Pixels, Labels, Labels | None]:
+def _residuals(path: Path) -> tuple[Pixels, Integers, Integers | None]:
     """(pixels, labels, lesion numbers if the file has them)."""
     arrays = read_npz(path)
     r, y = arrays.get("r"), arrays.get("y")
@@ -200,17 +205,18 @@ def _kaggle(path: Path) -> Images:
     return Images(x, y, group=_lesions(path.with_name("HAM10000_metadata.csv"), y), class_names=HAM10000)
 
 
-def _lesions(path: Path, y: Labels) -> Labels | None:
+def _lesions(path: Path, y: Integers) -> Integers | None:
     """The lesion of each row by the metadata, whose rows must be the table's; None without metadata."""
     if not path.is_file():
         return None
-    rows = list(csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig", "replace"))))
-    if [row.get("dx") for row in rows] != [HAM10000[label] for label in y]:
+    _, columns = cells_of(read_bytes(path), path.name)
+    if columns.get("dx") != [HAM10000[label] for label in y]:
         raise ParameterError(
             f"{path} does not list the rows of the image table in its order; "
             "remove it to split by image (then one lesion may be in both parts)"
         )
-    return np.unique([row.get("lesion_id") or str(i) for i, row in enumerate(rows)], return_inverse=True)[1]
+    lesions = columns.get("lesion_id", [""] * len(y))
+    return np.unique([lesion or str(i) for i, lesion in enumerate(lesions)], return_inverse=True)[1]
 
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"

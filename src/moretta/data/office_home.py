@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from moretta.data.images import Images, Pixels
+from moretta.data.images import Images, Pixels, existing_folder
 from moretta.errors import MissingExtra, ParameterError
 
 SIZE = 64  # pixels, unless the run file says
@@ -37,12 +37,7 @@ def load_office_home(folder: Path | None, size: int = SIZE) -> Images:
     """
     if size < 1:
         raise ParameterError(f"image-size: expected 1 or more pixels, got {size}")
-    if folder is None:
-        raise ParameterError(f'source = "office-home" needs path, the folder with {_EXPECTED}; get them at {_WHERE}')
-    if not folder.is_dir():
-        raise ParameterError(
-            f'source = "office-home": there is no folder {folder}; it should hold {_EXPECTED}, from {_WHERE}'
-        )
+    folder = existing_folder("office-home", folder, _EXPECTED, _WHERE)
     places = _places(folder if not (folder / _ARCHIVE).is_dir() else folder / _ARCHIVE)
     categories = sorted({path.name for place in places.values() for path in _folders(place)})
     files = [

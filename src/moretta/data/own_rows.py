@@ -11,17 +11,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import Array, as_features, as_targets, check_finite, check_fit, check_targets_finite
-from moretta.data.dataset import Missing
+from moretta.contract.messages import Array
+from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.dataset import MissingValues
 from moretta.data.images import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
-from moretta.data.table import fill_missing, read_table
+from moretta.data.table import fill_missing, is_table, read_table
 from moretta.errors import ParameterError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedRows:
     """What a run expects of everybody's rows.
 
     inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
@@ -37,11 +38,11 @@ class Wanted:
 
 def read_rows(
     source: str,
-    wanted: Wanted,
+    wanted: ExpectedRows,
     where: str,
     *,
     target: str | None = None,
-    missing: Missing = "error",
+    missing: MissingValues = "error",
     id_column: str | None = None,
     base: Path = Path("."),
 ) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
@@ -54,7 +55,7 @@ def read_rows(
     where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
     """
     names: tuple[str, ...] = ()
-    if source.endswith((".csv", ".csv.gz")):
+    if is_table(source):
         arrays, names = _table(base / source, wanted, target, missing, id_column)
     elif target is not None or id_column is not None:
         raise ParameterError(f"{where}: target and id-column are for .csv files, and source = {source!r} is none")
@@ -81,7 +82,7 @@ def read_rows(
 
 
 def _table(
-    path: Path, wanted: Wanted, target: str | None, missing: Missing, id_column: str | None
+    path: Path, wanted: ExpectedRows, target: str | None, missing: MissingValues, id_column: str | None
 ) -> tuple[Mapping[str, Array], tuple[str, ...]]:
     # Targets as numbers, whatever the task: the classes of one owner's rows are not all the classes.
     table = read_table(
@@ -99,7 +100,7 @@ def _table(
     return arrays, table.names
 
 
-def _targets(y: Array, wanted: Wanted, where: str) -> Array:
+def _targets(y: Array, wanted: ExpectedRows, where: str) -> Array:
     if wanted.classes is None:
         return as_targets(y, where, "regression")[0]
     labels = np.asarray(y)
@@ -116,7 +117,7 @@ def _no_targets() -> Array:
     return np.empty(0, np.float32)
 
 
-def _check(x: Array, y: Array, wanted: Wanted, where: str, names: tuple[str, ...]) -> None:
+def _check(x: Array, y: Array, wanted: ExpectedRows, where: str, names: tuple[str, ...]) -> None:
     kind = np.dtype(np.int64 if wanted.tokens else np.float32)
     if x.shape[1:] != wanted.inputs or x.dtype != kind:
         raise ParameterError(
@@ -128,7 +129,6 @@ def _check(x: Array, y: Array, wanted: Wanted, where: str, names: tuple[str, ...
     check_finite(x, names if len(names) == x.shape[-1] else (), where)
     if not wanted.labelled:
         return
-    if len(x) != len(y):
-        raise ParameterError(f"{where} has {len(x)} samples but {len(y)} targets; expected one target per sample")
+    check_pair(x, y, where)
     check_targets_finite(y, where)
     check_fit(y, wanted.classes or wanted.outputs or 1, where)

@@ -1,18 +1,20 @@
 """From the `[data]` section of a run file to a `Dataset`: built-in names, .csv, .csv.gz, .npz and `module:function`."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
+from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
-from moretta.data.checks import Array, Task, as_features, as_targets
-from moretta.data.dataset import Dataset, Missing
+from moretta.data.checks import Task, as_features, as_targets, check_choice
+from moretta.data.dataset import Dataset, MissingValues
 from moretta.data.images import SETS, Images, load_images, read_npz, scaled
 from moretta.data.office_home import SIZE, load_office_home
 from moretta.data.references import beside, is_reference, resolve, said
-from moretta.data.split import Rows, split, split_groups
-from moretta.data.table import Encoding, read_table
+from moretta.data.split import RowNumbers, split, split_groups
+from moretta.data.table import Encoding, is_table, read_table
 from moretta.errors import MissingExtra, ParameterError
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")
@@ -28,7 +30,7 @@ def load(
     test_fraction: float | None = None,
     validation_fraction: float | None = None,
     encoding: Encoding | None = None,
-    missing: Missing = "error",
+    missing: MissingValues = "error",
     id_column: str | None = None,
     image_size: int | None = None,
     seed: int = 0,
@@ -45,12 +47,9 @@ def load(
     Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn or
     Pillow.
     """
-    if missing not in ("error", "median", "indicator"):
-        raise ParameterError(
-            f'missing = "{missing}" is unknown; {did_you_mean(missing, ("error", "median", "indicator"))}'
-        )
-    if task not in (None, "classification", "regression"):
-        raise ParameterError(f'task = "{task}" is unknown; {did_you_mean(str(task), ("classification", "regression"))}')
+    check_choice("missing", missing, get_args(MissingValues))
+    if task is not None:
+        check_choice("task", task, get_args(Task))
     default_test, default_validation = (0.1, 0.1) if source == "bank-marketing" else (0.2, 0.0)
     wish = Wish(
         source,
@@ -62,12 +61,11 @@ def load(
     )
     if not 0 < wish.test < 1:
         raise ParameterError(f"expected a test-fraction between 0 and 1, got {wish.test}")
-    is_table = source.endswith((".csv", ".csv.gz"))
-    _refuse_idle(source, "target", target, is_table or source == "bank-marketing", "a table")
-    _refuse_idle(source, "encoding", encoding, is_table or source == "bank-marketing", "a table")
+    _refuse_idle(source, "target", target, is_table(source) or source == "bank-marketing", "a table")
+    _refuse_idle(source, "encoding", encoding, is_table(source) or source == "bank-marketing", "a table")
     _refuse_idle(source, "path", path, source in (*SETS, "office-home", "bank-marketing"), "a built-in set of files")
     place = None if path is None else base / path
-    _refuse_idle(source, "id-column", id_column, is_table, "a .csv file")
+    _refuse_idle(source, "id-column", id_column, is_table(source), "a .csv file")
     _refuse_idle(source, "image-size", image_size, source == "office-home", "office-home, a folder of images")
     if source == "bank-marketing":
         return _bank(place, target, encoding or "one-hot", wish)
@@ -77,7 +75,7 @@ def load(
         return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
-    if is_table:
+    if is_table(source):
         file = base / source
         table = read_table(
             file,
@@ -170,7 +168,7 @@ def _images(images: Images, wish: Wish) -> Dataset:
     )
 
 
-def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[Rows, Rows, Rows]:
+def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
     """A split where every category of every domain is in each part in proportion, and every category in training."""
     number = np.unique(domain, return_inverse=True)[1]
     strata = number * len(images.class_names) + images.y

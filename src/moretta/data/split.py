@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moretta.data.checks import class_of
 from moretta.errors import ParameterError
 
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
@@ -20,7 +20,7 @@ def generator(seed: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-def split(y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str) -> tuple[Rows, ...]:
+def split(y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str) -> tuple[RowNumbers, ...]:
     """Row numbers of one part per fraction and of the rest last, each sorted, every row exactly once.
 
     A part has round(fraction n) rows, with every class (int labels or one-hot rows) in proportion to within one row.
@@ -44,7 +44,7 @@ def split(y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str) 
     return (*parts, left)
 
 
-def cut(order: Rows, parts: int, sizes: Sequence[float] | None) -> list[Rows]:
+def cut(order: RowNumbers, parts: int, sizes: Sequence[float] | None) -> list[RowNumbers]:
     """`order` cut into consecutive parts, near-equal or of these relative sizes, which may leave one empty."""
     if sizes is None:
         return list(np.array_split(order, parts))
@@ -52,7 +52,9 @@ def cut(order: Rows, parts: int, sizes: Sequence[float] | None) -> list[Rows]:
     return list(np.split(order, ends[:-1]))
 
 
-def split_groups(labels: Rows, groups: Rows, fraction: float, seed: int, where: str) -> tuple[Rows, Rows]:
+def split_groups(
+    labels: RowNumbers, groups: RowNumbers, fraction: float, seed: int, where: str
+) -> tuple[RowNumbers, RowNumbers]:
     """Like `split` with one fraction, but whole groups at a time: no group has rows in both parts.
 
     The fraction is of the groups, stratified by the class of a group's first row. Returns (part, rest).
@@ -63,7 +65,7 @@ def split_groups(labels: Rows, groups: Rows, fraction: float, seed: int, where: 
     return np.flatnonzero(chosen), np.flatnonzero(~chosen)
 
 
-def _in_proportion(rows: Rows, labels: Rows, size: int, rng: np.random.Generator) -> Rows:
+def _in_proportion(rows: RowNumbers, labels: RowNumbers, size: int, rng: np.random.Generator) -> RowNumbers:
     """`size` of the rows, each class by its share: whole shares first, then the largest remainders."""
     classes, counts = np.unique(labels[rows], return_counts=True)
     share = counts * (size / len(rows))

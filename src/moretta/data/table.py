@@ -11,14 +11,14 @@ import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.wording import did_you_mean
-from moretta.data.checks import Task
-from moretta.data.dataset import Missing
+from moretta.data.checks import Task, check_choice
+from moretta.data.dataset import MissingValues
 from moretta.errors import ParameterError
 
 Encoding = Literal["one-hot", "ordinal"]
@@ -51,7 +51,7 @@ def read_table(
     target: str | None = None,
     task: Task | None = None,
     encoding: Encoding = "one-hot",
-    missing: Missing = "error",
+    missing: MissingValues = "error",
     drop: tuple[str, ...] = (),
     id_column: str | None = None,
     labelled: bool = True,
@@ -65,13 +65,13 @@ def read_table(
     The column named `id_column` is no feature, and lacks no cell.
     Raises ParameterError, naming the file and the column or line, for anything that cannot be read so.
     """
-    if encoding not in ("one-hot", "ordinal"):
-        raise ParameterError(f'encoding = "{encoding}" is unknown; {did_you_mean(encoding, ("one-hot", "ordinal"))}')
-    if missing not in ("error", "median", "indicator"):
-        raise ParameterError(
-            f'missing = "{missing}" is unknown; {did_you_mean(missing, ("error", "median", "indicator"))}'
-        )
-    header, columns = _cells(path)
+    check_choice("encoding", encoding, get_args(Encoding))
+    check_choice("missing", missing, get_args(MissingValues))
+    header, columns = cells_of(read_bytes(path), path.name)
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if "" in header or repeated:
+        what = f"repeats the column {repeated[0]!r}" if repeated and repeated[0] else "has a column without a name"
+        raise ParameterError(f"{path.name}: the header {what}; give each column its own name, or remove it")
     wanted = target if target is not None or not labelled else header[-1]
     if wanted is not None and wanted not in header:
         raise ParameterError(f'{path.name} has no column "{wanted}" for the target; {did_you_mean(wanted, header)}')
@@ -98,13 +98,17 @@ def read_table(
         origins += [name] * len(block_names)
     x = np.concatenate(blocks, axis=1)
     y, class_names = (np.empty(0), ()) if wanted is None else _targets(columns[wanted], wanted, task, path)
-    absent = tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
     ids = None if id_column is None else np.array(columns[id_column], np.str_)
-    return Table(x, y, tuple(names), class_names, absent, tuple(origins), ids)
+    return Table(x, y, tuple(names), class_names, absent_columns(x), tuple(origins), ids)
+
+
+def absent_columns(x: NDArray[Any]) -> tuple[int, ...]:
+    """The columns of x [n, d] in which a value is absent, NaN, in any row."""
+    return tuple(int(j) for j in np.flatnonzero(np.isnan(x).any(0)))
 
 
 def fill_missing(
-    x: NDArray[Any], how: Missing, names: tuple[str, ...], owner: str, columns: tuple[int, ...] | None = None
+    x: NDArray[Any], how: MissingValues, names: tuple[str, ...], owner: str, columns: tuple[int, ...] | None = None
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Fill NaN in x [n, d] with the owner's own column medians; returns the filled (x, names), x itself untouched.
 
@@ -115,9 +119,10 @@ def fill_missing(
     if how == "error" or x.ndim != 2 or x.dtype.kind != "f":
         return x, names
     absent = np.isnan(x)
-    marked = [int(j) for j in np.flatnonzero(absent.any(0))] if columns is None else list(columns)
+    lacking = absent_columns(x)
+    marked = list(lacking if columns is None else columns)
     filled = x.copy()
-    for j in np.flatnonzero(absent.any(0)):
+    for j in lacking:
         column = names[j] if names else str(j)
         if absent[:, j].all():
             raise ParameterError(
@@ -131,35 +136,40 @@ def fill_missing(
     return np.concatenate([filled, absent[:, marked].astype(x.dtype)], axis=1), (*names, *labels) if names else ()
 
 
-def _cells(path: Path) -> tuple[list[str], dict[str, list[str]]]:
-    """The header and each column's cells, stripped, absent ones as the empty string."""
-    text = _text(path)
+def cells_of(content: bytes, name: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The header of a CSV file and each column's cells, stripped, absent ones as the empty string.
+
+    name: the file's. Raises ParameterError for what is no UTF-8 text, no CSV, has no rows, or rows of another length.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"{name} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8") from error
     first = next(iter(text.splitlines()), "")
     delimiter = max(",;", key=lambda d: len(next(csv.reader([first], delimiter=d), [])))
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        header = [name.strip() for name in next(reader, [])]
+        header = [cell.strip() for cell in next(reader, [])]
         rows = []
-        for row in reader:
-            if not row:
-                continue
+        for row in filter(None, reader):
             if len(row) != len(header):
                 raise ParameterError(
-                    f"{path.name} line {reader.line_num} has {len(row)} cells, but the header has {len(header)}; "
+                    f"{name} line {reader.line_num} has {len(row)} cells, but the header has {len(header)}; "
                     "mend the line (a cell that contains the delimiter needs quotes)"
                 )
             rows.append(row)
     except csv.Error as error:
-        raise ParameterError(f"{path.name} is not readable as CSV near line {reader.line_num}: {error}") from error
+        raise ParameterError(f"{name} is not readable as CSV near line {reader.line_num}: {error}") from error
     if not rows:
-        raise ParameterError(f"{path.name} has no rows; expected a header line and at least one row")
-    repeated = sorted({name for name in header if header.count(name) > 1})
-    if "" in header or repeated:
-        what = f"repeats the column {repeated[0]!r}" if repeated and repeated[0] else "has a column without a name"
-        raise ParameterError(f"{path.name}: the header {what}; give each column its own name, or remove it")
-    cells = ([c.strip() for c in column] for column in zip(*rows, strict=True))
-    marked = (["" if c in ABSENT else c for c in column] for column in cells)
-    return header, dict(zip(header, marked, strict=True))
+        raise ParameterError(f"{name} has no rows; expected a header line and at least one row")
+    stripped = ([cell.strip() for cell in column] for column in zip(*rows, strict=True))
+    columns = (["" if cell in ABSENT else cell for cell in column] for column in stripped)
+    return header, dict(zip(header, columns, strict=True))
+
+
+def is_table(source: str) -> bool:
+    """Whether a source names a file that `read_table` reads, by its ending."""
+    return source.endswith((".csv", ".csv.gz"))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -171,13 +181,6 @@ def read_bytes(path: Path) -> bytes:
         raise ParameterError(f"there is no file {path}; a relative path starts at the run file's folder") from None
     except (OSError, EOFError, zlib.error) as error:
         raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ParameterError(f"{path.name} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8") from error
 
 
 def _refuse_absent(path: Path, columns: dict[str, list[str]], target: str | None, id_column: str | None) -> None:
@@ -195,7 +198,7 @@ def _refuse_absent(path: Path, columns: dict[str, list[str]], target: str | None
     raise ParameterError(f"{path.name} lacks values: {listed}; {remedy}")
 
 
-def _numbers(column: list[str]) -> NDArray[np.float64] | None:
+def numbers_of(column: list[str]) -> NDArray[np.float64] | None:
     """The cells as numbers, NaN where empty; None if any cell is something else."""
     try:
         numbers = [float(cell) if cell else np.nan for cell in column]
@@ -209,7 +212,7 @@ def _numbers(column: list[str]) -> NDArray[np.float64] | None:
 
 def _encode(name: str, column: list[str], encoding: Encoding, path: Path) -> tuple[NDArray[np.float32], list[str]]:
     """One column as float32[n, 1 or more], and the names of what it became."""
-    numbers = _numbers(column)
+    numbers = numbers_of(column)
     if numbers is not None:
         with np.errstate(over="ignore"):  # too large becomes infinite, which the construction of `Dataset` refuses
             return numbers.astype(np.float32)[:, None], [name]
@@ -226,10 +229,10 @@ def _encode(name: str, column: list[str], encoding: Encoding, path: Path) -> tup
 
 def _targets(column: list[str], name: str, task: Task | None, path: Path) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Integers and strings as classes in sorted order (unless regression), other numbers as they are."""
-    numbers = _numbers(column)
+    numbers = numbers_of(column)
     if numbers is None:
         if task == "regression":
-            wrong = next(cell for cell in column if _numbers([cell]) is None)
+            wrong = next(cell for cell in column if numbers_of([cell]) is None)
             raise ParameterError(f"{path.name}: regression needs numbers, but the target {name!r} holds {wrong!r}")
         categories, codes = np.unique(column, return_inverse=True)
         if len(categories) < 2:

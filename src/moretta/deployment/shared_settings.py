@@ -23,7 +23,7 @@ from moretta.config.run_files import RunFile
 from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
 from moretta.data.grid import GRIDS
-from moretta.data.own_rows import Wanted, read_rows
+from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo
 from moretta.data.split import cut, split
 from moretta.errors import ParameterError
@@ -247,10 +247,10 @@ def task_of(data: Data) -> str:
     return "regression" if data.classes is None else "classification"
 
 
-def _wanted(data: Data) -> Wanted:
+def _wanted(data: Data) -> ExpectedRows:
     if data.inputs is None:  # `Data` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return Wanted(data.inputs, data.tokens, data.classes, data.outputs)
+    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs)
 
 
 def _column_parts(data: Data) -> list[tuple[int, ...]]:

@@ -4,7 +4,9 @@
     table.py     the comparison of several runs, as rows, and those as a `rich` table
     privacy.py   what was hidden from whom, each sentence marked as tested by an attack or not
     plots.py     the figures as inline SVG (matplotlib, imported only when a figure is drawn)
-    page.py      one HTML page that holds all of it and opens offline
+    audit.py     what attacks came to: by role, runs side by side, pictures
+    summary.py   what a page says first, in a few sentences
+    page.py      one HTML page that holds all of it and opens offline, made by the Jinja2 templates in templates/
 
 A report reads what the run wrote and computes nothing new: each number on the page is in a `result.json` or a
 `history.jsonl`, but for sums over phases and the moving averages of the curves.

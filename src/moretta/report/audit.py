@@ -209,6 +209,11 @@ def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
             yield one.attack, picture.caption, [_sheet(images, scale) for images in (true, found)]
 
 
+def rounds_recorded(record: RunRecord) -> int:
+    """Of how many rounds of training the audit saw the views; what is recorded after the last one is no round."""
+    return 0 if record.audit is None else sum(1 <= number <= record.rounds for number in record.audit.views)
+
+
 def _bytes(record: RunRecord) -> float:
     return record.traffic.up_per_silo_per_round + record.traffic.down_per_silo_per_round
 

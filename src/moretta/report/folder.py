@@ -80,7 +80,7 @@ class TestScores(_Part):
         return self.loss is not None
 
 
-class Traffic(_Part):
+class TrafficRecord(_Part):
     """Bytes: means over silos and rounds, and what the keys and shares of secure aggregation cost."""
 
     up_per_silo_per_round: float
@@ -88,7 +88,7 @@ class Traffic(_Part):
     secure_aggregation: float = 0.0
 
 
-class Dropped(_Part):
+class MissedRound(_Part):
     """A silo that missed a round, and why."""
 
     round: int
@@ -96,7 +96,7 @@ class Dropped(_Part):
     reason: str
 
 
-class SecureAggregation(_Part):
+class AggregationRecord(_Part):
     """How uploads were summed: `pairwise`, `none`, ...; ring_bits is None where there was no ring."""
 
     scheme: str
@@ -114,7 +114,7 @@ class RoundRecord(_Part):
     test_mse: float | None = None
 
 
-class Picture(_Part):
+class PictureRecord(_Part):
     """A file of images in the run folder, reconstructed ones against true ones, and what they are."""
 
     file: str = Field(pattern=r"^audit/[A-Za-z0-9_-]+\.safetensors$")  # and nowhere else
@@ -137,7 +137,7 @@ class Attacked(_Part):
     sentence: str
     figures: Mapping[str, float | None] = {}
     source: str = ""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PictureRecord, ...] = ()
 
     @property
     def advantage(self) -> float:
@@ -193,11 +193,11 @@ class RunRecord(_Part):
     silo_names: tuple[str, ...] = ()
     parameters: int
     test: TestScores
-    traffic: Traffic = Field(alias="bytes")
+    traffic: TrafficRecord = Field(alias="bytes")
     seconds: Mapping[str, float]
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[MissedRound, ...] = ()
     versions: Mapping[str, str | None]
-    secure_aggregation: SecureAggregation | None = None
+    secure_aggregation: AggregationRecord | None = None
     facts: Mapping[str, JsonValue] = {}
     warnings: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, JsonValue]] = {}

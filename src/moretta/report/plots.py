@@ -10,31 +10,26 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from moretta.errors import MissingExtra
 from moretta.report.folder import RoundRecord, RunRecord
-from moretta.report.table import byte_unit, human_bytes, human_seconds, labels, other_seconds, phases
+from moretta.report.table import byte_unit, human_bytes, human_seconds, labels, other_seconds, phases, protocol_labels
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 """Stand-ins, unlikely to be anybody's colour, that become the page's variables --ink, --faint and --paper."""
 
-COLOURS = {
-    "pbpfl": "#0072b2",
-    "fedsgd": "#e69f00",
-    "fedavg": "#009e73",
-    "local": "#cc79a7",
-    "centralised": INK,
-    "cgd": "#d55e00",
-    "baffle": "#56b4e9",
-}
-"""Okabe and Ito's palette, which the colour-blind can tell apart; its yellow is left out as too faint on white."""
+COLOURS = ("#e69f00", "#009e73", "#cc79a7", INK, "#0072b2", "#d55e00", "#56b4e9")
+"""Protocols' colours, in the registry's order: Okabe and Ito's palette, which the colour-blind can tell apart.
+
+Its yellow is left out as too faint on white.
+"""
 
 PHASE_COLOURS = ("#ee8866", "#77aadd", "#99ddff", "#44bb99", "#eedd88", "#bbcc33", "#ffaabb", "#aaaa00")
 """Paul Tol's light palette, also safe for the colour-blind, and unlike the protocols' colours."""
@@ -69,7 +64,13 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def loss_curves(records: Sequence[RunRecord], key: str) -> str | None:
+_SVG = (
+    '<svg {box} role="img" aria-labelledby="{key}-title {key}-described">'
+    '<title id="{key}-title">{title}</title><desc id="{key}-described">{described}</desc>{drawn}'
+)
+
+
+def loss_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
     """Training loss over rounds, every run; None if no run recorded one. key: the prefix of the SVG's ids."""
     curves = [_last_attempts(record, "loss") for record in records]
     if not any(curves):
@@ -77,7 +78,7 @@ def loss_curves(records: Sequence[RunRecord], key: str) -> str | None:
     return _svg(records, key, "Training loss over rounds", lambda figure: _draw_losses(figure, records, curves))
 
 
-def score_curves(records: Sequence[RunRecord], key: str) -> str | None:
+def score_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
     """Test accuracy (or mse) over the rounds that were evaluated; None if no run has two of them."""
     measure, title = score_of(records)
     curves = [_last_attempts(record, measure) for record in records]
@@ -86,12 +87,12 @@ def score_curves(records: Sequence[RunRecord], key: str) -> str | None:
     return _svg(records, key, f"{title} over rounds", lambda figure: _draw_scores(figure, records, curves, title))
 
 
-def seconds_bars(records: Sequence[RunRecord], key: str) -> str:
+def seconds_bars(records: Sequence[RunRecord], key: str) -> Markup:
     """Seconds by phase, a stacked bar for each run."""
     return _svg(records, key, "Seconds by phase", lambda figure: _draw_seconds(figure, records), bars=1)
 
 
-def bytes_bars(records: Sequence[RunRecord], key: str) -> str:
+def bytes_bars(records: Sequence[RunRecord], key: str) -> Markup:
     """Bytes up and down of one silo in one round, two bars for each run."""
     return _svg(records, key, "Bytes per silo and round", lambda figure: _draw_bytes(figure, records), bars=2)
 
@@ -135,7 +136,7 @@ def _draw_losses(figure: Figure, records: Sequence[RunRecord], curves: Sequence[
     for number, (record, curve) in enumerate(zip(records, curves, strict=True)):
         rounds, values = [r for r, _ in curve], [v for _, v in curve]
         if window > 1:
-            axes.plot(rounds, values, color=_colour(record), alpha=0.22, linewidth=0.6)
+            axes.plot(rounds, values, color=colour(record.protocol), alpha=0.22, linewidth=0.6)
         _line(axes, records, number, rounds, _moving_average(values, window), smooth=window > 1)
     positive = [value for curve in curves for _, value in curve if 0 < value < float("inf")]
     if positive and max(positive) > 20 * min(positive) and all(value > 0 for curve in curves for _, value in curve):
@@ -166,7 +167,7 @@ def _line(
     axes.plot(
         rounds,
         values,
-        color=_colour(records[number]),
+        color=colour(records[number].protocol),
         linestyle=DASHES[number % len(DASHES)],
         linewidth=max(1.5, 2.6 - 0.5 * number) if len(records) > 1 else 1.7,
         marker="o" if len(rounds) < 40 and not smooth else "",
@@ -214,7 +215,7 @@ def _draw_bytes(figure: Figure, records: Sequence[RunRecord]) -> None:
     unit, size = byte_unit(max(*up, *down))
     for values, offset, alpha in ((up, -0.19, 1.0), (down, 0.19, 0.45)):
         for place, (value, record) in enumerate(zip(values, records, strict=True)):
-            axes.barh(place + offset, value / size, height=0.34, color=_colour(record), alpha=alpha)
+            axes.barh(place + offset, value / size, height=0.34, color=colour(record.protocol), alpha=alpha)
             way = "up" if offset < 0 else "down"
             _beside(axes, value / size, place + offset, f"{human_bytes(value)} {way}")
     axes.set_xlabel(f"{unit} per silo and round")
@@ -259,13 +260,14 @@ def _moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(some) / len(some) for some in around]
 
 
-def _colour(record: RunRecord) -> str:
-    return COLOURS.get(record.protocol, "#999999")
+def colour(protocol: str) -> str:
+    """A protocol's colour; grey for one that has none."""
+    return dict(zip(protocol_labels(), COLOURS, strict=False)).get(protocol, "#999999")
 
 
 def _svg(
     records: Sequence[RunRecord], key: str, title: str, draw: Callable[[Figure], None], *, bars: int | None = None
-) -> str:
+) -> Markup:
     """Draw one figure and make its SVG fit for the inside of a page.
 
     bars: how many bars a run has, which decides the height; None for curves. The same records give the same bytes.
@@ -286,8 +288,13 @@ def _svg(
     return _inline(written.getvalue(), key, title, described)
 
 
-def _inline(svg: str, key: str, title: str, described: str) -> str:
-    """Drop what only a file needs, make ids unique to the figure, name it for screen readers, theme its colours."""
+def _inline(svg: str, key: str, title: str, described: str) -> Markup:
+    """Drop what only a file needs, make ids unique to the figure, name it for screen readers, theme its colours.
+
+    matplotlib escapes the text that it draws, so what it wrote is markup; what is put into it here is escaped.
+    """
+    from markupsafe import Markup
+
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     opening, rest = svg.split(">", 1)
@@ -298,7 +305,6 @@ def _inline(svg: str, key: str, title: str, described: str) -> str:
     rest = re.sub(r"(font(?:-family)?): ([^;\"]*)'DejaVu Sans'[^;\"]*", r"\1: \2var(--figures)", rest)
     for stand_in, variable in ((INK, "--ink"), (FAINT, "--faint"), (PAPER, "--paper")):
         rest = rest.replace(stand_in, f"var({variable})")
-    return (
-        f'<svg {box.group() if box else ""} role="img" aria-labelledby="{key}-title {key}-described">'
-        f'<title id="{key}-title">{escape(title)}</title><desc id="{key}-described">{escape(described)}</desc>{rest}'
+    return Markup(_SVG).format(
+        box=Markup(box.group() if box else ""), key=key, title=title, described=described, drawn=Markup(rest)
     )

@@ -14,18 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from moretta.report.folder import RunRecord
-
-PROTOCOLS = {
-    "pbpfl": "PBPFL",
-    "fedsgd": "FedSGD",
-    "fedavg": "FedAvg",
-    "local": "Local only",
-    "centralised": "Centralised",
-    "cgd": "CGD",
-    "baffle": "BAFFLE",
-}
-"""Protocols as the field writes them, in the order of a comparison's legend."""
+from moretta.report.folder import RunRecord, SiloScore
 
 PHASES = {
     "perturbation": "Perturbation",
@@ -54,9 +43,20 @@ class Row:
         return f"{self.measure} ({self.unit})" if self.unit else self.measure
 
 
+def protocol_labels() -> Mapping[str, str]:  # registry
+    """Protocols by name, in the registry's order, as the field writes them."""
+    fedsgd = {"fedsgd": "FedSGD", "fedavg": "FedAvg", "local": "Local only", "centralised": "Centralised"}
+    return fedsgd | {"pbpfl": "PBPFL", "cgd": "CGD", "baffle": "BAFFLE"}
+
+
+def label_of(record: RunRecord) -> str:
+    """The run's protocol as the field writes it; its bare name where this version does not know it."""
+    return protocol_labels().get(record.protocol, record.protocol)
+
+
 def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """A short, distinct name for each run: its protocol, and its folder or number where that is not enough."""
-    names = [PROTOCOLS.get(record.protocol, record.protocol) for record in records]
+    names = [label_of(record) for record in records]
     # A folder called by its protocol and more, such as pbpfl-partitions-all, needs to say only what is more.
     names = _told_apart(names, [_further(record) for record in records])
     return tuple(_told_apart(names, [str(number) for number in range(1, len(records) + 1)]))
@@ -89,6 +89,19 @@ def comparison_table(records: Sequence[RunRecord], differences: Mapping[str, flo
             table.add_row(Text(group, style="bold"))
         table.add_row(Text(f"  {row.header}"), *(Text(cell) for cell in row.cells))
     return table
+
+
+def silo_rows(records: Sequence[RunRecord]) -> tuple[str, list[tuple[str, list[str]]]]:
+    """The name of the runs' score, and of each silo its name, its rows and, for each run, its score and its loss."""
+    regression = all(record.task == "regression" for record in records)
+    silos = dict.fromkeys(silo for record in records for silo in record.test.per_silo)
+    found = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
+    rows = []
+    for silo, scores in found.items():
+        counts = dict.fromkeys(f"{one.rows:,}" for one in scores if one.rows is not None)
+        pairs = [(one.mse if regression else one.accuracy, one.loss) for one in scores]
+        rows.append((silo, [" / ".join(counts) or MISSING, *(plain(value) for pair in pairs for value in pair)]))
+    return "MSE" if regression else "Accuracy", rows
 
 
 def byte_unit(largest: float) -> tuple[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features
 from moretta.data.images import SETS, read_npz, scaled
-from moretta.data.table import ABSENT, ABSENT_CATEGORY, fill_missing
+from moretta.data.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.enrolment import standardised
@@ -99,7 +98,7 @@ def _table(path: Path, columns: list[str]) -> NDArray[np.float64]:
     for column in columns:
         text = max((name for name in cells if column.startswith(f"{name}=")), key=len, default=None)
         if column in cells:
-            read.append([_number(path, column, cell) for cell in cells[column]])
+            read.append(_numbers(path, column, cells[column]))
         elif text is not None:
             known = [other.removeprefix(f"{text}=") for other in columns if other.startswith(f"{text}=")]
             found = [_category(path, text, cell, known) for cell in cells[text]]
@@ -115,26 +114,17 @@ def _table(path: Path, columns: list[str]) -> NDArray[np.float64]:
 def _cells(path: Path) -> dict[str, list[str]]:
     """Return each column's cells, stripped, absent ones as the empty string."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            first = stream.readline()
-            stream.seek(0)
-            lines = list(csv.reader(stream, delimiter=";" if first.count(";") > first.count(",") else ",", strict=True))
-    except (OSError, ValueError, csv.Error) as error:
+        return cells_of(path.read_bytes(), str(path))[1]
+    except OSError as error:
         raise ParameterError(f"{path}: the rows to predict cannot be read; {error}") from None
-    header, *rows = [[cell.strip() for cell in line] for line in lines if line] or [[]]
-    if not rows:
-        raise ParameterError(f"{path}: expected a header and at least one row")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
-            raise ParameterError(f"{path}: row {number} has {len(row)} cells, but the header has {len(header)}")
-    return {name: ["" if row[j] in ABSENT else row[j] for row in rows] for j, name in enumerate(header)}
 
 
-def _number(path: Path, column: str, cell: str) -> float:
-    try:
-        return float(cell) if cell else np.nan
-    except ValueError:
-        raise ParameterError(f"{path}: column `{column}`: expected numbers, as in training, got `{cell:.80}`") from None
+def _numbers(path: Path, column: str, cells: list[str]) -> list[float]:
+    numbers = numbers_of(cells)
+    if numbers is None:
+        wrong = next(cell for cell in cells if numbers_of([cell]) is None)
+        raise ParameterError(f"{path}: column `{column}`: expected numbers, as in training, got `{wrong:.80}`")
+    return list(numbers)
 
 
 def _category(path: Path, column: str, cell: str, known: list[str]) -> str:
