@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -16,15 +15,20 @@ import typer
 from moretta.commands import audit, compare, keys, machines, models, report, reproduce, train
 from moretta.commands.terminal import needs_torch, say, screen
 from moretta.errors import MorettaError, ParameterError
+from moretta.protocols.common.entry import load
+from moretta.protocols.registry import ENTRIES
 
 HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
-# Commands that protocols add, each a "module:function" that takes the application, `needs_torch` and `say`.
-PROTOCOLS_OWN = ("moretta.protocols.pbpfl.command:add_to",)  # registry
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help=HELP,
+    epilog=f"Protocols: {', '.join(ENTRIES)}.",
+)
 
 
 def main() -> None:
@@ -62,9 +66,9 @@ def _options(
 def _add_commands() -> None:
     """Add all commands, in the order in which the help lists them."""
     _add(train.train, compare.compare, report.report, audit.audit, models.predict, models.export)
-    for named in PROTOCOLS_OWN:
-        module, _, function = named.partition(":")
-        getattr(import_module(module), function)(app, needs_torch, say)
+    for entry in ENTRIES.values():
+        if entry.commands:
+            load(entry.commands)(app, needs_torch, say)
     _add(reproduce.reproduce, machines.serve, machines.join, machines.job, machines.doctor)
     app.add_typer(keys.keys, name="keys")
     app.add_typer(machines.kit, name="kit")
