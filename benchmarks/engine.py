@@ -38,7 +38,7 @@ def overhead(scheme: str, strict: bool, repeats: int) -> float:
         players = build(FedSGD(loss="mse"), setting)
         engine = InProcess(players.clients, Codec(players.messages), strict=strict)
         players.server.phase = engine.clock.phase
-        driver = Driver(players.server, list(players.clients), "bench", engine.deliver, 1, engine.clock.phase)
+        driver = Driver(players.server, list(players.clients), "bench", engine, 1)
         list(driver.rounds(1, 2))  # set-up, and what is warmed up once
         engine.clock.take()
         began = time.perf_counter()

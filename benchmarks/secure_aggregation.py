@@ -173,7 +173,7 @@ def rounds(pairs: int) -> Figures:
         setting = Setting(model, 10, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0, rounds=last)
         players = build(FedSGD(loss="cross-entropy", learning_rate=0.01), setting)
         engine = InProcess(players.clients, Codec(players.messages))
-        playing = Driver(players.server, list(players.clients), "benchmark", engine.deliver, 1).rounds(1, last)
+        playing = Driver(players.server, list(players.clients), "benchmark", engine, 1).rounds(1, last)
         work[scheme] = lambda playing=playing: next(playing)  # type: ignore[misc]
     found = interleaved(work, 2 * pairs, warm_up=1, clock=time.process_time)  # the first round has the set-up
     each = [secure / plain for secure, plain in zip(found["pairwise"], found["none"], strict=True)]

@@ -10,7 +10,6 @@ Rows and columns: with one figure the last axis makes the columns; with several,
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -221,6 +220,7 @@ class Reproduction:
     def train(self, cell: Cell, watch: Watch | None = None) -> dict[str, Any]:
         """Train one cell and return its record: figures, settings, seconds, versions."""
         from moretta.run.assembly import federation_of
+        from moretta.run.federation import Federation
         from moretta.run.result import versions
 
         run_file, of = self.run_file(cell), self.experiment
@@ -228,7 +228,15 @@ class Reproduction:
         if of.on == "validation":
             if federation.validation is None:
                 raise ParameterError(f"{self.name} is measured on validation rows; give [data] validation-fraction")
-            federation = dataclasses.replace(federation, test=federation.validation)
+            federation = Federation.of(
+                federation.spec,
+                federation.model,
+                federation.silos,
+                test=federation.validation,
+                validation=federation.validation,
+                out=federation.out,
+                feature_names=federation.feature_names,
+            )
         epoch = 1 if run_file.protocol.name == "fedavg" else _batches(federation)
         rounds = of.rounds or epoch * (of.epochs or 1)
         record: dict[str, Any] = {
@@ -469,7 +477,7 @@ def _text(value: object) -> str:
 def _batches(federation: Federation) -> int:
     """Return the rounds of an epoch of the silo with most rows."""
     rows = max(len(silo.x) for silo in federation.silos)
-    return math.ceil(rows / federation.batch_size) if federation.batch_size else 1
+    return math.ceil(rows / federation.spec.batch_size) if federation.spec.batch_size else 1
 
 
 def _read(record: Mapping[str, Any], path: str) -> float:

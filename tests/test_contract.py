@@ -86,7 +86,7 @@ def _confined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def kept(session: Session) -> Result:
         result = play(session)
-        if not entry_of(session._of.protocol).common_model:
+        if not entry_of(session._of.spec.protocol).common_model:
             CONFINED[id(result)] = result, dict(session._players.models())
         return result
 

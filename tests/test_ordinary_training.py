@@ -107,7 +107,7 @@ def run_of_cgd(params: CGD, rounds: int) -> dict[str, np.ndarray]:
 
     players = build(params, federation._setting(5, 3))
     engine = InProcess(players.clients, Codec(players.messages))
-    driver = Driver(players.server, list(players.clients), "run", engine.deliver, 2, engine.clock.phase)
+    driver = Driver(players.server, list(players.clients), "run", engine, 2)
     list(driver.rounds(1, rounds))
     return {name: tensors["0.weight"] for name, tensors in players.models().items()}
 
@@ -261,9 +261,7 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
     from moretta.engines.in_process import InProcess
 
     engine = InProcess(players.clients, Codec(players.messages))
-    driver = Driver(
-        players.server, list(players.clients), "run", engine.deliver, 1, engine.clock.phase, lambda number: ["a"]
-    )
+    driver = Driver(players.server, list(players.clients), "run", engine, 1, lambda number: ["a"])
     list(driver.rounds(1, 1))
     pooled = np.concatenate([silo.x for silo in silos])
     np.testing.assert_allclose(players.standardisation.mean, pooled.mean(0), rtol=1e-12)

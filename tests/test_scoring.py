@@ -83,7 +83,9 @@ def expected(federation: Federation, members: set[str]) -> dict[str, float]:
         if silo.name in members and silo.held_out is not None:
             modules.load(module, models[""] if "" in models else models[silo.name])
             x = standardised(silo.held_out[0], agreed.mean, agreed.deviation, torch.float32)
-            found = evaluate(module, x, silo.held_out[1], federation.protocol.loss, str(federation.task), metrics=False)
+            found = evaluate(
+                module, x, silo.held_out[1], federation.spec.protocol.loss, str(federation.spec.task), metrics=False
+            )
             rows += found["rows"]
             for figure in found.keys() & {"loss", "mse", "accuracy"}:
                 sums[figure] += found["rows"] * found[figure]

@@ -149,8 +149,8 @@ BAFFLE = """
 import importlib
 for name in "recipe messages seeds directions estimate forward private client".split():
     importlib.import_module(f"moretta.protocols.baffle.silo.{name}")
-import moretta.protocols.baffle.params, moretta.protocols.common.row_losses, moretta.protocols.common.silo_rows
-import moretta.protocols.common.lots, moretta.protocols.common.accountant
+import moretta.protocols.baffle.params, moretta.protocols.common.row_losses
+import moretta.protocols.common.silo_rows, moretta.protocols.common.lots, moretta.protocols.common.accountant
 assert moretta.BAFFLE(k=8).form == "mean"
 
 import numpy as np

@@ -96,7 +96,7 @@ class Participant:
 
     def _keep_delta(self, sealed: NDArray[np.uint8], now: Stamp) -> None:
         me = self.client
-        content = me._keyring.open(now, "delta", str(me._place.head), sealed)
+        content = me._keyring.open(now, "delta", str(me._position.head), sealed)
         delta = np.frombuffer(content, me._rows.x.numpy().dtype).reshape(len(me._rows.x), -1)
         self.deltas[now.round] = self._in_order(delta, now.round)
 
@@ -120,8 +120,8 @@ def play(
     setting = Setting(whole, outputs, silos, SecureAggregation(), 0, 0, dtype, "cpu", SEED, rounds, insecure=secrets)
     players = build(protocol, setting)
     looking = {name: Participant(client) for name, client in players.clients.items()}
-    deliver = InProcess(looking, Codec(players.messages)).deliver
-    for _ in Driver(players.server, list(looking), "leaks", deliver, players.least).rounds(1, rounds):
+    engine = InProcess(looking, Codec(players.messages))
+    for _ in Driver(players.server, list(looking), "leaks", engine, players.least).rounds(1, rounds):
         pass
     return looking
 
@@ -376,7 +376,7 @@ def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -
     players = build(protocol, setting)
     starts = np.stack([one["0.weight"] for one in players.models().values()])
     path = [players.displacement()["0.weight"]]
-    for _ in Driver(players.server, [], "leaks", InProcess({}, Codec(())).deliver, 0).rounds(1, rounds):
+    for _ in Driver(players.server, [], "leaks", InProcess({}, Codec(())), 0).rounds(1, rounds):
         path.append(players.displacement()["0.weight"])
     return np.stack(path), starts
 

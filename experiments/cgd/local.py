@@ -57,7 +57,7 @@ PAPER = {  # local training's accuracy and loss; the paper does not say whether 
 
 def train_alone(silo: Silo, federation: Federation, rounds: int, seed: int) -> dict[str, Any]:
     """Train one participant for so many rounds; return its figures on its own columns of the test rows."""
-    params, dtype = federation.protocol, getattr(torch, federation.dtype)
+    params, dtype = federation.spec.protocol, getattr(torch, federation.spec.dtype)
     if not isinstance(params, CGD) or federation.test is None:
         raise ParameterError("expected a run file with protocol cgd and test rows")
     columns, (x_test, y_test) = list(silo.columns), federation.test
@@ -89,7 +89,7 @@ def _inputs(
 ) -> list[torch.Tensor]:
     """Return training and test inputs, standardised by the participant's own rows where the run file says so."""
     mean, deviation = np.zeros(1), np.ones(1)
-    if federation.standardise:
+    if federation.spec.standardise:
         mean, found = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
         deviation = np.where(found >= enrolment.SMALLEST_DEVIATION, found, 1.0)
     return [enrolment.standardised(part, mean, deviation, dtype) for part in (x, x_test)]
@@ -98,8 +98,10 @@ def _inputs(
 def of_grid(run_file: RunFile, grid: str, sample: int) -> dict[str, Any]:
     """Train a sample of a grid's participants, each alone; return them and what they come to."""
     federation, seed = federation_of(run_file, None), run_file.run.seed
-    if federation.batch_size:
-        raise ParameterError(f"batch-size = {federation.batch_size}: local training here takes whole batches; use 0")
+    if federation.spec.batch_size:
+        raise ParameterError(
+            f"batch-size = {federation.spec.batch_size}: local training here takes whole batches; use 0"
+        )
     total = len(federation.silos)
     drawn = np.random.Generator(np.random.PCG64(seed)).choice(total, size=min(sample, total), replace=False)
     silos = [federation.silos[index] for index in sorted(drawn)]

@@ -1,4 +1,4 @@
-"""docs/threat-models.md says of every attack what it tests, and its tables are those of the kept results."""
+"""docs/threat-models.md says what is claimed and what tests it, and its tables are those of the kept results."""
 
 from __future__ import annotations
 
@@ -24,6 +24,34 @@ def script(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments" / "audit"))
     yield importlib.import_module("threat_models")
     sys.modules.pop("threat_models", None)
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield importlib.import_module("claims")
+    sys.modules.pop("claims", None)
+
+
+def test_tables_and_lists_of_claims_are_those_of_the_protocols(pages, capsys):
+    assert pages.main(["--check"]) == 0, capsys.readouterr().out
+    marks = {
+        mark for page in pages.PAGES for mark in re.findall(r"<!-- claims:begin (\S+) -->", (ROOT / page).read_text())
+    }
+    assert marks == {"shared", *pages.TABLES, "front", "brief", "revealed"}
+
+
+def test_an_edited_block_is_noticed_and_mended(pages, monkeypatch, tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    for page in pages.PAGES:
+        (tmp_path / page).write_text((ROOT / page).read_text())
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    secure = tmp_path / "SECURITY.md"
+    secure.write_text(secure.read_text().replace("the true function, by the released model", "nothing"))
+    assert pages.main(["--check"]) == 1
+    assert "SECURITY.md: its blocks differ from the claims" in capsys.readouterr().out
+    assert pages.main([]) == 0
+    assert secure.read_text() == (ROOT / "SECURITY.md").read_text()
 
 
 def test_the_page_names_every_attack_and_no_other():

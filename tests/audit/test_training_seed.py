@@ -38,6 +38,6 @@ def test_a_model_made_in_python_has_none(tmp_path):
 
 def test_a_warm_start_has_none(tmp_path):
     truth = run(tmp_path)
-    truth.federation.settings["protocol"]["warm-start"] = "a file"
+    truth.federation.spec.settings["protocol"]["warm-start"] = "a file"
     with pytest.raises(ParameterError, match="warm"):
         claimed(ATTACK, truth)

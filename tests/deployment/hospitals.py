@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from moretta import Federation, Silo
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.deployment import kits, processes
+from moretta.deployment import kits, patching, processes, provisioning
 from moretta.engines import views
 from moretta.engines.settings import Engine
 from moretta.models import catalogue
@@ -197,8 +198,8 @@ class Hospitals:
 
     def serve_flare(self) -> tuple[kits.Kits, processes.Parent]:
         """Start a server of FLARE that waits for jobs of others, as a hospital may have."""
-        made = kits.provision(self.server / "run-kits", self.host, self.port, self.sites)
-        kits.patch(made.server)
+        made = provisioning.provision(self.server / "run-kits", self.host, self.port, self.sites)
+        patching.patch(made.server)
         given = {**os.environ, "OMP_NUM_THREADS": "1", WHOSE: f"{self._token}-server"}
         parent = processes.start(made.server, self.folder / "server.out", given)
         self._started.setdefault("server", []).append(parent)
@@ -299,14 +300,11 @@ class Hospitals:
 
     def processes(self, who: str, of: str = "") -> list[int]:
         """The ids of a party's processes whose command line has a word in it."""
-        mark, found = f"{WHOSE}={self._token}-{who}".encode(), []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with suppress(OSError):  # it has just ended, or is another user's
-                    there = (entry / "environ").read_bytes().split(b"\0")
-                    words = (entry / "cmdline").read_bytes()
-                    if mark in there and of.encode() in words:
-                        found.append(int(entry.name))
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it has just ended, or is another user's
+                if process.environ().get(WHOSE) == f"{self._token}-{who}" and of in " ".join(process.cmdline()):
+                    found.append(process.pid)
         return sorted(found)
 
     def job(self, who: str = "server") -> int:

@@ -20,7 +20,7 @@ from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site, pack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.flare.envelope import Hello, digest_of
-from moretta.engines.flare.site_worker import Desk
+from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.sites import Sites
 from moretta.engines.views import Recorder
 from moretta.protocols.common import modules
@@ -76,7 +76,7 @@ def hello_of(federation: Federation, run_file: RunFile, text: str, place: Place,
 
 
 class Machines:
-    """Sites in a folder each, and a server; restarting one is a new desk with a new `Site` on the same folder.
+    """Sites in a folder each, and a server; restarting one is a new worker with a new `Site` on the same folder.
 
     engine_names: what the engine calls silos, in a roster that is then in use; None: there is no roster.
     protocol, extra: TOML of [protocol], and of further sections. data: of [data] on both, sites: where rows are at
@@ -131,7 +131,7 @@ class Machines:
         self.engine_names = {name: (engine_names or {}).get(name, name) for name in self.names}
         self.run_file = run_files.load(folder / "many.toml")
         self.text = told.told(self.run_file)
-        self.desks: dict[str, Desk] = {}
+        self.workers: dict[str, SiteWorker] = {}
         self.made: list[Sites] = []
         self.wrap: Wrap = self._ask
 
@@ -142,15 +142,15 @@ class Machines:
     def start(self, *names: str) -> None:
         for name in names or self.names:
             path = self.folder / name / "silo.toml"
-            self.desks[name] = Desk(
+            self.workers[name] = SiteWorker(
                 lambda name=name, path=path: self._site(name, path),
                 lambda path=path: trust_of(silo_file.load(path), path.parent),
             )
 
     def stop(self, *names: str) -> None:
         """End processes without a word, as a power cut does."""
-        for name in names or list(self.desks):
-            self.desks.pop(name).close()
+        for name in names or list(self.workers):
+            self.workers.pop(name).close()
 
     def serve(
         self,
@@ -195,8 +195,8 @@ class Machines:
         return found
 
     def _ask(self, name: str, data: bytes) -> bytes | Missing:
-        desk = self.desks.get(name)
-        return DEAD if desk is None else desk.answer(data)
+        worker = self.workers.get(name)
+        return DEAD if worker is None else worker.answer(data)
 
     def _site(self, name: str, path: Path) -> Site:
         with BUILDING:

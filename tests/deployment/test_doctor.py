@@ -26,7 +26,18 @@ import grpc
 from test_cli import call
 from test_runs_with_a_roster import enrol
 
-from moretta.deployment import doctor, kits, processes
+from moretta.deployment import (
+    certificates,
+    doctor,
+    kit_checks,
+    kits,
+    machine_checks,
+    patching,
+    provisioning,
+    server_connection,
+    server_key,
+)
+from moretta.deployment.check_result import CheckResult
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 
@@ -56,7 +67,7 @@ SILO = '[silo]\nname = "north"\n{silo}\n[data]\nsource = "rows.npz"\n'
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kits, a run file and a site's folder, which no test changes."""
     folder = tmp_path_factory.mktemp("made")
-    kits.provision(folder / "kits", "localhost", 8102, ["north", "south"])
+    provisioning.provision(folder / "kits", "localhost", 8102, ["north", "south"])
     (folder / "run.toml").write_text(RUN)
     (folder / "silo.toml").write_text(SILO.format(silo=""))
     np.savez(folder / "rows.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 2)
@@ -66,8 +77,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "WAIT", 0.15)
-    monkeypatch.setattr(processes, "APART", 0.0)
+    monkeypatch.setattr(kit_checks, "WAIT", 0.15)
+    monkeypatch.setattr(server_connection, "APART", 0.0)
 
 
 @pytest.fixture
@@ -128,7 +139,7 @@ def edit(path: Path, before: str, after: str) -> None:
 
 def test_a_site_that_can_take_part_passes(here: Path) -> None:
     edit(here / "silo.toml", 'name = "north"', 'name = "north"\nidentity = "keys/north"\nroster = "roster.toml"')
-    kits.patch(here / "kits/north", here / "silo.toml")
+    patching.patch(here / "kits/north", here / "silo.toml")
     with answering(here / "kits/server") as port:
         aim_again(here, port)
         before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
@@ -166,7 +177,7 @@ def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
     assert at_server["passes"]
     assert at_server["sentence"].startswith(mine)
     given = ("--kit", "kits/north", "--silo", "silo.toml")
-    assert looked(*given)["server's key"]["sentence"] == f"{mine}, of {kits.SERVER_KEY}"
+    assert looked(*given)["server's key"]["sentence"] == f"{mine}, of {server_key.SERVER_KEY}"
     other = Identity.fresh().public_key
     edit(here / "silo.toml", "[data]", f'server-key = "{public_line(other)}"\n[data]')
     warned = looked(*given)["server's key"]
@@ -174,7 +185,7 @@ def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
     expected = f"{fingerprint(other)}, of silo.toml; the kit has {mine}: ask which the server has"
     assert warned["sentence"] == expected
     edit(here / "silo.toml", f'server-key = "{public_line(other)}"\n', "")
-    (here / "kits/north/local" / kits.SERVER_KEY).unlink()
+    (here / "kits/north/local" / server_key.SERVER_KEY).unlink()
     (here / "kits/identity.key").unlink()
     assert "no key of the server's is pinned here" in failed(*given)["server's key"]
     assert "moretta keys new --out DIR" in failed("--run", "run.toml", "--kit", "kits/server")["server's key"]
@@ -190,12 +201,12 @@ def test_a_clock_that_is_a_day_off_is_found(here: Path, monkeypatch: pytest.Monk
     kit = here / "kits/north"
     with answering(here / "kits/server") as port:
         aim_again(here, port)
-        away = processes.clock_of_server(kit)
+        away = server_connection.clock_of_server(kit)
         assert away is not None
         assert abs(away) < 3
         day = 86400.0
         true = time.time
-        monkeypatch.setattr(processes.time, "time", lambda: true() + day)
+        monkeypatch.setattr(server_connection.time, "time", lambda: true() + day)
         ahead = {one.what: one for one in examine(kit, datetime.now(UTC) + timedelta(days=1))}
         monkeypatch.undo()
     assert not ahead["clock"].passes
@@ -206,7 +217,7 @@ def test_a_clock_that_is_a_day_off_is_found(here: Path, monkeypatch: pytest.Monk
         assert not behind[what].passes
 
 
-def examine(kit: Path, now: datetime) -> list[doctor.Finding]:
+def examine(kit: Path, now: datetime) -> list[CheckResult]:
     return doctor.examine(kit=kit, silo=None, run=None, now=now)
 
 
@@ -221,18 +232,18 @@ def test_what_says_no_time_tells_nothing(here: Path, monkeypatch: pytest.MonkeyP
 
     hello = b"\x16\x03\x03\x00\x4c\x02\x00\x00\x48\x03\x03time" + b"r" * 28
     for greeting, step in ((hello, 1), (hello, 0), (b"HTTP/1.1 400 no\r\n\r\n", 0)):
-        monkeypatch.setattr(processes, "APART", 0.0 if step else 1.6)  # seconds in which a clock goes on
+        monkeypatch.setattr(server_connection, "APART", 0.0 if step else 1.6)  # seconds in which a clock goes on
         with socket.create_server(("127.0.0.1", 0)) as listening:
             thread = threading.Thread(target=answer, args=(listening, greeting, step), daemon=True)
             thread.start()
             aim_again(here, listening.getsockname()[1])
-            assert processes.clock_of_server(here / "kits/north", 2.0) is None
-    assert processes.clock_of_server(here / "kits/north", 0.2) is None
+            assert server_connection.clock_of_server(here / "kits/north", 2.0) is None
+    assert server_connection.clock_of_server(here / "kits/north", 0.2) is None
 
 
 def test_a_certificate_that_ends_soon_is_a_warning_and_one_that_ended_is_not(here: Path) -> None:
     kit = here / "kits/server"
-    ends = kits.validity_of(kit)[1]
+    ends = certificates.validity_of(kit)[1]
     (soon,) = [one for one in examine(kit, ends - timedelta(days=29)) if one.what == "certificate"]
     assert (soon.passes, soon.warns) == (True, True)
     assert soon.line().startswith("warn certificate: ends in 29 days")
@@ -246,7 +257,7 @@ def test_a_server_that_is_not_there_or_of_another_federation(here: Path, tmp_pat
     found = looked("--kit", "kits/north")
     assert "have it started (moretta serve)" in found["server"]["sentence"]
     assert "cannot be told" in found["clock"]["sentence"]
-    with answering(kits.provision(tmp_path / "other", "localhost", 8102, ["north"]).server) as port:
+    with answering(provisioning.provision(tmp_path / "other", "localhost", 8102, ["north"]).server) as port:
         aim_again(here, port)
         assert "has no certificate for localhost of this kit's root" in failed("--kit", "kits/north")["server"]
     edit(here / "kits/north/startup/fed_client.json", f"localhost:{port}", "nowhere.invalid:8102")
@@ -331,23 +342,21 @@ def test_what_is_wrong_with_a_servers_run(here: Path) -> None:
 
 
 def test_memory_and_disk_are_compared_with_the_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_free_memory", lambda: 100)
-    monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
+    monkeypatch.setattr(machine_checks, "free_memory", lambda: 100)
+    monkeypatch.setattr(machine_checks, "LEAST_DISK", 2**80)
     sentences = failed("--run", "run.toml")
     assert "this model takes" in sentences["memory"]
     assert "make room" in sentences["disk"]
-    monkeypatch.setattr(doctor, "_free_memory", lambda: None)
-    assert looked("--run", "run.toml")["memory"]["warns"]
 
 
 def test_what_is_not_installed_is_a_finding(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     assert "pip install 'moretta[flare]'" in failed("--silo", "silo.toml")["nvflare"]
-    monkeypatch.setattr(doctor, "PYTHONS", ((3, 5), (3, 6)))
-    monkeypatch.setattr(doctor, "FLARE", (99, 0))
+    monkeypatch.setattr(machine_checks, "PYTHONS", ((3, 5), (3, 6)))
+    monkeypatch.setattr(machine_checks, "FLARE", (99, 0))
     assert "make an environment" in failed("--silo", "silo.toml")["python"]
     monkeypatch.undo()
-    monkeypatch.setattr(doctor, "FLARE", (99, 0))
+    monkeypatch.setattr(machine_checks, "FLARE", (99, 0))
     os.chdir(here)
     assert "pip install -U" in failed("--silo", "silo.toml")["nvflare"]
 
@@ -355,7 +364,7 @@ def test_what_is_not_installed_is_a_finding(here: Path, monkeypatch: pytest.Monk
 def test_the_name_of_a_server_that_means_nothing_is_told(here: Path) -> None:
     edit(here / "kits/north/startup/fed_client.json", "localhost", "nowhere.invalid")
     with pytest.raises(RunFailed, match="put into DNS"):
-        processes.resolve(here / "kits/north")
+        server_connection.resolve(here / "kits/north")
 
 
 def test_nothing_given_to_the_function() -> None:

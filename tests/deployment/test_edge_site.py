@@ -174,22 +174,22 @@ if importlib.util.find_spec("nvflare"):
 from moretta.contract.codec import Codec
 from moretta.config import silo_file
 from moretta.deployment.site import Site
-from moretta.engines.flare.site_worker import Desk
+from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.envelope import Busy, Hello, Poll, Submit
-from moretta.engines.flare.signing import Session, Trust
+from moretta.engines.flare.signing import ServerSession, Trust
 from moretta.contract.messages import Stamp
-from moretta.protocols.baffle.messages import MESSAGES, Commit
+from moretta.protocols.baffle.silo.messages import MESSAGES, Commit
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.secure_aggregation.identity import Identity
 
 server = Identity.fresh()
 make = lambda: Site(silo_file.load("{name}/silo.toml"), Path("told.toml").read_text(), "{name}")
-desk = Desk(make, lambda: Trust("{name}", (server.public_key,), None, Path("{name}/kept")))
-session = Session(server, Hello.model_validate_json(Path("hello.json").read_text()))
+worker = SiteWorker(make, lambda: Trust("{name}", (server.public_key,), None, Path("{name}/kept")))
+session = ServerSession(server, Hello.model_validate_json(Path("hello.json").read_text()))
 
 def say(request, body=b""):
-    data, serial = session.pack(request, {{"{name}": desk.process_id}}, body)
-    return session.open(desk.answer(data), desk.process_id, serial, None)
+    data, serial = session.pack(request, {{"{name}": worker.process_id}}, body)
+    return session.open(worker.answer(data), worker.process_id, serial, None)
 
 def ask(request, body=b"", again=None):
     reply, answer = say(request, body)
@@ -207,7 +207,7 @@ assert done.kind == "done" and done.peak_mib > 0, done
 assert codec.decode(body).runs == "float32"
 done, _ = ask(Submit(number=2, work="end"), b"", Poll(number=2, wait=1.0))
 assert done.kind == "done", done
-desk.close()
+worker.close()
 
 from moretta.deployment.doctor import examine
 edge = examine(kit=None, silo=Path("{name}/silo.toml"), run=Path("many.toml"))

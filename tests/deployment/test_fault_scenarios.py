@@ -37,7 +37,7 @@ pytest.importorskip("nvflare")
 from hospitals import Hospitals, models_of, seen, wait_for
 
 from moretta.contract.codec import Codec
-from moretta.deployment import job, processes
+from moretta.deployment import administration, job, processes
 from moretta.engines.settings import Engine, Fault, Faults
 from moretta.secure_aggregation.identity import Identity, public_line
 from moretta.secure_aggregation.pairwise import MaskedUpload
@@ -141,11 +141,11 @@ def test_a_run_is_the_same_bytes_as_in_one_process(
 
 # -- one site has a bad day, and the run goes on -----------------------------------------------------------------------
 
-TAMPERED = """from moretta.engines.flare import desk
+TAMPERED = """from moretta.engines.flare import site_worker
 import os
 from pathlib import Path
 
-answer = desk.Desk.answer
+answer = site_worker.SiteWorker.answer
 
 def tampered(self, data):
     reply = answer(self, data)
@@ -158,7 +158,7 @@ def tampered(self, data):
         return reply[:end] + bytes(byte ^ 0x55 for byte in reply[end:])
     return bytes(byte ^ 0x55 for byte in reply)
 
-desk.Desk.answer = tampered
+site_worker.SiteWorker.answer = tampered
 """
 IDLE = 0.1  # seconds of a forward pass at west, so that the others wait most of a round
 
@@ -530,19 +530,21 @@ def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> N
     hospital = hospitals()
     kit, parent = hospital.serve_flare()
     hospital.join_all()
-    wait_for(lambda: len(processes.connected(kit.admin)) == 3, 60, "sites are connected")
+    wait_for(lambda: len(administration.connected(kit.admin)) == 3, 60, "sites are connected")
     folder, status = hospital.folder / "job", hospital.folder / "status.json"
     for file in ("moretta-server/config/config_fed_server.json", "moretta-site/config/config_fed_client.json"):
         status.unlink(missing_ok=True)
         job.write_job(hospital.run_file(), folder, status=str(status), out=str(hospital.out))
         path = folder / file
         path.write_text(path.read_text().replace("rounds = 60", "rounds = 61"))
-        number = processes.submit(kit.admin, folder)
+        number = administration.submit(kit.admin, folder)
         wait_for(status.exists, 60, "the job ends", hospital.said)
         told = json.loads(status.read_text())
         assert told["state"] == "failed"
         assert told["sentence"].count("edited by hand") == (1 if "server" in file else 3), told
-        wait_for(lambda number=number: processes.status(kit.admin, number).startswith("FINISHED"), 60, "FLARE ends it")
+        wait_for(
+            lambda number=number: administration.status(kit.admin, number).startswith("FINISHED"), 60, "FLARE ends it"
+        )
     processes.stop(parent)
     for name in hospital.sites:
         assert "Traceback" not in hospital.said(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.deployment import job
-from moretta.deployment import site as site_module
-from moretta.deployment.site import take_turn
+from moretta.deployment import holding, job
+from moretta.deployment.holding import take_turn
 from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity, public_line
@@ -169,15 +168,16 @@ def test_the_server_refuses_what_was_edited(run_file: RunFile, tmp_path: Path, m
 # -- whose turn it is --------------------------------------------------------------------------------------------------
 
 HOLDER = """
-import fcntl, os, signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
-from moretta.deployment.site import take_turn
+from filelock import FileLock
+from moretta.deployment.holding import take_turn
 folder, job, made, how = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 if how == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if how == "unsaid":
-    lock = os.open(folder / "job.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(folder / "job.lock")
+    lock.acquire()
 else:
     file = take_turn(folder, job, made)
     if how == "silent":
@@ -229,7 +229,7 @@ def test_an_older_process_of_the_same_run_is_ended(tmp_path: Path, hold: Any) ->
 def test_an_older_process_that_does_not_hear_is_killed(
     tmp_path: Path, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_module, "LEAVE", 0.2)
+    monkeypatch.setattr(holding, "LEAVE", 0.2)
     process = hold("run", 1.0, "deaf")
     take_turn(tmp_path, "run", 2.0)
     assert process.wait(10) == -9
@@ -253,7 +253,7 @@ def test_a_job_whose_server_is_silent_gives_way(tmp_path: Path, hold: Any, job: 
 def test_a_holder_that_has_not_said_who_it_is_is_not_ended(
     tmp_path: Path, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_module, "LEAVE", 0.1)
+    monkeypatch.setattr(holding, "LEAVE", 0.1)
     process = hold("run", 1.0, "unsaid")
     with pytest.raises(ParameterError, match="is held by another job of this site that does not end"):
         take_turn(tmp_path, "run", 2.0)
@@ -266,8 +266,6 @@ def test_what_a_dead_job_left_behind_is_nobody(tmp_path: Path, hold: Any) -> Non
     process.wait()
     take_turn(tmp_path, "run", 1.0)  # younger or not: it holds nothing any more
     assert holder(tmp_path) == (os.getpid(), 1.0)
-    descriptor = os.open(tmp_path / "job.lock", os.O_RDWR)
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(descriptor)
+    with pytest.raises(Timeout):
+        FileLock(tmp_path / "job.lock").acquire(timeout=0)
     assert (tmp_path / "job.lock").stat().st_mode & 0o777 == 0o600

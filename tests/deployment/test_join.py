@@ -27,8 +27,18 @@ import grpc
 from test_cli import Called, call
 from test_runs_with_a_roster import enrol
 
+from moretta.deployment import (
+    administration,
+    certificates,
+    holding,
+    kits,
+    patching,
+    processes,
+    provisioning,
+    server_connection,
+    server_key,
+)
 from moretta.deployment import join as joining
-from moretta.deployment import kits, processes
 from moretta.errors import ParameterError
 
 RUN = """
@@ -60,8 +70,8 @@ DAY = timedelta(days=1)
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kits of two federations, a run file and a site's folder, which no test changes."""
     folder = tmp_path_factory.mktemp("made")
-    kits.provision(folder / "kits", "localhost", 8102, ["north", "south"])
-    kits.provision(folder / "others", "localhost", 8102, ["north"])
+    provisioning.provision(folder / "kits", "localhost", 8102, ["north", "south"])
+    provisioning.provision(folder / "others", "localhost", 8102, ["north"])
     (folder / "run.toml").write_text(RUN)
     (folder / "silo.toml").write_text(SILO)
     np.savez(folder / "rows.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 2)
@@ -114,7 +124,7 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return moment
 
-    monkeypatch.setattr(kits, "datetime", Clock)
+    monkeypatch.setattr(certificates, "datetime", Clock)
 
 
 def join(kit: str = "kits/north", silo: str = "silo.toml") -> Called:
@@ -174,7 +184,7 @@ def test_certificates_that_are_not_the_kits(here: Path) -> None:
 
 
 def test_a_clock_that_is_a_day_off_and_an_expired_certificate(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begins, ends = kits.validity_of(here / "kits/north")
+    begins, ends = certificates.validity_of(here / "kits/north")
     at(monkeypatch, datetime.now(UTC) - DAY)
     sentence = refused(join())
     assert f"valid from {begins:%Y-%m-%d %H:%M} UTC, and not now" in sentence
@@ -184,7 +194,7 @@ def test_a_clock_that_is_a_day_off_and_an_expired_certificate(here: Path, monkey
 
 
 def test_a_site_that_knows_no_key_of_its_server(here: Path) -> None:
-    pinned = here / "kits/north/local" / kits.SERVER_KEY
+    pinned = here / "kits/north/local" / server_key.SERVER_KEY
     line = pinned.read_text().strip()
     pinned.unlink()
     assert refused(join()).startswith("no key of the server's is pinned here, so that anybody could play it: have its")
@@ -260,7 +270,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(here: Path, monkeypatch: p
     assert [line for line in said if line.startswith("waiting")] == [f"{waiting}{host}:{port}"]
     assert said[-1].startswith(f"joining {host}:{port} as north")
     assert json.loads((kit / "local/moretta.json").read_text()) == {"silo": str(here / "silo.toml")}
-    assert kits.lacks(kit, here / "silo.toml") == []
+    assert patching.lacks(kit, here / "silo.toml") == []
     assert not (kit / "local/join.json").exists()
 
 
@@ -278,10 +288,10 @@ def test_a_name_that_means_nothing_yet_is_waited_for_too(here: Path, monkeypatch
 
 def test_a_site_joins_once(here: Path) -> None:
     (here / "moretta").mkdir()
-    with joining._only_one(here / "kits/north/local", "mine"):
+    with holding.only_one(here / "kits/north/local", "mine"):
         assert refused(join()).startswith(f"this kit has joined already, by process {os.getpid()}; a site joins once")
     shutil.copytree(here / "kits/north", here / "copy")
-    with joining._only_one(here / "moretta", "mine"):
+    with holding.only_one(here / "moretta", "mine"):
         assert f"is in use by another join, process {os.getpid()}; leave one" in refused(join("copy"))
 
 
@@ -375,8 +385,8 @@ def test_a_servers_kit_that_has_expired(here: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     monkeypatch.chdir(here)
     monkeypatch.setattr(processes.subprocess.Popen, "__init__", lambda *given, **more: pytest.fail("started"))
-    kits.provision(here / "mine", "localhost", free := free_port(), ["north", "south"])
-    at(monkeypatch, kits.validity_of(here / "mine/server")[1] + DAY)
+    provisioning.provision(here / "mine", "localhost", free := free_port(), ["north", "south"])
+    at(monkeypatch, certificates.validity_of(here / "mine/server")[1] + DAY)
     called = call("serve", "run.toml", "--out", "out", "--kits", "mine", "--port", free)
     assert called.code == 2
     assert "get a new kit" in called.err.splitlines()[-1]
@@ -390,9 +400,9 @@ def free_port() -> int:
 
 def test_ports(here: Path) -> None:
     port = free_port()
-    processes.check_port(port)
+    server_connection.check_port(port)
     with socket.create_server(("", port)), pytest.raises(ParameterError, match="choose another by --port"):
-        processes.check_port(port)
+        server_connection.check_port(port)
 
 
 @pytest.mark.slow
@@ -401,8 +411,8 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
     monkeypatch.undo()
     monkeypatch.chdir(here)
     port = free_port()
-    made = kits.provision(here / "mine", "localhost", port, ["north"])
-    kits.patch(made.server)
+    made = provisioning.provision(here / "mine", "localhost", port, ["north"])
+    patching.patch(made.server)
     server = processes.start(made.server, here / "server.log")
     words = [
         sys.executable,
@@ -433,9 +443,9 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
         assert processes._marked(families[0]) == []
         assert processes._marked(families[1])
         until = time.monotonic() + 60
-        while processes.connected(made.admin) != ["north"] and time.monotonic() < until:
+        while administration.connected(made.admin) != ["north"] and time.monotonic() < until:
             time.sleep(0.5)
-        processes.shut_down(made.admin)
+        administration.shut_down(made.admin)
         _, told = joins[1].communicate(timeout=60)
         assert joins[1].returncode == 0
         assert b"ended what an earlier join" in told

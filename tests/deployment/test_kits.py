@@ -19,7 +19,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from cryptography import x509
 
-from moretta.deployment import kits, processes
+from moretta.deployment import certificates, kits, patching, provisioning, server_connection, server_key
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -28,7 +28,7 @@ SITES = ["hospital-1", "Clinic_B"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> kits.Kits:
-    return kits.provision(tmp_path_factory.mktemp("made") / "kits", "fl.example.org", 8102, SITES)
+    return provisioning.provision(tmp_path_factory.mktemp("made") / "kits", "fl.example.org", 8102, SITES)
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def test_nobody_else_may_read_them_and_the_key_of_the_root_is_gone(made: kits.Ki
 
 
 def test_making_them_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    kits.provision(tmp_path / "kits", "127.0.0.1", 8102, ["a"])
+    provisioning.provision(tmp_path / "kits", "127.0.0.1", 8102, ["a"])
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_same_arguments_find_the_same_kits(own: kits.Kits) -> None:
     before = files(own.server.parent)
-    assert kits.provision(own.server.parent, "fl.example.org", 8102, SITES) == own
+    assert provisioning.provision(own.server.parent, "fl.example.org", 8102, SITES) == own
     assert files(own.server.parent) == before
 
 
@@ -103,20 +103,20 @@ def test_the_same_arguments_find_the_same_kits(own: kits.Kits) -> None:
 def test_other_arguments_are_refused(own: kits.Kits, host: str, port: int, sites: list[str]) -> None:
     before = files(own.server.parent)
     with pytest.raises(ParameterError, match=r"holds the kits of host fl\.example\.org, port 8102"):
-        kits.provision(own.server.parent, host, port, sites)
+        provisioning.provision(own.server.parent, host, port, sites)
     assert files(own.server.parent) == before
 
 
 def test_an_empty_folder_is_taken_and_another_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    kits.provision(tmp_path / "empty", "localhost", 8102, ["a"])
+    provisioning.provision(tmp_path / "empty", "localhost", 8102, ["a"])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ParameterError, match="holds no kits of ours"):
-        kits.provision(tmp_path / "full", "localhost", 8102, ["a"])
+        provisioning.provision(tmp_path / "full", "localhost", 8102, ["a"])
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ParameterError, match="holds no kits of ours"):
-        kits.provision(tmp_path / "file", "localhost", 8102, ["a"])
+        provisioning.provision(tmp_path / "file", "localhost", 8102, ["a"])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_empty_folder_is_taken_and_another_is_not(tmp_path: Path) -> None:
 )
 def test_what_flare_cannot_take_leaves_nothing_behind(tmp_path: Path, host: str, port: int, sites: list[str]) -> None:
     with pytest.raises(ParameterError):
-        kits.provision(tmp_path / "kits", host, port, sites)
+        provisioning.provision(tmp_path / "kits", host, port, sites)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,9 +147,9 @@ def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     def fails(*words: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kits, "write_atomically", fails)
+    monkeypatch.setattr(provisioning, "write_atomically", fails)
     with pytest.raises(ParameterError, match="cannot be written"):
-        kits.provision(tmp_path / "kits", "localhost", 8102, ["a"])
+        provisioning.provision(tmp_path / "kits", "localhost", 8102, ["a"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,7 +165,7 @@ def test_the_server_keeps_its_jobs_in_its_kit(own: kits.Kits, made: kits.Kits) -
     resources = own.server / "local" / "resources.json"
     resources.write_text(text.replace(str(made.server.resolve()), str(old)))
     own.server.rename(moved)
-    assert any("kept in the kit" in sentence for sentence in kits.patch(moved))
+    assert any("kept in the kit" in sentence for sentence in patching.patch(moved))
     patched = (moved / "local" / "resources.json").read_text()
     assert str(moved.resolve() / "jobs-storage") in patched
     assert str(moved.resolve() / "snapshot-storage") in patched
@@ -174,13 +174,13 @@ def test_the_server_keeps_its_jobs_in_its_kit(own: kits.Kits, made: kits.Kits) -
 def test_a_patch_changes_once_what_we_need(own: kits.Kits) -> None:
     for kit in [own.server, *own.sites.values()]:
         startup = files(kit / "startup")
-        assert len(kits.patch(kit)) == (2 if kit == own.server else 3)
+        assert len(patching.patch(kit)) == (2 if kit == own.server else 3)
         before = files(kit)
-        assert kits.patch(kit) == []
+        assert patching.patch(kit) == []
         assert files(kit) == before
         assert files(kit / "startup") == startup  # which alone a signature of FLARE's may cover
         resources = json.loads((kit / "local" / "resources.json").read_text())
-        assert resources["class_allow_list"][-1] == (kits.CONTROLLER if kit == own.server else kits.EXECUTOR)
+        assert resources["class_allow_list"][-1] == (patching.CONTROLLER if kit == own.server else patching.EXECUTOR)
         comm = json.loads((kit / "local" / "comm_config.json").read_text())
         assert comm == {"streaming_retry_timeout": 3, "streaming_retry_wait": 1}
         launchers = [each["path"] for each in resources["components"] if each["id"] == "process_launcher"]
@@ -194,9 +194,9 @@ def test_a_patch_changes_once_what_we_need(own: kits.Kits) -> None:
 
 def test_jobs_may_make_one_class_at_a_site_of_ours_and_bring_no_code(own: kits.Kits) -> None:
     for kit in own.sites.values():
-        kits.patch(kit)
+        patching.patch(kit)
         allowed = json.loads((kit / "local" / "resources.json").read_text())["class_allow_list"]
-        assert allowed == [kits.EXECUTOR]
+        assert allowed == [patching.EXECUTOR]
         rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
         assert {role: (given["byoc"], given["shell_commands"]) for role, given in rights.items()} == {
             "project_admin": ("none", "none")
@@ -210,10 +210,10 @@ def test_a_patch_keeps_what_it_does_not_know(own: kits.Kits) -> None:
     default["theirs"] = {"a": 1}
     (kit / "local" / "resources.json").write_text(json.dumps(default))
     (kit / "local" / "comm_config.json").write_text('{"internal": {"port": 1}, "streaming_retry_timeout": 60}')
-    kits.patch(kit)
+    patching.patch(kit)
     resources = json.loads((kit / "local" / "resources.json").read_text())
     assert resources["theirs"] == {"a": 1}
-    assert resources["class_allow_list"][-2:] == ["theirs.", kits.EXECUTOR]
+    assert resources["class_allow_list"][-2:] == ["theirs.", patching.EXECUTOR]
     assert json.loads((kit / "local" / "comm_config.json").read_text()) == {
         "internal": {"port": 1},
         "streaming_retry_timeout": 3,
@@ -225,29 +225,29 @@ def test_a_site_that_allows_everything_is_left_so(own: kits.Kits) -> None:
     kit = own.sites["Clinic_B"]
     resources = json.loads((kit / "local" / "resources.json.default").read_text()) | {"class_allow_list": ["*"]}
     (kit / "local" / "resources.json").write_text(json.dumps(resources))
-    kits.patch(kit)
+    patching.patch(kit)
     assert json.loads((kit / "local" / "resources.json").read_text())["class_allow_list"] == ["*"]
 
 
 def test_a_launcher_of_another_kind_is_refused(own: kits.Kits) -> None:
     kit = own.sites["Clinic_B"]
     text = (kit / "local" / "resources.json.default").read_text()
-    (kit / "local" / "resources.json").write_text(text.replace(kits.STOCK_LAUNCHER, "theirs.Docker"))
+    (kit / "local" / "resources.json").write_text(text.replace(patching.STOCK_LAUNCHER, "theirs.Docker"))
     before = files(kit)
     with pytest.raises(ParameterError, match=r"theirs\.Docker"):
-        kits.patch(kit)
+        patching.patch(kit)
     assert files(kit) == before
 
 
 def test_the_silo_is_written_down_for_job_processes(own: kits.Kits, tmp_path: Path) -> None:
     kit = own.sites["hospital-1"]
-    kits.patch(kit)
-    assert len(kits.patch(kit, tmp_path / "x" / ".." / "silo")) == 1
+    patching.patch(kit)
+    assert len(patching.patch(kit, tmp_path / "x" / ".." / "silo")) == 1
     assert json.loads((kit / "local" / "moretta.json").read_text()) == {"silo": str(tmp_path.resolve() / "silo")}
-    assert kits.patch(kit, tmp_path / "silo") == []
-    assert len(kits.patch(kit, tmp_path / "other")) == 1
+    assert patching.patch(kit, tmp_path / "silo") == []
+    assert len(patching.patch(kit, tmp_path / "other")) == 1
     with pytest.raises(ParameterError, match="has no silo"):
-        kits.patch(own.server, tmp_path / "silo")
+        patching.patch(own.server, tmp_path / "silo")
 
 
 def test_the_servers_key_is_beside_the_kits_and_its_public_half_in_those_of_sites(made: kits.Kits) -> None:
@@ -259,24 +259,24 @@ def test_the_servers_key_is_beside_the_kits_and_its_public_half_in_those_of_site
     line = f"{public_line(identity.public_key)}\n".encode()
     for kit in all_of(made):
         found = [path for path, data in files(kit).items() if line.strip() in data]
-        assert found == ([f"local/{kits.SERVER_KEY}"] if kit in made.sites.values() else [])
-    assert kits.server_keys(made.sites["hospital-1"] / "local") == (identity.public_key,)
-    assert kits.identity_of(made.server / "local").public_key == identity.public_key
+        assert found == ([f"local/{server_key.SERVER_KEY}"] if kit in made.sites.values() else [])
+    assert server_key.server_keys(made.sites["hospital-1"] / "local") == (identity.public_key,)
+    assert server_key.identity_of(made.server / "local").public_key == identity.public_key
 
 
 def test_kits_of_a_version_without_keys_get_one(own: kits.Kits) -> None:
     out = own.server.parent
-    for path in (out / "identity.key", *out.glob(f"*/local/{kits.SERVER_KEY}")):
+    for path in (out / "identity.key", *out.glob(f"*/local/{server_key.SERVER_KEY}")):
         path.unlink()
     shutil.rmtree(own.sites["Clinic_B"])  # handed over, and deleted here
-    assert kits.server_keys(own.sites["hospital-1"] / "local") == ()
+    assert server_key.server_keys(own.sites["hospital-1"] / "local") == ()
     with pytest.raises(ParameterError, match="does not say where the server's key is; run: moretta keys new"):
-        kits.identity_of(own.server / "local")
-    kits.provision(out, "fl.example.org", 8102, SITES)
+        server_key.identity_of(own.server / "local")
+    provisioning.provision(out, "fl.example.org", 8102, SITES)
     identity = Identity.load(out)
-    assert kits.server_keys(own.sites["hospital-1"] / "local") == (identity.public_key,)
+    assert server_key.server_keys(own.sites["hospital-1"] / "local") == (identity.public_key,)
     assert not own.sites["Clinic_B"].exists()
-    kits.provision(out, "fl.example.org", 8102, SITES)
+    provisioning.provision(out, "fl.example.org", 8102, SITES)
     assert Identity.load(out).public_key == identity.public_key
 
 
@@ -284,49 +284,49 @@ def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> No
     kit, first, second = own.sites["hospital-1"], Identity.fresh(), Identity.fresh()
     first.save(tmp_path / "first")
     second.save(tmp_path / "second")
-    kits.patch(kit)
+    patching.patch(kit)
     lines = [public_line(first.public_key), str(tmp_path / "second" / "identity.pub")]
-    assert len(kits.patch(kit, None, lines)) == 1
-    assert kits.patch(kit, None, lines) == kits.patch(kit) == []
-    assert kits.server_keys(kit / "local") == (first.public_key, second.public_key)
+    assert len(patching.patch(kit, None, lines)) == 1
+    assert patching.patch(kit, None, lines) == patching.patch(kit) == []
+    assert server_key.server_keys(kit / "local") == (first.public_key, second.public_key)
     for bad, sentence in (
         ([*lines, public_line(Identity.fresh().public_key)], "expected one public key of the server, or two"),
         ([lines[0], lines[0]], "two different ones"),
         (["moretta-public-1 x"], "expected `moretta-public-1` and 32 bytes of Ed25519"),
     ):
         with pytest.raises(ParameterError, match=sentence):
-            kits.patch(kit, None, bad)
-    kits.patch(own.server)
-    assert len(kits.patch(own.server, None, [str(tmp_path / "second")])) == 1
-    assert kits.identity_of(own.server / "local").public_key == second.public_key
-    assert kits.patch(own.server, None, [str(tmp_path / "second")]) == []
+            patching.patch(kit, None, bad)
+    patching.patch(own.server)
+    assert len(patching.patch(own.server, None, [str(tmp_path / "second")])) == 1
+    assert server_key.identity_of(own.server / "local").public_key == second.public_key
+    assert patching.patch(own.server, None, [str(tmp_path / "second")]) == []
     for bad, sentence in ((["x", "y"], "a server signs by one key"), (["none"], "cannot be read")):
         with pytest.raises(ParameterError, match=sentence):
-            kits.patch(own.server, None, bad)
-    (kit / "local" / kits.SERVER_KEY).write_text("moretta-public-1 damaged\n")
+            patching.patch(own.server, None, bad)
+    (kit / "local" / server_key.SERVER_KEY).write_text("moretta-public-1 damaged\n")
     with pytest.raises(ParameterError, match="was expected to hold the server's public key"):
-        kits.server_keys(kit / "local")
+        server_key.server_keys(kit / "local")
 
 
 def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:
-    for read in (kits.patch, kits.is_server, kits.name_of, kits.address_of, kits.certificates_of):
+    for read in (patching.patch, kits.is_server, kits.name_of, kits.address_of, kits.certificates_of):
         with pytest.raises(ParameterError, match="no startup kit of FLARE"):
             read(tmp_path / "nothing")
-    for read in (kits.patch, kits.is_server):
+    for read in (patching.patch, kits.is_server):
         with pytest.raises(ParameterError, match="administrator's"):
             read(own.admin)
     (own.server / "local" / "resources.json").write_text("{")
     with pytest.raises(ParameterError, match="readable JSON"):
-        kits.patch(own.server)
+        patching.patch(own.server)
     for file in ("resources.json", "resources.json.default"):
         (own.server / "local" / file).unlink()
     with pytest.raises(ParameterError, match="there is neither"):
-        kits.patch(own.server)
+        patching.patch(own.server)
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> kits.Kits:
-    return kits.provision(tmp_path_factory.mktemp("others") / "kits", "fl.example.org", 8102, SITES)
+    return provisioning.provision(tmp_path_factory.mktemp("others") / "kits", "fl.example.org", 8102, SITES)
 
 
 def put(source: Path, target: Path, *names: str) -> None:
@@ -336,34 +336,34 @@ def put(source: Path, target: Path, *names: str) -> None:
 
 def test_a_good_kit_is_found_good(made: kits.Kits) -> None:
     for kit in all_of(made):
-        kits.check(kit)
+        certificates.check(kit)
 
 
 @pytest.mark.parametrize("days", [-2, 361])
 def test_a_certificate_of_another_time_is_found(made: kits.Kits, days: int) -> None:
     with pytest.raises(ParameterError, match="and not now"):
-        kits.check(made.sites["Clinic_B"], datetime.now(UTC) + timedelta(days=days))
+        certificates.check(made.sites["Clinic_B"], datetime.now(UTC) + timedelta(days=days))
 
 
 def test_what_does_not_belong_together_is_found(own: kits.Kits, others: kits.Kits) -> None:
     kit, theirs, neighbour = own.sites["Clinic_B"], others.sites["Clinic_B"], own.sites["hospital-1"]
     put(theirs, kit, "rootCA.pem")
     with pytest.raises(ParameterError, match="not issued by the root"):
-        kits.check(kit)
+        certificates.check(kit)
     put(own.server, kit, "rootCA.pem")
     put(theirs, kit, "client.key")
     with pytest.raises(ParameterError, match="not the key of the certificate"):
-        kits.check(kit)
+        certificates.check(kit)
     put(neighbour, kit, "client.key", "client.crt")
     with pytest.raises(ParameterError, match="is for Clinic_B, and its certificate for hospital-1"):
-        kits.check(kit)
+        certificates.check(kit)
     (kit / "startup" / "client.key").write_text("nothing")
     with pytest.raises(ParameterError, match="private key without a password") as caught:
-        kits.check(kit)
+        certificates.check(kit)
     assert "nothing" not in str(caught.value)
     (kit / "startup" / "client.crt").write_text("nothing")
     with pytest.raises(ParameterError, match="expected to be a certificate"):
-        kits.check(kit)
+        certificates.check(kit)
 
 
 @pytest.fixture
@@ -407,18 +407,18 @@ def aimed(kit: Path, host: str, port: int) -> Path:
 
 
 def test_a_server_is_reached(own: kits.Kits, answering: Callable[[Path], int]) -> None:
-    processes.reach(aimed(own.sites["Clinic_B"], "localhost", answering(own.server)))
+    server_connection.reach(aimed(own.sites["Clinic_B"], "localhost", answering(own.server)))
 
 
 def test_a_refused_certificate_is_told(own: kits.Kits, others: kits.Kits, answering: Callable[[Path], int]) -> None:
     kit = own.sites["Clinic_B"]
     aimed(kit, "localhost", answering(others.server))
     with pytest.raises(ParameterError, match="has no certificate for localhost of this kit's root"):
-        processes.reach(kit)
+        server_connection.reach(kit)
     put(others.server, own.server, "rootCA.pem")  # a server that has changed its root, and not its certificate
     aimed(kit, "localhost", answering(own.server))
     with pytest.raises(ParameterError, match="does not take the certificate of Clinic_B"):
-        processes.reach(kit)
+        server_connection.reach(kit)
 
 
 def test_another_host_and_nobody_are_told(
@@ -429,8 +429,8 @@ def test_another_host_and_nobody_are_told(
     there = socket.create_connection
     monkeypatch.setattr(socket, "create_connection", lambda address, wait: there(("127.0.0.1", address[1]), wait))
     with pytest.raises(ParameterError, match=r"no certificate for elsewhere\.example\.org"):
-        processes.reach(aimed(kit, "elsewhere.example.org", port))
+        server_connection.reach(aimed(kit, "elsewhere.example.org", port))
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(RunFailed, match="no server of this federation answers"):
-            processes.reach(aimed(kit, "localhost", closed.getsockname()[1]), 0.1)
+            server_connection.reach(aimed(kit, "localhost", closed.getsockname()[1]), 0.1)

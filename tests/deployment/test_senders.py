@@ -15,22 +15,22 @@ import pytest
 from loopback import SERVER
 
 from moretta.contract.roles import Missing, Reason
-from moretta.engines.flare import site_worker as desk_module
+from moretta.engines.flare import site_worker
 from moretta.engines.flare.envelope import (
     Awake,
     Denied,
-    Done,
     Failed,
     Hello,
-    Here,
     Poll,
     Reply,
+    SiteReady,
     Submit,
+    WorkDone,
     pack,
     reply_of,
     request_of,
 )
-from moretta.engines.flare.signing import WINDOW, Session
+from moretta.engines.flare.signing import WINDOW, ServerSession
 from moretta.engines.flare.sites import Sites
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
@@ -45,7 +45,7 @@ Attack = Callable[["Machines", list[tuple[str, bytes]]], Iterator[tuple[Reply, s
 
 @pytest.fixture(autouse=True)
 def all_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "QUIET", -1.0)
+    monkeypatch.setattr(site_worker, "QUIET", -1.0)
 
 
 def ends_as_undisturbed(many: Machines, out: Path) -> None:
@@ -56,7 +56,7 @@ def ends_as_undisturbed(many: Machines, out: Path) -> None:
 
 
 def deliver(many: Machines, data: bytes, to: str = "silo-1") -> Reply:
-    return reply_of(many.desks[to].answer(data))[0]
+    return reply_of(many.workers[to].answer(data))[0]
 
 
 def heard(sent: list[tuple[str, bytes]], kind: type[Hello | Submit | Poll], by: str = "silo-1") -> bytes:
@@ -83,8 +83,8 @@ def another_key(many: Machines, sent: list[tuple[str, bytes]]) -> Iterator[tuple
     """A site plays the server by a key of its own: a session of its own, this session, and one that is to come."""
     hello, _ = request_of(heard(sent, Hello))
     assert isinstance(hello, Hello)
-    own = Session(Identity.fresh(), hello)
-    for session in (own, Session(Identity.fresh(), hello.model_copy(update={"session": 1}))):
+    own = ServerSession(Identity.fresh(), hello)
+    for session in (own, ServerSession(Identity.fresh(), hello.model_copy(update={"session": 1}))):
         data, _ = session.pack(session.hello, hello.processes)
         yield deliver(many, data), f"the server's key has not signed (pinned here: {fingerprint(SERVER.public_key)})"
     request, envelope = request_of(heard(sent, Submit))
@@ -138,14 +138,14 @@ def test_an_envelope_of_another_is_refused_and_named(
     def wrap(name: str, data: bytes) -> bytes | Missing:
         request, envelope = request_of(data)
         if not named and name == "silo-1" and isinstance(request, Submit) and b'round\\":2' in envelope.body:
-            before = many.desks["silo-1"].last_heard
+            before = many.workers["silo-1"].last_heard
             for reply, expected in attack(many, sent):
                 assert isinstance(reply, Denied), reply
                 assert expected in reply.sentence
                 named.append(reply.sentence)
-            assert many.desks["silo-1"].last_heard == before  # no sign of life of the server either
+            assert many.workers["silo-1"].last_heard == before  # no sign of life of the server either
         sent.append((name, data))
-        return many.desks[name].answer(data)
+        return many.workers[name].answer(data)
 
     many.wrap = wrap
     assert many.serve(tmp_path / "out").record["dropped"] == []
@@ -178,9 +178,9 @@ def test_who_hands_on_its_copy_first_is_given_what_it_cannot_open(
     def wrap(name: str, data: bytes) -> bytes | Missing:
         request, _ = request_of(data)
         if name == "silo-1" and isinstance(request, Submit | Hello | Poll) and "silo-2" in request.processes:
-            reply, envelope = reply_of(many.desks["silo-2"].answer(data))  # before the server's own copy comes
-            got.extend([envelope.body] if isinstance(reply, Done) and envelope.body else [])
-        return many.desks[name].answer(data)
+            reply, envelope = reply_of(many.workers["silo-2"].answer(data))  # before the server's own copy comes
+            got.extend([envelope.body] if isinstance(reply, WorkDone) and envelope.body else [])
+        return many.workers[name].answer(data)
 
     many.wrap = wrap
     assert many.serve(tmp_path / "out").record["dropped"] == []
@@ -199,13 +199,13 @@ def test_what_was_held_back_is_too_late(machines: Callable[..., Machines], tmp_p
         request, envelope = request_of(data)
         if name == "silo-1" and isinstance(request, Submit) and b'round\\":2' in envelope.body and len(held) < 3:
             held.append(data)  # and the server sends it again, under another serial
-            return LATE if len(held) == 1 else many.desks[name].answer(data)
+            return LATE if len(held) == 1 else many.workers[name].answer(data)
         if held and isinstance(request, Submit) and b'round\\":3' in envelope.body:
             reply = deliver(many, held[0])
             assert isinstance(reply, Failed | Denied)
             assert "out of order" in reply.sentence or "it was replayed" in reply.sentence
             named.append(reply.sentence)
-        return many.desks[name].answer(data)
+        return many.workers[name].answer(data)
 
     named: list[str] = []
     many.wrap = wrap
@@ -213,7 +213,7 @@ def test_what_was_held_back_is_too_late(machines: Callable[..., Machines], tmp_p
     assert "out of order" in named[0]
     assert "it was replayed" in named[1]
     ends_as_undisturbed(many, tmp_path / "out")
-    poll, serial = many.made[-1]._session.pack(Poll(number=0, wait=0.0), {"silo-1": many.desks["silo-1"].process_id})
+    poll, serial = many.made[-1]._session.pack(Poll(number=0, wait=0.0), {"silo-1": many.workers["silo-1"].process_id})
     for _ in range(WINDOW):
         many.made[-1].speak()
     reply = deliver(many, poll)
@@ -239,7 +239,7 @@ def test_a_server_of_an_older_session_is_refused_and_named(machines: Callable[..
     older = many.made[0]._session
 
     def says(request: Any) -> str:
-        data, _ = older.pack(request, {"silo-1": many.desks["silo-1"].process_id})
+        data, _ = older.pack(request, {"silo-1": many.workers["silo-1"].process_id})
         reply = deliver(many, data)
         assert isinstance(reply, Denied)
         return reply.sentence
@@ -253,8 +253,8 @@ def test_a_server_of_an_older_session_is_refused_and_named(machines: Callable[..
     again = Sites(many.names, many.send, second._codec, second._session.hello, SERVER)
     with pytest.raises(ParameterError, match=r"0 of 3 sites .* it is of a second beginning of session 1"):
         again.gather(2, 0.3)
-    data, _ = second._session.pack(second._session.hello, {"silo-1": many.desks["silo-1"].process_id})
-    assert isinstance(deliver(many, data), Here)  # and who has begun it may go on with it
+    data, _ = second._session.pack(second._session.hello, {"silo-1": many.workers["silo-1"].process_id})
+    assert isinstance(deliver(many, data), SiteReady)  # and who has begun it may go on with it
 
 
 def test_either_of_two_pinned_keys_is_taken_while_one_takes_the_others_place(
@@ -326,12 +326,12 @@ def test_a_reply_that_the_silos_identity_has_not_signed_is_refused_and_named(
 
     def wrap(name: str, data: bytes) -> bytes | Missing:
         request, envelope = request_of(data)
-        reply = listed.desks[name].answer(data)
+        reply = listed.workers[name].answer(data)
         if name != "silo-2" or not isinstance(request, Submit):
             return reply
         if b'round\\":2' in envelope.body and not forged and "silo-3" in request.processes:
             forged.append(request.kind)
-            return forge(reply, before, listed.desks["silo-3"].answer(data))
+            return forge(reply, before, listed.workers["silo-3"].answer(data))
         before.append(reply)
         return reply
 

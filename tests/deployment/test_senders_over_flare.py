@@ -31,10 +31,10 @@ if "MORETTA_PLAYS" in os.environ:
 
     from moretta.deployment.executor import Executor
     from moretta.engines.flare import envelope, signing
-    from moretta.engines.flare.site_worker import Desk
+    from moretta.engines.flare.site_worker import SiteWorker
     from moretta.secure_aggregation.identity import Identity
 
-    got, answer, handle = [], Desk.answer, Executor.handle_event
+    got, answer, handle = [], SiteWorker.answer, Executor.handle_event
 
     def noted(self, data):
         got.append(data)
@@ -70,7 +70,7 @@ if "MORETTA_PLAYS" in os.environ:
         work, submit, body = heard(envelope.Submit)
         there = {"north": ask("knock", envelope.pack(envelope.Knock())).process_id}
         for what, to in (("this session", hello), ("the next", hello.model_copy(update={"session": 1}))):
-            forged = signing.Session(Identity.fresh(), to)
+            forged = signing.ServerSession(Identity.fresh(), to)
             ask(f"a hello of its own for {what}", forged.pack(forged.hello, there)[0])
             ask(f"work of its own for {what}", forged.pack(submit, there, body)[0])
         unsigned = submit.model_copy(update={"processes": there, "serial": 10**6})
@@ -78,14 +78,14 @@ if "MORETTA_PLAYS" in os.environ:
         ask("altered work", work[:-1] + bytes([work[-1] ^ 1]))
         ask("the hello again", theirs)
         ask("work again", work)
-        alone = signing.Session(Identity.fresh(), hello).pack(submit, {"south": "0" * 64}, body)[0]
+        alone = signing.ServerSession(Identity.fresh(), hello).pack(submit, {"south": "0" * 64}, body)[0]
         ask("work for itself alone", alone)
         while len(got) < 100:
             time.sleep(0.01)
         ask("work that it held back", work)
         ask("end", envelope.pack(envelope.Knock()))
 
-    Desk.answer, Executor.handle_event = noted, begun
+    SiteWorker.answer, Executor.handle_event = noted, begun
 """
 EXPECTED = {
     "a hello of its own for this session": "it is of a session that the server's key has not signed",

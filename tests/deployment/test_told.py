@@ -22,8 +22,8 @@ from moretta.deployment import shared_settings as told
 from moretta.deployment.site import Site, pack_released, unpack_released
 from moretta.engines.checkpoint import Place
 from moretta.engines.flare.envelope import Busy, Hello, Refused, Reply, digest_of
-from moretta.engines.flare.signing import Session, Trust
-from moretta.engines.flare.site_worker import UNFIT, Desk
+from moretta.engines.flare.signing import ServerSession, Trust
+from moretta.engines.flare.site_worker import UNFIT, SiteWorker
 from moretta.errors import CodecError, ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common import modules
@@ -365,9 +365,9 @@ def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:
 
 def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
     run_file = run_files.loads(told.told(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
-    assert told.site_side(run_file, site(tmp_path)).insecure_secret_seed is None
+    assert told.site_side(run_file, site(tmp_path)).spec.insecure_secret_seed is None
     federation = told.site_side(run_file, site(tmp_path, "insecure-secret-seed = 9"))
-    assert federation.insecure_secret_seed == 9
+    assert federation.spec.insecure_secret_seed == 9
     assert [silo.elsewhere for silo in federation.silos] == [False, True, True]
 
 
@@ -375,17 +375,19 @@ def test_what_is_wrong_with_a_sites_rows_is_its_own_to_read(tmp_path: Path, capl
     run_file = load(tmp_path, data=SITES.replace("[4]", "[5]"))
     file, text = site(tmp_path), told.told(run_file)
     server = Identity.fresh()
-    desk = Desk(lambda: Site(file, text, "silo-1"), lambda: Trust("silo-1", (server.public_key,), None, tmp_path))
-    session = Session(server, Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=()))
+    worker = SiteWorker(
+        lambda: Site(file, text, "silo-1"), lambda: Trust("silo-1", (server.public_key,), None, tmp_path)
+    )
+    session = ServerSession(server, Hello(run="a", round=0, session=0, job="j", model="m", versions={}, torch=()))
 
     def greet() -> Reply:
-        data, serial = session.pack(session.hello, {"silo-1": desk.process_id})
-        return session.open(desk.answer(data), desk.process_id, serial, None)[0]
+        data, serial = session.pack(session.hello, {"silo-1": worker.process_id})
+        return session.open(worker.answer(data), worker.process_id, serial, None)[0]
 
     with caplog.at_level("ERROR", "moretta"):
         while isinstance(reply := greet(), Busy):
             pass
-    desk.close()
+    worker.close()
     assert reply == Refused(sentence=UNFIT)
     assert "expected samples of shape [5]" in caplog.text
 

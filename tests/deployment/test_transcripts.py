@@ -20,13 +20,13 @@ from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.flare.envelope import (
     Awake,
     Busy,
-    Done,
-    Here,
     Poll,
     Reply,
     Signed,
+    SiteReady,
     Stranger,
     Submit,
+    WorkDone,
     reply_of,
     request_of,
 )
@@ -210,7 +210,7 @@ def test_a_site_that_restarts_between_rounds_comes_back_with_its_state(
         if number == 1:
             many.stop(name)
             many.start(name)
-            many.desks[name].answer(b"")  # whatever comes first
+            many.workers[name].answer(b"")  # whatever comes first
 
     result = many.serve(out, progress=progress)
     assert result.record["rounds"] == many.rounds
@@ -240,7 +240,7 @@ def test_a_restart_noticed_as_it_is_to_keep_its_state_ends_no_run(
             restarted.append(name)
             many.stop(name)
             many.start(name)
-        return many.desks[name].answer(data)
+        return many.workers[name].answer(data)
 
     many.wrap = wrap
     assert many.serve(tmp_path / "out").record["rounds"] == many.rounds
@@ -258,7 +258,7 @@ def test_a_site_that_misses_rounds_is_named_and_comes_back(
     def wrap(name: str, data: bytes) -> bytes | Missing:
         found = asked(data)
         away = found is not None and found[1] == 2 and name == "silo-2"
-        return DEAD if away else many.desks[name].answer(data)
+        return DEAD if away else many.workers[name].answer(data)
 
     many.wrap = wrap
     result = many.serve(tmp_path / "out")
@@ -279,7 +279,7 @@ def test_a_site_that_vanishes_after_its_upload_counts_or_the_round_is_played_aga
         found = asked(data)
         if name == "silo-2" and found is not None and found[1] == 2 and found[0] in UNMASKING_TAGS:
             gone.append(found[0])
-        return DEAD if gone and name == "silo-2" else many.desks[name].answer(data)
+        return DEAD if gone and name == "silo-2" else many.workers[name].answer(data)
 
     many.wrap = wrap
     result = many.serve(tmp_path / "out")
@@ -303,30 +303,30 @@ def test_a_server_that_replays_itself_is_answered_under_other_keys(
     said: list[tuple[bytes, bytes]] = []
 
     def wrap(name: str, data: bytes) -> bytes | Missing:
-        reply = many.desks[name].answer(data)
+        reply = many.workers[name].answer(data)
         if name == "silo-1":
             said.append((data, reply))
         return reply
 
     many.wrap = wrap
-    first = many.desks["silo-1"].process_id
+    first = many.workers["silo-1"].process_id
     many.serve(tmp_path / "out")
     session = many.made[-1]._session
 
     def ask(request: Signed, body: bytes = b"") -> tuple[Reply, bytes]:
-        data, serial = session.pack(request, {"silo-1": desk.process_id}, body)
-        return session.open(desk.answer(data), desk.process_id, serial, None)
+        data, serial = session.pack(request, {"silo-1": worker.process_id}, body)
+        return session.open(worker.answer(data), worker.process_id, serial, None)
 
     for replayed in (session.hello, session.hello.model_copy(update={"round": 1})):
         many.stop()
         many.start("silo-1")
-        desk = many.desks["silo-1"]
+        worker = many.workers["silo-1"]
         assert all(
-            reply_of(desk.answer(data))[0] in (Stranger(), Awake(process_id=desk.process_id)) for data, _ in said
+            reply_of(worker.answer(data))[0] in (Stranger(), Awake(process_id=worker.process_id)) for data, _ in said
         )
         while isinstance(here := ask(replayed)[0], Busy):
             pass
-        assert isinstance(here, Here)
+        assert isinstance(here, SiteReady)
         answers = list[bytes]()
         for data, sealed in said:
             request, envelope = request_of(data)
@@ -399,7 +399,7 @@ def test_seconds_of_silos_are_left_out_where_noise_hides_their_lots(
 
     def listening(name: str, data: bytes) -> bytes | Missing:
         answer = ask(name, data)
-        if isinstance(answer, bytes) and isinstance(done := reply_of(answer)[0], Done):
+        if isinstance(answer, bytes) and isinstance(done := reply_of(answer)[0], WorkDone):
             told.append(done.seconds)
         return answer
 

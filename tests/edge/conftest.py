@@ -7,13 +7,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from moretta.protocols.baffle.onnx_export import graph_of
+from moretta.protocols.baffle import onnx_export
 from moretta.protocols.baffle.silo.forward import Layout
 
 
@@ -78,6 +79,7 @@ def frozen() -> nn.Module:
     return model
 
 
+EXPORTED = onnx_export._exported
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (5,)),
     "lenet": (lenet, (1, 28, 28)),
@@ -126,7 +128,13 @@ def made(kind: str) -> Sample:
     random = np.random.default_rng(4)
     x = random.integers(0, 11, (64, *shape)) if kind == "tokens" else random.normal(size=(64, *shape)).astype("float32")
     dtype = torch.int64 if kind == "tokens" else torch.float32
-    graph = functools.cache(lambda precision: graph_of(model, layout, shape, dtype, precision))
+    exported = functools.cache(lambda: EXPORTED(model, layout, shape, dtype))  # once for all precisions
+
+    @functools.cache
+    def graph(precision: str) -> bytes:
+        with mock.patch.object(onnx_export, "_exported", return_value=copy.deepcopy(exported())):
+            return onnx_export.graph_of(model, layout, shape, dtype, precision)
+
     return Sample(model, layout, layout.flat(trained), x, random.integers(0, 3, 64), graph)
 
 

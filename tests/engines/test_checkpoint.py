@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -233,31 +233,45 @@ def test_a_crash_at_any_step_leaves_the_last_checkpoint_or_the_one_before(
 
 
 SAVING = """
-import sys
+import os, sys
 from pathlib import Path
 import numpy as np
 from moretta.engines.checkpoint import Place, save_checkpoint
 folder = Path(sys.argv[1])
-for number in range(int(sys.argv[2]), 10**6):
-    states = {"server": {"model/w": np.full(2000, number), "round": number}, "silo-a": {"round": number}}
-    save_checkpoint(folder, Place("run", number, 0, ""), states)
-    if number % 8 == 0:
-        print(number, flush=True)
+for first in sys.stdin:  # a process each, forked, as to start Python takes longer than to save
+    child = os.fork()
+    if child == 0:
+        for number in range(int(first), 10**6):
+            states = {"server": {"model/w": np.full(2000, number), "round": number}, "silo-a": {"round": number}}
+            save_checkpoint(folder, Place("run", number, 0, ""), states)
+            if number % 8 == 0:
+                print(os.getpid(), flush=True)
+    os.waitpid(child, 0)
+    print("killed", flush=True)
 """
 
 
-def test_a_process_killed_while_it_saves_leaves_a_checkpoint_that_loads(tmp_path: Path) -> None:
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    words, pipe = [sys.executable, "-c", SAVING, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
+def test_a_process_killed_while_it_saves_leaves_a_checkpoint_that_loads(
+    tmp_path: Path, saving: subprocess.Popen[str]
+) -> None:
     number = 0
+    assert saving.stdin is not None
+    assert saving.stdout is not None
     for kill in range(8):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVING, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()  # it is saving
+        saving.stdin.write(f"{number}\n")
+        saving.stdin.flush()
+        child = int(saving.stdout.readline())  # it is saving
         time.sleep(0.0037 * kill)  # anywhere in one of the saves that follow
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        os.kill(child, signal.SIGKILL)
+        while saving.stdout.readline() != "killed\n":
+            pass
         found = last_checkpoint(tmp_path)
         assert found is not None
         place, states = found

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from toy import SCHEMA, Hello, Said, Say, ToyClient
 
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Ask, Reason
@@ -34,12 +34,13 @@ import sys
 sys.path.insert(0, {folder!r})
 from toy import SCHEMA, Hello, Said
 from moretta import errors
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.engines import pipe as wire
-from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
+from moretta.engines.pipe import HERE, BeSilo, Acknowledged, AnswerHeader, Restore
 codec, source, sink = Codec((*SCHEMA, *wire.MESSAGES)), sys.stdin.buffer, sys.stdout.buffer
-while (data := wire.receive(source)) is not None:
-    asked, error, answer, state = codec.decode(data), "", Done(stamp=HERE), {{}}
+while (data := framing.read(source)) is not None:
+    asked, error, answer, state = codec.decode(data), "", Acknowledged(stamp=HERE), {{}}
     if isinstance(asked, BeSilo):
         x, y = wire.receive_array(source), wire.receive_array(source)
         begun, number = asked, int(x.sum() + y.sum()) + len(asked.state)
@@ -49,11 +50,11 @@ while (data := wire.receive(source)) is not None:
         answer, state = Said(stamp=asked.stamp, number=number), {{"more": b"m", **begun.state}}
     else:
         error = begun.settings
-    envelope = Envelope(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
+    envelope = AnswerHeader(stamp=HERE, seconds={{"local_forward": 2.0}}, peak_mib=7.5, state=state, error=error,
                         sentence="expected this, got that" if error else "")
-    wire.send(sink, codec.encode(envelope))
+    framing.write(sink, codec.encode(envelope))
     if not error:
-        wire.send(sink, codec.encode(answer))
+        framing.write(sink, codec.encode(answer))
 """
 
 
@@ -152,10 +153,11 @@ def test_an_answer_before_its_envelope_is_none() -> None:
 {READ}
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from toy import Said, SCHEMA
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.engines import pipe as wire
 for _ in range(2):
-    wire.send(sys.stdout.buffer, Codec(SCHEMA).encode(Said(stamp=wire.HERE, number=1)))
+    framing.write(sys.stdout.buffer, Codec(SCHEMA).encode(Said(stamp=wire.HERE, number=1)))
 """
     with pytest.raises(Disconnected, match="sent `toy/said` before its envelope"):
         silo(junk).answer(Hello(stamp=NOW))
@@ -192,15 +194,13 @@ HANGS = {
 
 @pytest.mark.parametrize("what", HANGS)
 def test_one_that_hangs_is_killed(what: str, monkeypatch: pytest.MonkeyPatch, started: list[Any]) -> None:
-    monkeypatch.setattr(child, "START", 1.0)
+    monkeypatch.setattr(child, "START", 0.3)
     rows = (np.zeros((1 << 20, 2)), np.zeros(1 << 20)) if what == "never reads" else ROWS  # more than a pipe holds
     client = ChildClient("north", "", STATE, rows, SCHEMA, command=(sys.executable, "-c", HANGS[what]))
-    engine = InProcess({"north": client}, Codec(SCHEMA), deadline=1.0)
-    began = time.monotonic()
+    engine = InProcess({"north": client}, Codec(SCHEMA), deadline=0.3)
     why = engine.deliver(Ask.all(["north"], Say(stamp=NOW), Said)).missing["north"]
-    assert time.monotonic() - began < 4.0
     assert why.reason is Reason.DISCONNECTED
-    assert "the process of silo `north` did not answer within 1 s (killed by signal 9" in why.detail
+    assert "the process of silo `north` did not answer within 0.3 s (killed by signal 9" in why.detail
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -282,9 +282,9 @@ def test_an_array_is_as_large_as_what_follows_and_no_numbers_take_no_memory(abou
 
 
 def test_a_frame_is_no_longer_than_its_limit() -> None:
-    for length in (wire.LIMIT + 1, 2**64 - 1):
-        with pytest.raises(CodecError, match=f"expected a frame of at most {wire.LIMIT} bytes, got {length}"):
-            wire.receive(io.BytesIO(length.to_bytes(8, "little") + b"1"))
+    for length in (framing.LIMIT + 1, 2**64 - 1):
+        with pytest.raises(CodecError, match=f"expected a frame of at most {framing.LIMIT} bytes, got {length}"):
+            framing.read(io.BytesIO(length.to_bytes(8, "little") + b"1"))
 
 
 def test_arrays_travel_as_they_are() -> None:

@@ -10,7 +10,7 @@ from toy import SCHEMA, Say, ToyClient, ToyServer
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
-from moretta.engines.driver import SAYS, Driver, Dropped, RoundEnd
+from moretta.engines.driver import SAYS, Driver, DroppedSilo, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.errors import Disconnected, MisuseError, ParameterError, PeerError, RunFailed, SumSpent
 
@@ -19,7 +19,7 @@ Clients = dict[str, ToyClient]
 
 def driver_of(server: ToyServer, clients: Clients, least: int = 2) -> Driver:
     engine = InProcess(clients, Codec(SCHEMA))
-    return Driver(server, list(clients), "run", engine.deliver, least, engine.clock.phase)
+    return Driver(server, list(clients), "run", engine, least)
 
 
 def play(server: ToyServer, clients: Clients, last: int = 3, least: int = 2) -> list[RoundEnd]:
@@ -61,7 +61,7 @@ def test_a_silo_that_misses_a_round_costs_that_round_itself_only(
     ends = play(server, clients, 4)
     assert server.sums == [321, 301, 321, 321]
     assert [end.attempt for end in ends] == [0, 1, 0, 0]
-    assert [end.dropped for end in ends] == [[], [Dropped(2, "b", reason)], [], []]
+    assert [end.dropped for end in ends] == [[], [DroppedSilo(2, "b", reason)], [], []]
     # Every change of the cohort is a set-up of its own, under a stamp of its own, and only a change is one.
     assert server.setups == [
         (Stamp("run", 1, 0), ("a", "b", "c")),
@@ -75,7 +75,7 @@ def test_a_silo_that_misses_the_setup_is_left_out_of_the_round(clients: Clients)
     server = ToyServer()
     ends = play(server, clients, 2)
     assert server.sums == [320, 321]
-    assert ends[0].dropped == [Dropped(1, "a", "refused: not yet")]
+    assert ends[0].dropped == [DroppedSilo(1, "a", "refused: not yet")]
     assert [cohort for _, cohort in server.setups] == [("a", "b", "c"), ("b", "c"), ("a", "b", "c")]
 
 
@@ -87,7 +87,7 @@ def test_silos_may_go_one_after_the_other(clients: Clients) -> None:
     server = ToyServer()
     ends = play(server, clients, 2, least=1)
     assert (ends[0].attempt, ends[0].report.figures) == (2, {"sum": 20.0})
-    assert ends[0].dropped == [Dropped(1, "a", "refused: first"), Dropped(1, "c", "refused: second")]
+    assert ends[0].dropped == [DroppedSilo(1, "a", "refused: first"), DroppedSilo(1, "c", "refused: second")]
     assert ends[1].report.figures == {"sum": 321.0}
 
 
@@ -162,24 +162,26 @@ def test_the_release_is_repeated_like_a_round(clients: Clients) -> None:
     assert len(list(driver.rounds(1, 2))) == 2
     outcome, dropped = driver.finish(3)
     assert outcome.facts == {"last": "word"}
-    assert dropped == [Dropped(3, "c", "failed: ValueError: gone")]
+    assert dropped == [DroppedSilo(3, "c", "failed: ValueError: gone")]
     assert server.setups[-1] == (Stamp("run", 3, 1), ("a", "b"))
 
 
 def test_what_the_server_computes_is_aggregation(clients: Clients) -> None:
-    engine = InProcess(clients, Codec(SCHEMA))
     open_phases: list[str] = []
+
+    class Watching(InProcess):
+        def deliver(self, ask: Ask) -> Replies:
+            open_phases.append(f"delivering in {self.clock._open}")
+            return super().deliver(ask)
+
+    engine = Watching(clients, Codec(SCHEMA))
 
     class Watched(ToyServer):
         def round(self, now: Stamp) -> Exchange[Report | Aborted]:
             open_phases.extend(engine.clock._open)
             return (yield from super().round(now))
 
-    def deliver(ask: Ask) -> Replies:
-        open_phases.append(f"delivering in {engine.clock._open}")
-        return engine.deliver(ask)
-
-    list(Driver(Watched(), list(clients), "run", deliver, 2, engine.clock.phase).rounds(1, 1))
+    list(Driver(Watched(), list(clients), "run", engine, 2).rounds(1, 1))
     assert open_phases == ["delivering in []", "aggregation", "delivering in []"]
 
 
@@ -241,14 +243,14 @@ def test_who_is_missing_beside_a_spent_take_is_left_out_of_the_next() -> None:
     clients["c"].faults["toy/say", 1] = PeerError("no")
     ends = play(Opening({}), clients, 1)
     assert [(end.take, end.report.figures) for end in ends] == [(1, {"sum": 11.0})]
-    assert ends[0].dropped == [Dropped(1, "c", "refused: no")]
+    assert ends[0].dropped == [DroppedSilo(1, "c", "refused: no")]
 
 
 def test_after_silos_were_bound_the_next_take_goes_on_without_the_silent() -> None:
     server = Opening({(1, 0): "c"})
     ends = play(server, spenders(), 2)
     assert [(end.attempt, end.take, end.report.figures["sum"]) for end in ends] == [(1, 1, 11.0), (0, 0, 111.0)]
-    assert ends[0].dropped == [Dropped(1, "c", "late: it was silent")]
+    assert ends[0].dropped == [DroppedSilo(1, "c", "late: it was silent")]
 
 
 def test_a_silo_that_has_cost_two_takes_is_left_out_until_the_run_is_resumed() -> None:
@@ -291,15 +293,15 @@ def test_whole_rows_wait_for_the_same_silos_and_then_fail_by_name() -> None:
     says = {(2, 0): (0, "abc", True)}
     waited: list[tuple[list[str], int]] = []
 
-    def back(silos: Sequence[str], least: int) -> Sequence[str]:
-        waited.append((list(silos), least))
-        return silos if len(waited) == 2 else ()
+    class Waiting(InProcess):
+        def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
+            waited.append((list(silos), least))
+            return silos if len(waited) == 2 else ()
 
     def driver() -> Driver:
         clients = spenders(a=says, b=says)
         clients["c"].faults["toy/say", 2] = Disconnected("gone")
-        engine = InProcess(clients, Codec(SCHEMA))
-        return Driver(ToyServer(), list(clients), "run", engine.deliver, 2, engine.clock.phase, back=back)
+        return Driver(ToyServer(), list(clients), "run", Waiting(clients, Codec(SCHEMA)), 2)
 
     for _ in range(2):
         with pytest.raises(RunFailed, match=r"round 2 can only be played .* as before, a, b, c: .* missing: c;"):

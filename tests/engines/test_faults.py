@@ -15,7 +15,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
 from moretta.engines import views
-from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
 from moretta.engines.faults import NO_MISHAP, Injector
 from moretta.engines.in_process import InProcess
 from moretta.engines.settings import Delay, Fault, FaultPhase, Faults
@@ -67,7 +67,7 @@ def play(
     server: ToyServer, clients: dict[str, ToyClient], faults: Faults, last: int = 3, **settings: Any
 ) -> list[RoundEnd]:
     engine = engine_of(clients, faults, **settings)
-    return list(Driver(server, list(clients), "run", engine.deliver, 2, engine.clock.phase).rounds(1, last))
+    return list(Driver(server, list(clients), "run", engine, 2).rounds(1, last))
 
 
 def ask(engine: InProcess, kind: Callable[..., Message], stamp: Stamp = NOW) -> Replies:
@@ -320,16 +320,16 @@ def test_the_release_is_one_more_round(helpful: dict[str, ToyClient]) -> None:
             return None
 
     engine = engine_of(helpful, Faults(drop=(Fault(round=3, silo="d"),)))
-    driver = Driver(Forgiving(), list(helpful), "run", engine.deliver, 2)
+    driver = Driver(Forgiving(), list(helpful), "run", engine, 2)
     assert not dropped(list(driver.rounds(1, 2)))
     _, gone = driver.finish(3)
-    assert gone == [Dropped(3, "d", "disconnected: fault injection: unreachable from the upload of round 3 on")]
+    assert gone == [DroppedSilo(3, "d", "disconnected: fault injection: unreachable from the upload of round 3 on")]
 
 
 def test_who_misses_the_setup_of_all_is_named_with_the_first_round(helpful: dict[str, ToyClient]) -> None:
     """Where only some silos are chosen, statistics are gathered from all before the first round."""
     helpful["d"].faults["toy/hello", 0] = ValueError("asleep")
     engine = engine_of(helpful, Faults(drop=(Fault(round=1, silo="b"),)))
-    driver = Driver(HardyServer(), list(helpful), "run", engine.deliver, 2, chosen=lambda number: ["a", "b", "c"])
+    driver = Driver(HardyServer(), list(helpful), "run", engine, 2, chosen=lambda number: ["a", "b", "c"])
     ends = list(driver.rounds(1, 2))
     assert [[(gone.round, gone.silo) for gone in end.dropped] for end in ends] == [[(0, "d"), (1, "b")], []]

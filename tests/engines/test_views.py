@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta.engines.views import FORMAT, INDEX, MAGIC, Recorder, Seen, Views, digest, read
+from moretta.engines.views import FORMAT, INDEX, MAGIC, Recorder, Seen, Views, digest, parse, read
 from moretta.errors import ParameterError
 
 SEEN = [
@@ -79,34 +79,34 @@ def test_a_resumed_run_overwrites_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_anywhere_gives_whole_messages_or_one_sentence(tmp_path: Path) -> None:
-    data, path = recorded(tmp_path).read_bytes(), tmp_path / "cut.bin"
+    data = recorded(tmp_path).read_bytes()
     whole = {len(MAGIC)}  # where a cut leaves nothing torn
     for count in (1, 2):
         whole.add(recorded(tmp_path / str(count), SEEN[:count]).stat().st_size)
     for end in range(len(data)):
-        path.write_bytes(data[:end])
         if end in whole:
-            assert list(read(path)) == SEEN[: sorted(whole).index(end)]
+            assert list(parse(data[:end], "cut.bin")) == SEEN[: sorted(whole).index(end)]
         else:
             with pytest.raises(ParameterError, match=r"cut\.bin"):
-                list(read(path))
+                list(parse(data[:end], "cut.bin"))
+
+
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return recorded(tmp_path_factory.mktemp("views"), SEEN[:2]).read_bytes()
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_damage_gives_messages_or_one_sentence_and_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    path = recorded(tmp_path_factory.mktemp("views"), SEEN[:2])
-    damaged = bytearray(path.read_bytes())
+def test_damage_gives_messages_or_one_sentence_and_nothing_else(undamaged: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(undamaged)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(damaged)
     try:
-        seen = list(read(path))
+        seen = list(parse(bytes(damaged), "damaged.bin"))
     except ParameterError as error:
         said = str(error)
-        assert str(path) in said
+        assert "damaged.bin" in said
     else:
         assert all(isinstance(part, str) for one in seen for part in (one.direction, one.peer))
 

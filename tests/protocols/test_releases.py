@@ -255,20 +255,20 @@ def test_what_is_too_far_back_to_be_known_again_counts_anew() -> None:
 def test_each_silo_counts_what_it_helped_to_open_and_states_its_own_epsilon() -> None:
     federation = made(silos=[*silos(NAMES[:3]), Silo("silo-3", silos()[0].x[:20], np.arange(20) % 3)])
     players = federation.players(4, 0)
-    engine = InProcess(players.clients, _codec(players), strict=False)
+    from moretta.contract.roles import Missing, Reason
     from moretta.engines.driver import Driver
 
-    def deliver(ask: Ask) -> Replies:  # the last silo is away in round 2
-        gone = [n for n, m in ask.messages.items() if n == "silo-3" and m.stamp.round == 2]
-        if not gone:
-            return engine.deliver(ask)
-        from moretta.contract.roles import Missing, Reason
+    class Losing(InProcess):
+        def deliver(self, ask: Ask) -> Replies:  # the last silo is away in round 2
+            gone = [n for n, m in ask.messages.items() if n == "silo-3" and m.stamp.round == 2]
+            if not gone:
+                return super().deliver(ask)
+            rest = {name: message for name, message in ask.messages.items() if name not in gone}
+            found = super().deliver(Ask(rest, ask.reply, ask.check))
+            return Replies(found.answers, {**found.missing, "silo-3": Missing(Reason.LATE, "is away")})
 
-        rest = {name: message for name, message in ask.messages.items() if name not in gone}
-        found = engine.deliver(Ask(rest, ask.reply, ask.check))
-        return Replies(found.answers, {**found.missing, "silo-3": Missing(Reason.LATE, "is away")})
-
-    list(Driver(players.server, NAMES, "run", deliver, players.least).rounds(1, 3))
+    engine = Losing(players.clients, _codec(players), strict=False)
+    list(Driver(players.server, NAMES, "run", engine, players.least).rounds(1, 3))
     assert players.releases is not None
     assert players.releases.count == 3
     stated = {name: client.privacy() for name, client in players.clients.items()}  # type: ignore[attr-defined]

@@ -337,7 +337,7 @@ def run(
     server = Adder(room)
     clients = {name: Site(room.silo(name), whole=whole, gone=gone if name == VICTIM else ()) for name in NAMES}
     engine = InProcess(clients, CODEC)
-    driver = Driver(server, list(NAMES), room.run, engine.deliver, 2, engine.clock.phase)
+    driver = Driver(server, list(NAMES), room.run, engine, 2)
     return server, list(driver.rounds(first, last))
 
 

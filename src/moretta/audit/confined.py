@@ -74,7 +74,7 @@ def is_readable(truth: Truth) -> bool:
 
 def rate(truth: Truth, number: int) -> float:
     """Return the public alpha_k of a round."""
-    return float(truth.federation.protocol.rate(number, truth.run.rounds))
+    return float(truth.federation.spec.protocol.rate(number, truth.run.rounds))
 
 
 def stepped(truth: Truth, name: str, number: int) -> dict[str, Array]:
@@ -95,7 +95,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
     held, batches = truth.rows(name), _batches(truth, name, truth.run.rows[name])
-    augment = bool(truth.federation.augment)
+    augment = bool(truth.federation.spec.augment)
     rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
     module = copy.deepcopy(truth.federation.model).train()
     weights = participant(truth, name, number).model()
@@ -103,7 +103,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
 
 
 def _batches(truth: Truth, who: str, rows: int) -> Batches:
-    return Batches(rows, truth.federation.batch_size, truth.seed, who)
+    return Batches(rows, truth.federation.spec.batch_size, truth.seed, who)
 
 
 # How good a model is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,9 @@ class Truth:
     def architecture(self) -> Architecture:
         """How an attacker builds the model."""
         of = self.federation
-        if of.run_file is not None and (of.settings or {}).get("model"):
-            made = dict((of.settings or {})["model"])
-            source, base = made.pop("source"), (of.settings or {}).get("run", {}).get("base", ".")
+        if of.spec.text and of.spec.settings.get("model"):
+            made = dict(of.spec.settings["model"])
+            source, base = made.pop("source"), of.spec.settings.get("run", {}).get("base", ".")
             return Architecture(source, made, base if ":" in source else ".")
         return Architecture(program=exported(of.model, self.run.shape, of.silos[0].x.dtype))
 
@@ -206,7 +206,7 @@ class Truth:
         """Return rows as the model and the loss take them."""
         of = self.federation
         made = standardised(x, *self._scales, self.dtype).numpy()
-        return Rows(made, targets(y, of.outputs, of.protocol.loss, who, self.dtype).numpy())
+        return Rows(made, targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy())
 
     @lru_cache(maxsize=256)  # noqa: B019
     def rows(self, silo: str) -> Rows:
@@ -216,7 +216,7 @@ class Truth:
 
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
-        size = self.federation.batch_size
+        size = self.federation.spec.batch_size
         return Batches(self.run.rows[silo], size, self.seed, silo).of_round(*self.drawn(number))
 
     def drawn(self, number: int) -> tuple[int, ...]:
@@ -239,10 +239,7 @@ class Truth:
 
     @cached_property
     def _here(self) -> Roles:
-        of = self.federation
-        if of.engine.edge:
-            of = replace(of, engine=of.engine.model_copy(update={"edge": ()}))
-        return of.players(self.planned, self.seed)
+        return self.federation.without_edge_processes().players(self.planned, self.seed)
 
     @cached_property
     def background(self) -> Rows:
@@ -276,19 +273,19 @@ class Truth:
         at = self.parameters(number) if parameters is None else parameters
         with rows.randomness(*self.drawn(number)):
             x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
-            return gradient(of.model, at, Rows(x, y), loss or self.loss, of.device)
+            return gradient(of.model, at, Rows(x, y), loss or self.loss, of.spec.device)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def _silo_rows(self, silo: str) -> SiloRows:
         """Return a silo's rows with its randomness, on its device, as another one has another generator."""
         of, held = self.federation, self.rows(silo)
-        batches = Batches(self.run.rows[silo], of.batch_size, self.seed, silo)
-        return SiloRows(held.x, torch.tensor(held.y), batches, self.dtype, of.device, augment=of.augment)
+        batches = Batches(self.run.rows[silo], of.spec.batch_size, self.seed, silo)
+        return SiloRows(held.x, torch.tensor(held.y), batches, self.dtype, of.spec.device, augment=of.spec.augment)
 
     @property
     def loss(self) -> Any:
         """The loss, of outputs and targets (`moretta.protocols.common.losses.Loss`)."""
-        return self.federation.protocol.loss_function
+        return self.federation.spec.protocol.loss_function
 
 
 def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any, device: str = "cpu") -> Tensors:
@@ -320,7 +317,7 @@ def _public(record: Mapping[str, Any], federation: Federation, recorded: tuple[i
         rows={silo.name: len(silo.x) for silo in federation.silos},
         shape=row_shape(federation.silos),
         outputs=federation.outputs,
-        dtype=federation.dtype,
+        dtype=federation.spec.dtype,
         scheme=summed["scheme"],
         ring_bits=summed["ring_bits"],
         rounds=record["rounds"],

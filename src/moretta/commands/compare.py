@@ -95,10 +95,10 @@ def _write_page(folders: Sequence[Path], home: Path | None) -> tuple[dict[str, f
 def _print_comparison(
     folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, page: Path | None, audits: bool
 ) -> None:
+    from moretta.protocols.registry import REFERENCE
     from moretta.report.audit import leaks_table, side_by_side
     from moretta.report.folder import read_run
     from moretta.report.table import comparison_table
-    from moretta.run.comparison import REFERENCE
 
     runs = [read(folder, "result.json") for folder in folders]
     told: dict[str, Any] = {

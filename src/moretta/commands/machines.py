@@ -134,9 +134,9 @@ def patch(
 ) -> None:
     """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
     with _needs_flare():
-        from moretta.deployment import kits
+        from moretta.deployment import patching
 
-        changes = kits.patch(kit, silo, server_key)
+        changes = patching.patch(kit, silo, server_key)
     say({"kit": str(kit), "changes": changes}, as_json, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, PositiveInt, field_validator, model_validator
 
-from moretta.contract.settings import Fraction, Positive, Section, Seed, Words, kebab
+from moretta.contract.settings import SERVER, Fraction, Positive, Section, Seed, Words, kebab
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
 from moretta.data.grid import check_grid
@@ -41,15 +41,15 @@ class Run(Section):
     name: str = "run"
     rounds: PositiveInt
     seed: Seed = 0
-    out: Path | None = None
+    out: Annotated[Path | None, SERVER] = None
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "cpu"
     checkpoint_every: PositiveInt = 10
-    evaluate_every: PositiveInt | None = None
-    record_views: bool | tuple[int, ...] = False
+    evaluate_every: Annotated[PositiveInt | None, SERVER] = None
+    record_views: Annotated[bool | tuple[int, ...], SERVER] = False
     early_stopping: PositiveInt | None = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    insecure_secret_seed: Annotated[Seed | None, Field(repr=False)] = None
+    insecure_secret_seed: Annotated[Seed | None, Field(repr=False), SERVER] = None
 
     @field_validator("name")
     @classmethod
@@ -150,7 +150,7 @@ class Data(Section):
     classes: Annotated[int, Field(ge=2)] | None = None
     outputs: PositiveInt | None = None
     least_rows: PositiveInt | None = None
-    test: Words | None = None
+    test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool = False
 
     @property

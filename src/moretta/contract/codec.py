@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from moretta.contract import framing
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import CodecError, PeerError
 
@@ -27,7 +28,7 @@ FORMAT = 2  # 1 had no take
 # of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.
 # A header of 4 MiB takes at most 4 bytes a character as text, as an entry's text and as that entry's own texts, 48 MiB,
 # and 200,000 values up to 232 bytes each (a dict of one entry has three marks), 16 MiB: under 64 MiB in all.
-LARGEST = 1 << 30  # bytes of a message, unless who receives it says otherwise
+LARGEST = framing.LIMIT  # bytes of a message, unless who receives it says otherwise
 HEADER_LIMIT = 4 << 20  # bytes of safetensors header: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
 ENTRIES_LIMIT = 200_000
 MARKS = b",:[{"
@@ -172,10 +173,7 @@ def _metadata(message: Message, without: Collection[str] = ()) -> str:
 
 def _open(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read the metadata, which safetensors' own loader does not hand out, then the arrays."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(HEADER_LIMIT, len(data) - 8):
-        raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
-    text = data[8 : 8 + length]
+    text = data[framing.find(data, limit=HEADER_LIMIT, what="a header")]
     entries = sum(text.count(mark) for mark in MARKS)
     if entries > ENTRIES_LIMIT:
         raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")

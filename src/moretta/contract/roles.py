@@ -86,7 +86,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class Replies:
-    """The valid answers that came in time, in the order of the ask, and who is missing and why."""
+    """The valid answers that came in time, in the order of the ask, and who is missing and why.
+
+    What an engine hands over is read, in any order and more than once, and never written to. So the arrays of an answer
+    need not be in memory: an engine may later back those above a size by files that are mapped read-only.
+    """
 
     answers: Mapping[str, Any]
     missing: Mapping[str, Missing] = dataclasses.field(default_factory=dict)

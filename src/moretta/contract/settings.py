@@ -5,9 +5,11 @@ Needs pydantic, so no role of an inference-only process imports it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -20,6 +22,22 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 def kebab(name: str) -> str:
     """Return a field's name as it stands in a run file."""
     return name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Whose a key is, where silos are on machines of their own; one without a mark is told to all of them."""
+
+    owner: str
+
+
+SERVER = Mark("server")
+SITE = Mark("site")
+
+
+def mark_of(known: FieldInfo) -> Mark | None:
+    """Return the mark of a field, or None for one that is shared."""
+    return next((one for one in known.metadata if isinstance(one, Mark)), None)
 
 
 class Section(BaseModel):

@@ -35,6 +35,7 @@ from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.common import modules
 from moretta.run import result
 from moretta.run.federation import Federation
+from moretta.run.result import Result
 from moretta.secure_aggregation.identity import Roster
 
 log = logging.getLogger("moretta")
@@ -94,22 +95,14 @@ class Controller(FlareController):
             self._fail(f"{type(error).__name__}: {error}", 1, fl_ctx)
 
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
-        run_file = run_files.loads(self._run, self._base / "run.toml")
-        if digest_of(told.told(run_file)) != self._digest:
-            raise ParameterError(
-                "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
-                "by moretta job or serve"
-            )
-        workspace = fl_ctx.get_engine().get_workspace()
+        run_file, workspace = self._run_file(), fl_ctx.get_engine().get_workspace()
         out = Path(self._out or Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "moretta")
         federation = told.server_side(run_file, out)
-        secure, names = run_file.secure_aggregation, list(run_file.engine.sites)
-        roster = None if secure.roster is None else Roster.load(run_file.resolve(secure.roster))
+        path = run_file.secure_aggregation.roster
+        roster = None if path is None else Roster.load(run_file.resolve(path))
         identity = identity_of(Path(workspace.get_site_config_dir()))
         server_key.check_listed(identity, roster)
-        if roster is not None:
-            names = [roster.engine_name(name) for name in names]
-        called = dict(zip(run_file.engine.sites, names, strict=True))
+        called = {silo: silo if roster is None else roster.engine_name(silo) for silo in run_file.engine.sites}
         there = {client.name for client in fl_ctx.get_engine().get_clients()}  # when the job began; others never come
         send = _send(fl_ctx, called)
         made, ended = list[Sites](), threading.Event()
@@ -136,14 +129,20 @@ class Controller(FlareController):
             return sites
 
         try:
-            outcome = federation.train(run_file.run.rounds, run_file.run.seed, resume=self._resume, through=through)
-            released = b""
-            if outcome.released is not None:
-                released = pack_released(_inputs(out), modules.arrays(outcome.released))
-            made[0].end(released)
+            result = federation.train(run_file.run.rounds, run_file.run.seed, resume=self._resume, through=through)
+            made[0].end(_released(result, out))
         finally:
             ended.set()
         self._tell({"state": "done", "out": str(out)})
+
+    def _run_file(self) -> RunFile:
+        run_file = run_files.loads(self._run, self._base / "run.toml")
+        if digest_of(told.told(run_file)) != self._digest:
+            raise ParameterError(
+                "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
+                "by moretta job or serve"
+            )
+        return run_file
 
     def _fail(self, sentence: str, code: int, fl_ctx: FLContext) -> None:
         self._tell({"state": "failed", "sentence": sentence, "code": code})
@@ -174,9 +173,12 @@ def _hello(federation: Federation, run_file: RunFile, digest: str, place: Place)
     )
 
 
-def _inputs(out: Path) -> dict[str, Any]:
-    inputs = read_json(out / "inputs.json")
-    return {name: value for name, value in inputs.items() if name != "format"}
+def _released(result: Result, out: Path) -> bytes:
+    """Return what sites are given of a run that has ended; nothing where nothing is released."""
+    if result.released is None:
+        return b""
+    inputs = {name: value for name, value in read_json(out / "inputs.json").items() if name != "format"}
+    return pack_released(inputs, modules.arrays(result.released))
 
 
 def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:

@@ -98,7 +98,7 @@ class EdgeRole:
             rounds=run.rounds,
             session=hello.session,
             insecure=self._file.silo.insecure_secret_seed,
-            rules=self._secure.rules(self._roster, told.playing(self._run_file)),
+            rules=self._secure.rules(self._roster, told.players_of(self._run_file)),
             run="" if self._file.silo.insecure_secret_seed is not None else hello.run,
             helped=helped,
             bound=self._bound(hello),

@@ -1,4 +1,4 @@
-"""A site's job in FLARE: a desk that answers the server, with the silo's role behind it."""
+"""A site's job in FLARE: a worker that answers the server, with the silo's role behind it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from nvflare.apis.signal import Signal
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
+from moretta.deployment.holding import take_turn
 from moretta.deployment.server_key import SILO, trust_of
-from moretta.deployment.site import Site, log_to, take_turn
+from moretta.deployment.site import Site, log_to
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
-from moretta.engines.flare.site_worker import Desk
+from moretta.engines.flare.site_worker import SiteWorker
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.baffle.edge.memory import cap
 
@@ -40,29 +41,29 @@ class Executor(FlareExecutor):
     def __init__(self, told: str, digest: str, made: float) -> None:
         super().__init__()
         self._told, self._digest, self._made = told, digest, made
-        self._desk: Desk | None = None
+        self._worker: SiteWorker | None = None
         self._holder: Path | None = None  # in the site's folder, which this process holds
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Open the desk when the job starts, and close it when it ends."""
+        """Make the worker when the job starts, and close it when it ends."""
         if event_type == EventType.START_RUN:
             name = fl_ctx.get_identity_name()
             folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
-            self._desk = Desk(lambda: self._site(folder, name), lambda: trust_of(file_of(folder), folder))
+            self._worker = SiteWorker(lambda: self._site(folder, name), lambda: trust_of(file_of(folder), folder))
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
-            threading.Thread(target=self._look_after, args=(self._desk,), daemon=True).start()
-        elif event_type == EventType.END_RUN and self._desk is not None:
-            self._desk.close()
+            threading.Thread(target=self._look_after, args=(self._worker,), daemon=True).start()
+        elif event_type == EventType.END_RUN and self._worker is not None:
+            self._worker.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Refuse: there are no tasks."""
         return make_reply(ReturnCode.TASK_UNKNOWN)
 
-    def _look_after(self, desk: Desk) -> None:
+    def _look_after(self, worker: SiteWorker) -> None:
         """Say while the server speaks that it does; end this process where it has said nothing for long."""
-        while not desk.ended.is_set():
+        while not worker.ended.is_set():
             time.sleep(LOOK)
-            silent = time.monotonic() - desk.last_heard
+            silent = time.monotonic() - worker.last_heard
             if self._holder is not None and silent < HEARD:
                 self._holder.touch()
             if silent > SILENCE:
@@ -71,8 +72,8 @@ class Executor(FlareExecutor):
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         reply = make_reply(ReturnCode.OK)
-        if self._desk is not None:
-            reply[ENVELOPE] = self._desk.answer(request.get(ENVELOPE))
+        if self._worker is not None:
+            reply[ENVELOPE] = self._worker.answer(request.get(ENVELOPE))
         return reply
 
     def _site(self, folder: Path, name: str) -> Site:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from moretta.config import silo_file
-from moretta.deployment import doctor, kits, processes
+from moretta.config.silo_file import SiloFile
+from moretta.deployment import certificates, kits, patching, processes, server_connection, site_checks
+from moretta.deployment.holding import only_one
+from moretta.deployment.machine_checks import writable
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
 from moretta.errors import ParameterError, RunFailed
@@ -40,35 +42,37 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     edge = edge or file.silo.edge
     processes.require("edge-flare" if edge else "flare")
     check_packages(RUNS if edge else ())
-    doctor.belongs(kit, silo, file)
-    kits.check(kit)
-    doctor.identified(file)
-    doctor.pinned(kit, file)
-    doctor.openable(file)
-    doctor.writable(file.out)
+    _check(kit, silo, file)
     settings: dict[str, object] = {"silo": os.path.abspath(silo)}
-    if edge:
-        settings["edge"] = True
-    if memory_limit_mib is not None:
-        settings["memory-limit-mib"] = memory_limit_mib
-    out, remembered = file.out, kit / "local" / "join.json"
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_one(kit / "local", KIT_HELD), _only_one(out, OUT_HELD):
-        if processes.end_left_over(remembered):
-            say("ended what an earlier join of this kit, which was killed, had left running")
-        for change in kits.patch(kit):
-            say(change)
-        write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
-        _wait_for_server(kit, say)
-        host, port = kits.address_of(kit)
-        say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
-        client = processes.start(kit, out / "flare.log")
-        try:
-            processes.remember(client, remembered)
-            _watch(client, kit, out, say)
-        finally:
-            processes.stop(client)
-            remembered.unlink(missing_ok=True)
+    settings |= {"edge": True} if edge else {}
+    settings |= {} if memory_limit_mib is None else {"memory-limit-mib": memory_limit_mib}
+    file.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(kit / "local", KIT_HELD), only_one(file.out, OUT_HELD):
+        return _join(kit, file.out, settings, say)
+
+
+def _check(kit: Path, silo: Path, file: SiloFile) -> None:
+    """Look, before anything is started, at what `moretta doctor` looks at."""
+    site_checks.belongs(kit, silo, file)
+    certificates.check(kit)
+    site_checks.identified(file)
+    site_checks.pinned(kit, file)
+    site_checks.openable(file)
+    writable(file.out)
+
+
+def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Path:
+    remembered = kit / "local" / "join.json"
+    if processes.end_left_over(remembered):
+        say("ended what an earlier join of this kit, which was killed, had left running")
+    for change in patching.patch(kit):
+        say(change)
+    write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
+    _wait_for_server(kit, say)
+    host, port = kits.address_of(kit)
+    say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
+    with processes.running(kit, out / "flare.log", remembered) as client:
+        _watch(client, kit, out, say)
     if client.returncode != 0:
         raise RunFailed(
             f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining again "
@@ -82,8 +86,8 @@ def _wait_for_server(kit: Path, say: Say) -> None:
     said, refused = "", False
     while True:
         try:
-            processes.resolve(kit)
-            processes.reach(kit, AGAIN, AGAIN)
+            server_connection.resolve(kit)
+            server_connection.reach(kit, AGAIN, AGAIN)
             return
         except RunFailed as error:
             refused = False
@@ -115,7 +119,7 @@ def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
             connected.extend(time.monotonic() for _ in found)
             with suppress(ParameterError):
                 try:
-                    processes.reach(kit, LOOK)
+                    server_connection.reach(kit, LOOK)
                 except RunFailed:  # the server is away, so that it is no wonder
                     connected.clear()
         if not warned and len(connected) == OFTEN and connected[-1] - connected[0] < WITHIN:
@@ -128,20 +132,3 @@ def _watch(client: processes.Parent, kit: Path, out: Path, say: Say) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-@contextmanager
-def _only_one(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder, so that no other join has it. what: the sentence where one has."""
-    descriptor = os.open(folder / "join.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
-            raise ParameterError(what.format(f"process {holder or 'unknown'}")) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moretta.config.run_files import RunFile
-from moretta.deployment import job, kits, processes, server_key
+from moretta.deployment import (
+    administration,
+    job,
+    kits,
+    patching,
+    processes,
+    provisioning,
+    server_connection,
+    server_key,
+)
 from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import last_checkpoint
@@ -48,6 +57,11 @@ class Places:
         """The folder of the job and the server's log."""
         return self.out.with_name(f"{self.out.name}-serve")
 
+    @property
+    def status(self) -> Path:
+        """The file in which the server's job says how far it is."""
+        return self.work / "status.json"
+
 
 def serve(
     run_file: RunFile,
@@ -75,10 +89,19 @@ def serve(
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
     processes.end_left_over(places.work / "server.json")
     names = job.site_names(run_file)
+    kit = _kits(run_file, places, host, port, names, say)
+    with _server(kit, places.work) as server:
+        _wait_for_sites(kit.admin, names, run_file, wait, say, server)
+        _play(run_file, places, kit, server, say, progress, resume=resume)
+        _shut_down(kit.admin, say)
+
+
+def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequence[str], say: Say) -> kits.Kits:
+    """Make the kits, or find those that were made, and tell what is to be done with them."""
     made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
-    kit = kits.provision(places.kits, host, port, names)
-    processes.check_port(port)
-    kits.patch(kit.server)
+    kit = provisioning.provision(places.kits, host, port, names)
+    server_connection.check_port(port)
+    patching.patch(kit.server)
     identity = _key(kit.server / "local", run_file)
     if made:
         say(f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust")
@@ -88,10 +111,7 @@ def serve(
             f"made {places.kits / KEY_FILE}, by which the server signs from now on; kits that were handed over before "
             f"lack it, so have each site run: moretta kit patch KIT --server-key '{line}'"
         )
-    with _server(kit, places.work) as server:
-        _wait_for_sites(kit.admin, names, run_file, wait, say, server)
-        _play(run_file, places, kit, server, say, progress, resume=resume)
-        _shut_down(kit.admin, say)
+    return kit
 
 
 def _key(local: Path, run_file: RunFile) -> Identity:
@@ -106,7 +126,7 @@ def _shut_down(admin: Path, say: Say) -> None:
     until = time.monotonic() + ENDING
     while True:
         try:
-            processes.shut_down(admin)
+            administration.shut_down(admin)
             return
         except MorettaError as error:
             if time.monotonic() > until:
@@ -126,24 +146,14 @@ def _play(
     resume: bool,
 ) -> None:
     """Submit the job and follow it; where its process dies, begin it again from its checkpoint."""
-    status = places.work / "status.json"
     history = _History(places.out / "history.jsonl", run_file.run.rounds, progress)
     for attempt in range(TRIES + 1):
-        status.unlink(missing_ok=True)
-        folder = places.work / "job"
-        arguments: dict[str, str | bool | float] = {
-            "out": str(places.out.absolute()),
-            "resume": resume or attempt > 0,
-            "wait": GATHER,
-            "status": str(status.absolute()),
-        }
-        job.write_job(run_file, folder, **arguments)
-        number = processes.submit(kit.admin, folder)
+        number = _submit(run_file, places, kit.admin, resume=resume or attempt > 0)
         try:
-            ended = _follow(places, status, server, history, say)
+            ended = _follow(places, server, history, say)
         except BaseException:
             with suppress(MorettaError):
-                processes.abort(kit.admin, number)
+                administration.abort(kit.admin, number)
             raise
         if ended is not None:
             if ended["state"] == "failed":
@@ -159,14 +169,25 @@ def _play(
     )
 
 
-def _follow(
-    places: Places, status: Path, server: processes.Parent, history: _History, say: Say
-) -> Mapping[str, Any] | None:
+def _submit(run_file: RunFile, places: Places, admin: Path, *, resume: bool) -> str:
+    """Hand the run to the server as a job; return the job's id."""
+    places.status.unlink(missing_ok=True)
+    arguments: dict[str, str | bool | float] = {
+        "out": str(places.out.absolute()),
+        "resume": resume,
+        "wait": GATHER,
+        "status": str(places.status.absolute()),
+    }
+    job.write_job(run_file, places.work / "job", **arguments)
+    return administration.submit(admin, places.work / "job")
+
+
+def _follow(places: Places, server: processes.Parent, history: _History, say: Say) -> Mapping[str, Any] | None:
     """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
     seen = began = looked = time.monotonic()
     said: Mapping[str, Any] | None = None
     while True:
-        state = _read(status)  # before the rounds, so that none is missed
+        state = _read(places.status)  # before the rounds, so that none is missed
         if state is not None and state != said:
             said = state
             if state["state"] == "playing":
@@ -229,7 +250,7 @@ def _wait_for_sites(
     while True:
         if server.poll() is not None:
             raise RunFailed(f"FLARE's server ended with exit code {server.returncode}, before any site had come")
-        there = processes.connected(admin)
+        there = administration.connected(admin)
         missing = [name for name in names if name not in there]
         if not missing:
             say(f"all {len(names)} sites are connected")
@@ -253,19 +274,14 @@ def _wait_for_sites(
 @contextmanager
 def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
     """Run FLARE's server, and leave none of its processes behind."""
-    server = processes.start(kit.server, work / "server.log")
-    try:
-        processes.remember(server, work / "server.json")
+    with processes.running(kit.server, work / "server.log", work / "server.json") as server:
         until = time.monotonic() + START
         while True:
             try:
-                processes.connected(kit.admin, wait=2.0)
+                administration.connected(kit.admin, wait=2.0)
                 break
             except MorettaError:
                 if server.poll() is not None or time.monotonic() > until:
                     raise RunFailed(f"FLARE's server did not start; {work / 'server.log'} says why") from None
                 time.sleep(0.2)
         yield server
-    finally:
-        processes.stop(server)
-        (work / "server.json").unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
+from moretta.config.specification import Specification, of_run_file, playing, shared
 from moretta.data.grid import GRIDS
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo
@@ -35,23 +35,14 @@ from moretta.secure_aggregation.settings import SecureAggregation
 if TYPE_CHECKING:
     from torch import nn
 
-    from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
+    from moretta.run.federation import Federation
 
 HELD_BACK = 0  # the seed by which sites choose what they hold back
 
 
 def told(run_file: RunFile) -> str:
     """Return what sites are told, as TOML that `moretta.config.run_files.loads` reads."""
-    run = run_file.run.model_copy(
-        update={"out": None, "record_views": False, "insecure_secret_seed": None, "evaluate_every": None}
-    )
-    update = {
-        "run": run,
-        "data": run_file.data.model_copy(update={"test": None}),
-        "protocol": run_file.protocol.model_copy(update={"warm_start": None}),
-        "secure_aggregation": run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),
-    }
-    return run_files.dumps(run_file.model_copy(update=update))
+    return run_files.dumps(shared(run_file))
 
 
 def server_side(run_file: RunFile, out: Path) -> Federation:
@@ -62,28 +53,14 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
     all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
     """
+    from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
+
     drawn = not entry_of(run_file.protocol).seeded_start and run_file.protocol.warm_start is None
     secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
-    federation = _federation(run_file, secrets.randbits(63) if secret else run_file.run.seed, silos_of(run_file))
-    text = run_files.dump(run_file)
-    protocol = federation.protocol
-    if protocol.warm_start is not None:
-        protocol = protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
-    aggregation = run_file.secure_aggregation
-    if aggregation.roster is not None:
-        aggregation = aggregation.model_copy(update={"roster": run_file.resolve(aggregation.roster)})
-    return replace(
-        federation,
-        protocol=protocol,
-        aggregation=aggregation,
-        out=out,
-        test=_test_rows(run_file),
-        record_views=run_file.run.record_views,
-        evaluate_every=run_file.run.evaluate_every,
-        insecure_secret_seed=run_file.run.insecure_secret_seed,
-        run_file=(text, run_files.digest(run_file)),
-        settings=tomllib.loads(text),
-    )
+    seed = secrets.randbits(63) if secret else run_file.run.seed
+    silos = silos_of(run_file)
+    spec = _specification(run_file, device="cpu")
+    return Federation.of(spec, _model(run_file, seed), silos, test=_test_rows(run_file), out=out)
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
@@ -92,16 +69,20 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
     run do not fit each other.
     """
+    from moretta.models.size import build_within
+    from moretta.run.federation import Federation
+
     aggregation = aggregation_at(run_file, site)
     check_code(run_file.model.source, site.silo.models)
     silos, names = silos_at(run_file, site)
-    return replace(
-        _federation(run_file, run_file.run.seed, silos, site.limits.parameters),
+    spec = _specification(
+        run_file,
         aggregation=aggregation,
         device=site.limits.device,
-        feature_names=names,
         insecure_secret_seed=site.silo.insecure_secret_seed,
     )
+    model = build_within(site.limits.parameters, lambda: _model(run_file, run_file.run.seed))
+    return Federation.of(spec, model, silos, feature_names=names)
 
 
 def check_code(source: str, agreed: Sequence[str]) -> None:
@@ -138,7 +119,7 @@ def check_floors(run_file: RunFile, site: SiloFile) -> None:
     """Raise `moretta.errors.ParameterError`, naming the key, for a run that goes below a floor of silo.toml."""
     floors, secure, protocol = site.privacy, run_file.secure_aggregation, run_file.protocol
     masked = secure.scheme == "pairwise"
-    least = secure.rules(None, playing(run_file)).least(secure.scheme)
+    least = secure.rules(None, players_of(run_file)).least(secure.scheme)
     wanted_scheme = floors.scheme or "none"
     noise = getattr(protocol, "dp_noise", None) or 0.0
     blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
@@ -235,11 +216,10 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     return found
 
 
-def playing(run_file: RunFile) -> Participation:
+def players_of(run_file: RunFile) -> Participation:
     """Return who plays which round."""
-    names, run = run_file.engine.sites, run_file.run
-    count = max(run_file.secure_aggregation.least, round(run.participation * len(names)))
-    return Participation(tuple(names), count, run.seed)
+    run = run_file.run
+    return playing(run_file.secure_aggregation, run.participation, run_file.engine.sites, run.seed)
 
 
 def task_of(data: Data) -> str:
@@ -269,42 +249,37 @@ def _column_parts(data: Data) -> list[tuple[int, ...]]:
     return found
 
 
-def _federation(run_file: RunFile, model_seed: int, silos: list[Silo], most: int | None = None) -> Federation:
-    """Make the federation. most: the most numbers that its model may have; None: as many as it likes."""
-    from moretta.models.size import build_within
-    from moretta.run.federation import Federation
+def _model(run_file: RunFile, seed: int) -> nn.Module:
+    """Build the model. seed: of its weights."""
+    wanted = _wanted(run_file.data)
+    classes = 1 if run_file.protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
+    return catalogue.build(
+        run_file.model.source,
+        inputs=wanted.inputs or (),
+        outputs=classes or wanted.outputs or 1,
+        base=run_file.base,
+        seed=seed,
+        **run_file.model.arguments,
+    )
 
-    run, data, protocol = run_file.run, run_file.data, run_file.protocol
-    wanted = _wanted(data)
-    classes = 1 if protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
 
-    def build() -> nn.Module:
-        return catalogue.build(
-            run_file.model.source,
-            inputs=wanted.inputs or (),
-            outputs=classes or wanted.outputs or 1,
-            base=run_file.base,
-            seed=model_seed,
-            **run_file.model.arguments,
-        )
-
-    return Federation(
-        model=build() if most is None else build_within(most, build),
-        silos=silos,
-        protocol=protocol.model_copy(update={"warm_start": None}),
-        aggregation=run_file.secure_aggregation.model_copy(update={"roster": None, "identity": None}),
-        engine=run_file.engine,
-        batch_size=data.batch_size,
-        standardise=len(wanted.inputs) == 1 and not wanted.tokens if data.standardise is None else data.standardise,
-        dtype=run.dtype,
-        task=task_of(data),
-        name=run.name,
-        augment=data.augment == "crop-flip",
-        participation=run.participation,
-        checkpoint_every=run.checkpoint_every,
-        least_rows=data.least_rows,
-        score_at_silos=data.score_at_silos,
+def _specification(
+    run_file: RunFile,
+    *,
+    device: str,
+    aggregation: SecureAggregation | None = None,
+    insecure_secret_seed: int | None = None,
+) -> Specification:
+    """Return the specification of a run whose rows are at sites; arguments as of `specification.of_run_file`."""
+    wanted = _wanted(run_file.data)
+    return of_run_file(
+        run_file,
+        task=task_of(run_file.data),
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+        aggregation=aggregation,
+        device=device,
+        insecure_secret_seed=insecure_secret_seed,
     )
 
 

@@ -12,14 +12,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
-import signal
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -48,9 +43,6 @@ from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 log = logging.getLogger("moretta")
 
 LASTING = "lasting.json"
-HOLDER = "job.json"  # who holds the folder
-LEAVE = 5.0  # seconds that an earlier job of this site has to end when it is asked to
-SILENT = 30.0  # seconds without a word from a job's server after which another may take its place
 
 
 class Role(Protocol):
@@ -67,7 +59,7 @@ class Role(Protocol):
 
 
 class Site:
-    """One site, as `moretta.engines.flare.site_worker.Desk` wants it.
+    """One site, as `moretta.engines.flare.site_worker.SiteWorker` wants it.
 
     file: its silo.toml. text: what it was told of the run. certificate: the name in its startup kit's certificate.
     Raises `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
@@ -234,57 +226,3 @@ def unpack_released(data: bytes) -> tuple[Mapping[str, object], Tensors]:
     if not isinstance(inputs, dict):
         raise CodecError("expected a released model with what its inputs mean")
     return inputs, tensors
-
-
-def take_turn(folder: Path, job: str, made: float) -> Path:
-    """Hold a site's folder for as long as this process lives; return the file to `touch` while its server speaks.
-
-    job: the digest of what the site was told; made: the moment at which the job was made. What still holds the folder
-    is ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
-    Raises `moretta.errors.ParameterError` where another run is played in it.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = folder / "job.lock"
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
-    try:
-        for how in (None, signal.SIGTERM, signal.SIGKILL):
-            if how is not None:
-                _end_holder(lock, job, made, how)
-            until = time.monotonic() + (LEAVE if how is not None else 0.0)
-            while True:
-                with suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    me = {"pid": os.getpid(), "started": _started(os.getpid()), "job": job, "made": made}
-                    write_atomically(folder / HOLDER, json.dumps(me).encode(), mode=0o600)
-                    return folder / HOLDER
-                if time.monotonic() > until:
-                    break
-                time.sleep(0.05)
-        raise ParameterError(f"{folder} is held by another job of this site that does not end; end that process")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def _end_holder(lock: Path, job: str, made: float, how: signal.Signals) -> None:
-    path = lock.with_name(HOLDER)
-    try:
-        holder, silent = json.loads(path.read_text()), time.time() - path.stat().st_mtime
-        pid, started, theirs = int(holder["pid"]), str(holder["started"]), float(holder["made"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # it has the lock, and has not said yet who it is
-    if silent < SILENT and (holder["job"] != job or theirs >= made):
-        raise ParameterError(
-            f"{lock.parent} is in use by another job of this site (process {pid}), which its server still speaks to: "
-            "another run, or the site has joined twice; wait for its end, or give each silo.toml an out of its own"
-        )
-    if _started(pid) == started:  # else that number is another process's by now
-        with suppress(OSError):
-            os.kill(pid, how)
-
-
-def _started(pid: int) -> str:
-    """Return the moment at which a process started, as the system counts; empty for one that is gone."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""

@@ -14,11 +14,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO
 
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.engines import pipe as wire
-from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
+from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, Disconnected, MisuseError
 
 log = logging.getLogger("moretta")
@@ -102,7 +103,7 @@ class ChildClient:
 
     def _done(self, message: Message, *arrays: Array, seconds: float | None = None) -> None:
         answer = self._exchange(message, *arrays, seconds=seconds)
-        if not isinstance(answer, Done):
+        if not isinstance(answer, Acknowledged):
             raise self._gone(f"sent `{answer.TAG}` where nothing was asked")
 
     def _exchange(self, message: Message, *arrays: Array, seconds: float | None = None) -> Message:
@@ -112,12 +113,12 @@ class ChildClient:
             raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
         try:
             process.wait_until(time.monotonic() + seconds)
-            wire.send(process.input, self._codec.encode(message))
+            framing.write(process.input, self._codec.encode(message))
             for array in arrays:
                 wire.send_array(process.input, array)
             process.wait_until(time.monotonic() + seconds)
             envelope = self._receive(process)
-            answer = None if isinstance(envelope, Envelope) and envelope.error else self._receive(process)
+            answer = None if isinstance(envelope, AnswerHeader) and envelope.error else self._receive(process)
         except TimeoutError:
             process.kill()
             raise self._gone(f"did not answer within {seconds:g} s") from None
@@ -125,7 +126,7 @@ class ChildClient:
             raise self._gone("has ended") from None
         except CodecError as error:
             raise self._gone(f"sent what is no answer: {error}") from None
-        if not isinstance(envelope, Envelope):
+        if not isinstance(envelope, AnswerHeader):
             raise self._gone(f"sent `{envelope.TAG}` before its envelope")
         for phase, seconds in envelope.seconds.items():
             self.charge(phase, seconds)
@@ -136,7 +137,7 @@ class ChildClient:
         return answer
 
     def _receive(self, process: _Process) -> Message:
-        data = wire.receive(process.output)
+        data = framing.read(process.output)
         if data is None:
             raise BrokenPipeError
         return self._codec.decode(data)

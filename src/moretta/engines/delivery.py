@@ -48,7 +48,7 @@ class Delivery(Protocol):
         """End what was started for silos."""
 
 
-class Traffic:
+class TrafficCounter:
     """Bytes by direction and by the tag of what was asked."""
 
     def __init__(self) -> None:

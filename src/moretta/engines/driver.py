@@ -21,33 +21,28 @@ from typing import TypeVar
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import (
     Aborted,
-    Ask,
     Exchange,
     Missing,
     Outcome,
-    Phase,
     Reason,
     Replies,
     Report,
     Server,
-    no_phase,
 )
+from moretta.engines.delivery import Delivery
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
-SAYS = (
-    3  # times in a round that a silo may say that a take is spent; more come of one that does not follow the protocol
-)
+SAYS = 3  # times in a round that a silo may say that a take is spent; one that follows the protocol says it less often
 COSTS = 2  # takes that a silo may cost before it is left out
 
 R = TypeVar("R")
-Deliver = Callable[[Ask], Replies]
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedSilo:
     """A silo that missed a round, and why."""
 
     round: int
@@ -67,18 +62,15 @@ class RoundEnd:
     attempt: int
     cohort: Sequence[str]
     report: Report
-    dropped: Sequence[Dropped]
+    dropped: Sequence[DroppedSilo]
     take: int = 0
 
 
 class Driver:
-    """Plays a server against silos that an engine delivers to.
+    """Plays a server against the silos that an engine delivers to.
 
-    run: the id that all stamps carry. least: the fewest silos a round may have. phase: the engine's clock.
-    chosen: which silos take part in a round, by its number; all of them if None. back: waits until so many of some
-    silos that are gone can be reached again, as long as it sees fit, and returns who can. renewed: whether, since it
-    was last called, a silo has come as another process, which knows nothing of what was agreed on in a set-up. away:
-    who of some silos is known not to answer now, and why; a round begins without them if the rest are enough.
+    run: the id that all stamps carry. least: the fewest silos a round may have. chosen: which silos take part in a
+    round, by its number; all of them if None.
     """
 
     def __init__(
@@ -86,23 +78,18 @@ class Driver:
         server: Server,
         silos: Sequence[str],
         run: str,
-        deliver: Deliver,
+        engine: Delivery,
         least: int,
-        phase: Phase = no_phase,
         chosen: Callable[[int], Sequence[str]] | None = None,
-        back: Callable[[Sequence[str], int], Sequence[str]] = lambda silos, least: (),
-        renewed: Callable[[], bool] = lambda: False,
-        away: Callable[[Sequence[str]], Mapping[str, Missing]] = lambda silos: {},
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
-        self._deliver, self._least, self._phase, self._chosen, self._back = deliver, least, phase, chosen, back
-        self._renewed, self._away = renewed, away
+        self._engine, self._least, self._chosen = engine, least, chosen
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
-        before: Sequence[Dropped] = ()
+        before: Sequence[DroppedSilo] = ()
         if self._chosen is not None:  # statistics are of all silos, whoever is chosen first
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
         for number in range(first, last + 1):
@@ -111,17 +98,17 @@ class Driver:
             yield RoundEnd(number, now.attempt, self._cohort or (), report, [*before, *dropped], now.take)
             before = ()
 
-    def finish(self, number: int) -> tuple[Outcome, Sequence[Dropped]]:
+    def finish(self, number: int) -> tuple[Outcome, Sequence[DroppedSilo]]:
         """Let the server release, with round number `number`, one past the last."""
         outcome, _, dropped = self._repeat(number, self._silos, self._server.finish)
         return outcome, dropped
 
     def _repeat(
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
-    ) -> tuple[R, Stamp, Sequence[Dropped]]:
+    ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
         wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
-        away = {silo: why for silo, why in self._away(present).items() if silo not in lost}
+        away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
         takes, attempt, waits = _Takes(), 0, 0
@@ -134,7 +121,7 @@ class Driver:
             if isinstance(ended, Report):
                 _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
-                dropped = [Dropped(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
+                dropped = [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
@@ -210,7 +197,7 @@ class Driver:
         least: how many have to be; where that is none, the round cannot do without any.
         """
         away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
-        return self._back(away, least if least > 0 else len(away)) if away else []
+        return self._engine.back(away, least if least > 0 else len(away)) if away else []
 
     def _attempt(
         self,
@@ -220,7 +207,7 @@ class Driver:
         gone: dict[str, Missing],
     ) -> R | Aborted:
         try:
-            renewed = self._renewed()
+            renewed = self._engine.renewed()
             if present != self._cohort or renewed:
                 self._cohort = None
                 aborted = self._play(self._server.setup(now, present), gone)
@@ -239,11 +226,11 @@ class Driver:
         replies: Replies | None = None
         while True:
             try:
-                with self._phase("aggregation"):
+                with self._engine.clock.phase("aggregation"):
                     ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            replies = self._deliver(ask)
+            replies = self._engine.deliver(ask)
             _note(gone, replies.missing)
 
 

@@ -12,7 +12,7 @@ from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, answer
 from moretta.engines.checkpoint import Place
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
-from moretta.engines.delivery import Traffic, replies_of, valid
+from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
@@ -43,7 +43,7 @@ class InProcess:
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
-        self._traffic = Traffic()
+        self._traffic = TrafficCounter()
         for client in clients.values():
             client.phase = self.clock.phase
         self._children = [client for client in clients.values() if isinstance(client, ChildClient)]

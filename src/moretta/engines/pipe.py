@@ -1,15 +1,16 @@
 """What passes between a silo's own process and who runs it, on the process's standard input and output.
 
-A frame is 8 bytes of length, little-endian, and as many bytes: a message of the codec, or of an array what lies in its
+Each part goes behind its length (`moretta.contract.framing`): a message of the codec, or of an array what lies in its
 memory. Nothing else is ever on standard output, and nothing secret is on the command line or in the environment.
 
     whoever runs it                                 the process
       BeSilo(settings, its state), x, y         -->   makes its role
       Restore(state)                            -->   takes it up
       any message of the protocol               -->   answers it
-                                                <--   Envelope, and unless it tells of an error, Done or the answer
+                                                <--   AnswerHeader, and unless it tells of an error, the answer, or
+                                                      Acknowledged where none was asked for
 
-An array is two frames: dtype and shape as JSON, and its bytes, which are read where they are to stay.
+An array is two parts: dtype and shape as JSON, and its bytes, which are read where they are to stay.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from moretta import errors
+from moretta.contract import framing
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.errors import CodecError, MorettaError
 
 HERE = Stamp("edge", 0, 0)  # of messages that do not leave the machine
-LENGTH = 8
-LIMIT = 1 << 30  # bytes of a message, or of an array
 ABOUT_ARRAY = 1 << 10  # bytes that say what an array is
 DIMENSIONS = 32
 SENTENCE = 10_000  # characters
@@ -54,12 +54,12 @@ class Restore(Message):
 
 
 @message("edge/done")
-class Done(Message):
+class Acknowledged(Message):
     """It is done."""
 
 
 @message("edge/envelope")
-class Envelope(Message):
+class AnswerHeader(Message):
     """What comes before an answer, and of which protocols know nothing.
 
     seconds: by phase. peak_mib: the most memory the process has had resident. state: the silo's, where it has changed.
@@ -73,64 +73,39 @@ class Envelope(Message):
     sentence: str
 
 
-MESSAGES = (BeSilo, Restore, Done, Envelope)
+MESSAGES = (BeSilo, Restore, Acknowledged, AnswerHeader)
 
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MorettaError)
 }
 
 
-def error_of(envelope: Envelope) -> Exception:
+def error_of(envelope: AnswerHeader) -> Exception:
     """Return the error that an envelope tells of, of the same class if it is one of ours."""
     kind = _ERRORS.get(envelope.error)
     return RuntimeError(f"{envelope.error}: {envelope.sentence}") if kind is None else kind(envelope.sentence)
 
 
-def send(stream: BinaryIO, data: bytes | memoryview) -> None:
-    """Write a frame. Raises OSError where nobody reads."""
-    stream.write(len(data).to_bytes(LENGTH, "little"))
-    stream.write(data)
-    stream.flush()
-
-
-def receive(stream: BinaryIO, limit: int = LIMIT) -> bytes | None:
-    """Return the bytes of the next frame, or None at the end. Raises CodecError for a long frame or half of one."""
-    length = _length(stream)
-    if length is None:
-        return None
-    if length > limit:
-        raise CodecError(f"expected a frame of at most {limit} bytes, got {length}")
-    data = stream.read(length)  # memory is asked for at once, and taken as bytes come
-    if len(data) < length:
-        raise CodecError(f"expected a frame of {length} bytes, got {len(data)}")
-    return data
-
-
 def send_array(stream: BinaryIO, array: Array) -> None:
-    """Write an array of numbers, as two frames."""
-    send(stream, json.dumps([array.dtype.str, array.shape]).encode())
-    send(stream, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    """Write an array of numbers, as two parts."""
+    framing.write(stream, json.dumps([array.dtype.str, array.shape]).encode())
+    framing.write(stream, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def receive_array(stream: BinaryIO) -> Array:
     """Return the array that `send_array` wrote. Raises CodecError for anything else, before it takes memory for it."""
     dtype, shape = _about_array(stream)
-    size, length = math.prod(shape) * dtype.itemsize, _length(stream)
-    if length != size or size > LIMIT:
-        raise CodecError(f"expected an array of {size} bytes of numbers, and at most {LIMIT}; got {length}")
+    size, length = math.prod(shape) * dtype.itemsize, framing.read_length(stream)
+    if length != size or size > framing.LIMIT:
+        raise CodecError(f"expected an array of {size} bytes of numbers, and at most {framing.LIMIT}; got {length}")
     array: Array = np.empty(shape, dtype)
-    filled, view = 0, array.reshape(-1).view(np.uint8).data
-    while filled < length:
-        more = stream.readinto(view[filled:])  # type: ignore[attr-defined]  # every binary stream has it
-        if not more:
-            raise CodecError(f"expected an array of {length} bytes, got {filled}")
-        filled += more
+    framing.fill(stream, array.reshape(-1).view(np.uint8).data)
     return array
 
 
 def _about_array(stream: BinaryIO) -> tuple[np.dtype[Any], list[int]]:
     try:
-        name, shape = json.loads(receive(stream, ABOUT_ARRAY) or b"")
+        name, shape = json.loads(framing.read(stream, ABOUT_ARRAY) or b"")
         dtype = np.dtype(name)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         raise CodecError(f"expected an array's dtype and shape: {error}") from None
@@ -138,12 +113,3 @@ def _about_array(stream: BinaryIO) -> tuple[np.dtype[Any], list[int]]:
     if dtype.kind not in "biuf" or not whole or len(shape) > DIMENSIONS:
         raise CodecError(f"expected an array of numbers in at most {DIMENSIONS} dimensions, got {name!r:.40}")
     return dtype, shape
-
-
-def _length(stream: BinaryIO) -> int | None:
-    head = stream.read(LENGTH)
-    if not head:
-        return None
-    if len(head) < LENGTH:
-        raise CodecError(f"expected a frame's length of {LENGTH} bytes, got {len(head)}")
-    return int.from_bytes(head, "little")

@@ -1,8 +1,8 @@
 """Recorded views: exactly the messages that a role saw, as the codec's bytes, a file for each role and round.
 
 ``views/<role>/round-000012.0.bin`` holds round 12 as seen in session 0 (a resumed run is in its next session). Each
-record is the length of a JSON line and the line (``{"direction": "sent" | "received", "peer": ..}``), then the length
-of the message and the message; lengths are 8 bytes, little-endian. A file begins with `MAGIC`.
+record is two parts behind their lengths (`moretta.contract.framing`): a JSON line (``{"direction": "sent" | "received",
+"peer": ..}``) and the message. A file begins with `MAGIC`.
 
 ``views/index.jsonl`` says of which run they are, and then has a line for each file with its SHA-256; the digest of the
 index is in the run's ``result.json``. A file without a line is of a round that was never finished.
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moretta.contract import framing
 from moretta.engines.files import write_atomically
-from moretta.errors import ParameterError
+from moretta.errors import CodecError, ParameterError
 
 MAGIC = b"moretta views 1\n"
 FORMAT = 1
@@ -61,8 +62,7 @@ class Recorder:
     def saw(self, role: str, direction: str, peer: str, data: bytes) -> None:
         """Note one message of the present round."""
         line = json.dumps({"direction": direction, "peer": peer}).encode()
-        record = len(line).to_bytes(8, "little") + line + len(data).to_bytes(8, "little") + data
-        self._pending[role, self._round].append(record)
+        self._pending[role, self._round].append(framing.framed(line, data))
 
     def flush(self) -> None:
         """Write what was noted, at the end of a round."""
@@ -196,11 +196,14 @@ def parse(data: bytes, where: str) -> Iterator[Seen]:
 
     def take() -> bytes:
         nonlocal position
-        end = position + 8 + int.from_bytes(data[position : position + 8], "little")
-        if end > len(data) or position + 8 > len(data):
-            raise ParameterError(f"{where}: the recorded view ends in the middle of a message; the file is damaged")
-        part, position = data[position + 8 : end], end
-        return part
+        try:
+            found = framing.find(data, position, limit=len(data))
+        except CodecError:
+            raise ParameterError(
+                f"{where}: the recorded view ends in the middle of a message; the file is damaged"
+            ) from None
+        position = found.stop
+        return data[found]
 
     while position < len(data):
         try:

@@ -6,10 +6,11 @@ To add protocols, add their ``protocol.py`` to `MODULES`; nothing else outside t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moretta.errors import ParameterError
+from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.entry import Entry, load
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
@@ -49,3 +50,11 @@ def edge_of(protocol: Training) -> Any:
 def names(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the names of some entries, in the order of the list."""
     return tuple(entry.name for entry in entries)
+
+
+def claims_of(protocol: str) -> Sequence[Claim]:
+    """Return who learns what under a protocol, in the order of a report; empty for one that is not listed."""
+    if protocol not in ENTRIES:
+        return ()
+    claims = importlib.import_module(ENTRIES[protocol].claims).CLAIMS
+    return [claim for claim in claims if not claim.protocols or protocol in claim.protocols]

@@ -14,8 +14,9 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from moretta.errors import MissingExtra
+from moretta.protocols.registry import ENTRIES
 from moretta.report.folder import RoundRecord, RunRecord
-from moretta.report.table import byte_unit, human_bytes, human_seconds, labels, other_seconds, phases, protocol_labels
+from moretta.report.table import byte_unit, human_bytes, human_seconds, labels, other_seconds, phases
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -262,7 +263,7 @@ def _moving_average(values: Sequence[float], window: int) -> list[float]:
 
 def colour(protocol: str) -> str:
     """A protocol's colour; grey for one that has none."""
-    return dict(zip(protocol_labels(), COLOURS, strict=False)).get(protocol, "#999999")
+    return dict(zip(ENTRIES, COLOURS, strict=False)).get(protocol, "#999999")
 
 
 def _svg(

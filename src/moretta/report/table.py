@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from moretta.protocols.registry import ENTRIES, REFERENCE
 from moretta.report.folder import RunRecord, SiloScore
 
 PHASES = {
@@ -43,15 +44,10 @@ class Row:
         return f"{self.measure} ({self.unit})" if self.unit else self.measure
 
 
-def protocol_labels() -> Mapping[str, str]:  # registry
-    """Protocols by name, in the registry's order, as the field writes them."""
-    fedsgd = {"fedsgd": "FedSGD", "fedavg": "FedAvg", "local": "Local only", "centralised": "Centralised"}
-    return fedsgd | {"pbpfl": "PBPFL", "cgd": "CGD", "baffle": "BAFFLE"}
-
-
 def label_of(record: RunRecord) -> str:
     """The run's protocol as the field writes it; its bare name where this version does not know it."""
-    return protocol_labels().get(record.protocol, record.protocol)
+    entry = ENTRIES.get(record.protocol)
+    return record.protocol if entry is None else entry.label
 
 
 def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
@@ -65,14 +61,14 @@ def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
 def comparison_rows(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> tuple[Row, ...]:
     """The measures that at least one of the runs has.
 
-    differences: the largest relative difference of the final weights from FedSGD's, by run folder (its path or its
-    name) or by protocol.
+    differences: the largest relative difference of the final weights from the reference's, by run folder (its path or
+    its name) or by protocol.
     """
     rows = [*_scores(records), *_traffic(records), *_seconds(records)]
     if differences:
         distances = [_difference(record, differences) for record in records]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
-        rows.append(Row("Final weights", "Largest relative difference from FedSGD", "", cells))
+        rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
     return tuple(row for row in rows if set(row.cells) != {MISSING})
 
 

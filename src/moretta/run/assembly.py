@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
-from moretta.config import run_files
+from moretta.config import specification
 from moretta.config.run_files import RunFile
-from moretta.data import dataset, domains, partition, sources
+from moretta.data import domains, partition, sources
+from moretta.data.dataset import SiloData
 from moretta.data.silo import Silo
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 from moretta.run.federation import Federation
-from moretta.secure_aggregation.settings import SecureAggregation
 
 
 def federation_of(run_file: RunFile, out: Path | None) -> Federation:
@@ -58,54 +57,25 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         seed=run.seed,
         **run_file.model.arguments,
     )
-    text = run_files.dump(run_file)
-    return Federation(
-        model=model,
-        silos=[_silo(silo, protocol) for silo in dealt.silos],
-        protocol=_warmed(protocol, run_file),
+    spec = specification.of_run_file(
+        run_file,
+        task=dataset.task,
+        standardise=dataset.standardise,
+        model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+    )
+    return Federation.of(
+        spec,
+        model,
+        [_silo(silo, protocol) for silo in dealt.silos],
         test=(dealt.test.x, dealt.test.y),
         validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
-        aggregation=_found(run_file),
-        engine=run_file.engine,
         out=out,
-        batch_size=wanted.batch_size,
-        standardise=dataset.standardise if wanted.standardise is None else wanted.standardise,
-        dtype=run.dtype,
-        device=run.device,
-        task=dataset.task,
-        name=run.name,
-        augment=wanted.augment == "crop-flip",
-        early_stopping=run.early_stopping,
-        participation=run.participation,
-        checkpoint_every=run.checkpoint_every,
-        evaluate_every=run.evaluate_every,
-        record_views=run.record_views,
-        insecure_secret_seed=run.insecure_secret_seed,
-        run_file=(text, run_files.digest(run_file)),
-        settings=tomllib.loads(text),
         feature_names=dealt.feature_names,
-        model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
     )
 
 
-def _silo(given: dataset.SiloData, protocol: Training) -> Silo:
+def _silo(given: SiloData, protocol: Training) -> Silo:
     """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
     joint = getattr(protocol, "vertical", "joint") == "joint"
     y = given.y if given.holds_labels or not joint else given.y[:0]
     return Silo(given.name, given.x, y, given.row, given.columns, given.ids)
-
-
-def _found(run_file: RunFile) -> SecureAggregation:
-    """Return [secure-aggregation] with its roster and identities found beside the run file."""
-    secure = run_file.secure_aggregation
-    if secure.roster is None or secure.identity is None:
-        return secure
-    places = {"roster": run_file.resolve(secure.roster), "identity": str(run_file.resolve(secure.identity))}
-    return secure.model_copy(update=places)
-
-
-def _warmed(protocol: Training, run_file: RunFile) -> Training:
-    """Return the protocol with its warm start found beside the run file."""
-    if protocol.warm_start is None:
-        return protocol
-    return protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})

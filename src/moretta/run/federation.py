@@ -17,7 +17,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from moretta.config.specification import Specification
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
@@ -46,7 +47,6 @@ from moretta.protocols.registry import build, entry_of
 from moretta.run.loop import Progress, Session, Through
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -56,7 +56,6 @@ NOWHERE = Place("", 0, 0, "")  # of roles that are built and play no run
 __all__ = ["Federation", "Progress", "Result", "Silo"]
 
 
-@dataclass
 class Federation:
     """Silos that train one model by one protocol, here all in this process.
 
@@ -83,66 +82,119 @@ class Federation:
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
 
-    model: nn.Module
-    silos: Sequence[Silo] = field(repr=False)
-    protocol: Training
-    test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
-    validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
-    aggregation: SecureAggregation = field(default_factory=SecureAggregation)
-    engine: Engine = field(default_factory=Engine)
-    out: str | Path | None = None
-    batch_size: int = 32
-    standardise: bool = False
-    dtype: str = "float32"
-    device: str = "cpu"
-    task: str | None = None
-    name: str = "run"
-    augment: bool = False
-    early_stopping: int | None = None
-    participation: float = 1.0
-    checkpoint_every: int = 10
-    evaluate_every: int | None = None
-    record_views: bool | tuple[int, ...] = False
-    insecure_secret_seed: int | None = field(default=None, repr=False)
-    run_file: tuple[str, str] | None = None
-    settings: Mapping[str, Any] | None = None
-    feature_names: Sequence[str] = ()
-    least_rows: int | None = None
-    score_at_silos: bool = False
-    model_source: str = ""
+    def __init__(
+        self,
+        model: nn.Module,
+        silos: Sequence[Silo],
+        protocol: Training,
+        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        aggregation: SecureAggregation | None = None,
+        engine: Engine | None = None,
+        out: str | Path | None = None,
+        batch_size: int = 32,
+        standardise: bool = False,
+        dtype: str = "float32",
+        device: str = "cpu",
+        task: str | None = None,
+        name: str = "run",
+        augment: bool = False,
+        early_stopping: int | None = None,
+        participation: float = 1.0,
+        checkpoint_every: int = 10,
+        evaluate_every: int | None = None,
+        record_views: bool | tuple[int, ...] = False,
+        insecure_secret_seed: int | None = None,
+        run_file: tuple[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        feature_names: Sequence[str] = (),
+        least_rows: int | None = None,
+        score_at_silos: bool = False,
+        model_source: str = "",
+    ) -> None:
+        if task is None and silos:
+            task = "classification" if silos[0].y.dtype.kind in "iub" else "regression"
+        spec = Specification(
+            protocol=protocol,
+            task=task or "",
+            aggregation=aggregation or SecureAggregation(),
+            engine=engine or Engine(),
+            batch_size=batch_size,
+            standardise=standardise,
+            dtype=dtype,
+            device=device,
+            name=name,
+            augment=augment,
+            early_stopping=early_stopping,
+            participation=participation,
+            checkpoint_every=checkpoint_every,
+            evaluate_every=evaluate_every,
+            record_views=record_views,
+            insecure_secret_seed=insecure_secret_seed,
+            least_rows=least_rows,
+            score_at_silos=score_at_silos,
+            model_source=model_source,
+            text=run_file[0] if run_file else "",
+            digest=run_file[1] if run_file else "",
+            given=settings,
+        )
+        self._hold(spec, model, silos, test, validation, out, feature_names)
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(
+        cls,
+        spec: Specification,
+        model: nn.Module,
+        silos: Sequence[Silo],
+        *,
+        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        out: str | Path | None = None,
+        feature_names: Sequence[str] = (),
+    ) -> Federation:
+        """Return the federation of a specification that is there; arguments as of the class."""
+        made = cls.__new__(cls)
+        made._hold(spec, model, silos, test, validation, out, feature_names)
+        return made
+
+    def _hold(
+        self,
+        spec: Specification,
+        model: nn.Module,
+        silos: Sequence[Silo],
+        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
+        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
+        out: str | Path | None,
+        feature_names: Sequence[str],
+    ) -> None:
+        """Check what stands beside the settings against them and each other, and keep it."""
+        self.spec, self.silos, self.test, self.validation = spec, silos, test, validation
+        self.out, self.feature_names = out, feature_names
         self._check_silos()
-        self._check_engine()
-        self._roster = None if self.aggregation.roster is None else Roster.load(self.aggregation.roster)
+        self._check_names()
+        self._roster = None if spec.aggregation.roster is None else Roster.load(spec.aggregation.roster)
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
-        self._dtype = {"float32": torch.float32, "float64": torch.float64}[self.dtype]
-        self.model = copy.deepcopy(self.model).to(self._dtype)
+        self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
+        self.model = copy.deepcopy(model).to(self._dtype)
         self.outputs = self._count_outputs()
         self._check_rows("test", self.test)
         self._check_rows("validation", self.validation)
         self._check_training()
-        if self.score_at_silos:
+        if spec.score_at_silos:
             self._check_scores()
-        if self.settings is None:  # a report says how the run was made, from a shell or from Python
-            self.settings = {
-                "run": {
-                    "dtype": self.dtype,
-                    "device": self.device,
-                    "participation": self.participation,
-                    "early-stopping": self.early_stopping or 0,
-                },
-                "data": {
-                    **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
-                    **({"score-at-silos": True} if self.score_at_silos else {}),
-                },
-                "protocol": self.protocol.model_dump(mode="json", by_alias=True),
-                "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
-                "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
-            }
-        if self.task is None:
-            self.task = "classification" if self.silos[0].y.dtype.kind in "iub" else "regression"
+        if spec.protocol.warm_start is not None:
+            modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
+
+    def without_edge_processes(self) -> Federation:
+        """Return the same federation with all roles by PyTorch in this process, as an audit plays them again."""
+        if not self.spec.engine.edge:
+            return self
+        spec = replace(self.spec, engine=self.spec.engine.model_copy(update={"edge": ()}))
+        return Federation.of(spec, self.model, self.silos, test=self.test, validation=self.validation, out=self.out)
+
+    def __repr__(self) -> str:
+        return f"Federation({self.spec.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
 
     def train(
         self,
@@ -167,7 +219,7 @@ class Federation:
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = Place(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
         helped = None if folder is None else folder.helped
-        players = build(self.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
+        players = build(self.spec.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
         if len(silos) < players.least:
             raise ParameterError(
@@ -180,7 +232,7 @@ class Federation:
             for name, client in players.clients.items():
                 client.restore(checkpoint[1][f"silo-{name}"])
         elif folder is not None:
-            folder.begin(self.run_file[0] if self.run_file else None)
+            folder.begin(self.spec.text or None)
         session = None
         try:
             session = Session(self, players, silos, place, folder, rounds, seed, progress, through)
@@ -198,17 +250,12 @@ class Federation:
 
         place: the run, and how often it was resumed. helped: where it keeps what it has helped to open.
         """
-        players = build(self.protocol, self._setting(seed, rounds, place, lambda name: helped))
+        players = build(self.spec.protocol, self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
-
-    def playing(self, silos: Sequence[str], seed: int) -> Participation:
-        """Return who plays which round, of these silos."""
-        count = max(self.aggregation.least, round(self.participation * len(silos)))
-        return Participation(tuple(silos), count, seed)
 
     def players(self, rounds: int, seed: int) -> Roles:
         """Roles all roles of a run anew, with secrets of their own until they are given a run's states."""
-        return build(self.protocol, self._setting(seed, rounds))
+        return build(self.spec.protocol, self._setting(seed, rounds))
 
     def _players_names(self, players: Roles) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
@@ -234,7 +281,7 @@ class Federation:
             unlabelled = bool(silo.columns) and not len(silo.y)
             if silo.elsewhere:
                 continue
-            check_least(silo, self.least_rows)
+            check_least(silo, self.spec.least_rows)
             if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
                 raise ParameterError(
                     f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
@@ -254,10 +301,10 @@ class Federation:
         """Check who holds which columns, where any silo says so."""
         if not any(silo.columns or silo.row for silo in self.silos):
             return
-        if not entry_of(self.protocol).grids:
+        if not entry_of(self.spec.protocol).grids:
             raise ParameterError(
                 "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
-                f"alone puts the columns together, {getattr(self.protocol, 'name', 'this one')} does not"
+                f"alone puts the columns together, {getattr(self.spec.protocol, 'name', 'this one')} does not"
             )
         for silo in self.silos:
             if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
@@ -268,16 +315,11 @@ class Federation:
                 )
         grid_of(self.silos).check(row_shape(self.silos)[0])
 
-    def _check_engine(self) -> None:
+    def _check_names(self) -> None:
         """Check that the silos are there that edge clients and faults are of."""
-        if self.engine.edge and not entry_of(self.protocol).edge:
-            raise ParameterError(
-                "edge: edge clients only run models forward, as baffle has it, and "
-                f"{getattr(self.protocol, 'name', 'this protocol')} has not; remove it"
-            )
-        for name in self.engine.edge:
+        for name in self.spec.engine.edge:
             self._check_name("[engine] edge", name)
-        faults = self.engine.faults or Faults()
+        faults = self.spec.engine.faults or Faults()
         for key, rows in (("drop", faults.drop), ("delay", faults.delay), ("corrupt", faults.corrupt)):
             for row in rows:
                 self._check_name(f"[engine.faults] {key}", row.silo)
@@ -290,49 +332,22 @@ class Federation:
             raise ParameterError(f"{key}: no silo is called `{name}`; {hint}")
 
     def _check_training(self) -> None:
-        if self.early_stopping is not None and self.validation is None:
+        spec = self.spec
+        if spec.early_stopping is not None and self.validation is None:
             raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
-        if not 0 < self.participation <= 1:
-            raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
-        if self.participation < 1 and entry_of(self.protocol).takes_all:
-            raise ParameterError(
-                f"participation = {self.participation:g}: under {self.protocol.name} everybody takes every "
-                "step; leave it at 1"
-            )
-        if self.engine.simulates and self.engine.name not in entry_of(self.protocol).simulations:
-            raise ParameterError(
-                f'engine = "{self.engine.name}" simulates cgd alone; {getattr(self.protocol, "name", "this protocol")} '
-                'needs "in-process"'
-            )
-        if self.engine.simulates and (self.engine.faults is not None or self.record_views):
-            raise ParameterError(
-                f'engine = "{self.engine.name}" passes no messages, so there are none to record or to lose; remove '
-                "record-views and [engine.faults]"
-            )
-        every = self.evaluate_every
-        if every is not None and (type(every) is not int or every < 1):
-            raise ParameterError(f"evaluate_every = {every}: expected a whole number, at least 1, or None")
-        weights = len(self.protocol.class_weights)
+        weights = len(spec.protocol.class_weights)
         if weights and weights != self.outputs:
             raise ParameterError(f"class-weights: expected {self.outputs}, one an output of the model, got {weights}")
-        kind, _, number = self.device.partition(":")
+        kind, _, number = spec.device.partition(":")
         there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
         if kind == "cuda" and int(number or 0) >= there:
-            raise ParameterError(f'device = "{self.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
-        if self.augment and self.silos[0].x.ndim != 4:
+            raise ParameterError(f'device = "{spec.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
+        if spec.augment and self.silos[0].x.ndim != 4:
             raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
-        if self.protocol.warm_start is not None:
-            modules.load(self.model, modules.read_state_dict(self.protocol.warm_start))
 
     def _check_scores(self) -> None:
         """Check that every silo here has rows to score models on, and that a score tells of no single one."""
-        key, name = "[data] score-at-silos", getattr(self.protocol, "name", "this protocol")
-        if entry_of(self.protocol).pooled or self.engine.simulates:
-            raise ParameterError(
-                f"{key} sums what silos score, and here nobody sums: {name} under engine = "
-                f'"{self.engine.name}" has all rows in one place; remove it, and give test rows'
-            )
-        check_scores(self.protocol, self.silos)
+        check_scores(self.spec.protocol, self.silos)
         for silo in self.silos:
             if not silo.elsewhere:
                 self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
@@ -348,7 +363,7 @@ class Federation:
             )
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise ParameterError(f"{part}: expected finite inputs, got NaN or infinity")
-        targets(y, self.outputs, self.protocol.loss, part, self._dtype)
+        targets(y, self.outputs, self.spec.protocol.loss, part, self._dtype)
 
     def _count_outputs(self) -> int:
         sample = torch.zeros((2, *row_shape(self.silos)), dtype=torch.tensor(self.silos[0].x[:0]).dtype)
@@ -368,44 +383,44 @@ class Federation:
 
     @property
     def summing(self) -> SecureAggregation:
-        """How sums are made: as set, and under noise of no fewer silos than its size takes to be there."""
-        if self.protocol.privacy is None:
-            return self.aggregation
-        return self.aggregation.sharing_noise(len(self.silos), self.participation)
+        """How sums are made: see `Specification.summing`."""
+        return self.spec.summing(len(self.silos))
 
     def _setting(
         self, seed: int, rounds: int, place: Place = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:
-        remote = any(silo.elsewhere for silo in self.silos) and self.insecure_secret_seed is None
+        remote = any(silo.elsewhere for silo in self.silos) and self.spec.insecure_secret_seed is None
         shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
             built=self.model,
             outputs=self.outputs,
             silos=self.silos,
             secure_aggregation=self.summing,
-            batch_size=self.batch_size,
-            columns=shape[-1] if self.standardise and floating else 0,
+            batch_size=self.spec.batch_size,
+            columns=shape[-1] if self.spec.standardise and floating else 0,
             dtype=self._dtype,
-            device=self.device,
+            device=self.spec.device,
             seed=seed,
             rounds=rounds,
-            augment=self.augment,
+            augment=self.spec.augment,
             session=place.session,
-            insecure=self.insecure_secret_seed,
+            insecure=self.spec.insecure_secret_seed,
             roster=self._roster,
-            engine=self.engine,
-            least_rows=self.least_rows,
-            figures=figures_of(self.protocol.loss, self.task) if self.score_at_silos else (),
-            playing=self.playing([silo.name for silo in self.silos], seed),
+            engine=self.spec.engine,
+            least_rows=self.spec.least_rows,
+            figures=figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.score_at_silos else (),
+            playing=self.spec.playing([silo.name for silo in self.silos], seed),
             run=place.run if remote else "",
             helped=helped,
-            model_source=self.model_source,
+            model_source=self.spec.model_source,
         )
 
     def _run_id(self, seed: int) -> str:
         run = secrets.token_hex(16)
-        if self.insecure_secret_seed is not None:
-            derived = derive(b"insecure run id.", self.insecure_secret_seed, seed, self.protocol.__class__.__name__)
+        if self.spec.insecure_secret_seed is not None:
+            derived = derive(
+                b"insecure run id.", self.spec.insecure_secret_seed, seed, type(self.spec.protocol).__name__
+            )
             run = derived.hex()[:32]
         return f"{run}.{self._roster_mark()}".removesuffix(".")
 
@@ -415,15 +430,15 @@ class Federation:
 
     def digest(self, seed: int, rounds: int) -> str:
         """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
-        if self.run_file:
-            return self.run_file[1]
+        if self.spec.digest:
+            return self.spec.digest
         given = [
-            {name: section for name, section in (self.settings or {}).items() if name != "engine"},
+            {name: section for name, section in self.spec.settings.items() if name != "engine"},
             {silo.name: len(silo.x) for silo in self.silos},
             modules.schema(self.model),
             seed,
-            rounds if self.protocol.rate_depends_on_rounds else 0,
-            *([sorted(set(self.engine.edge)), self.engine.edge_precision] if self.engine.edge else []),
+            rounds if self.spec.protocol.rate_depends_on_rounds else 0,
+            *([sorted(set(self.spec.engine.edge)), self.spec.engine.edge_precision] if self.spec.engine.edge else []),
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -21,7 +21,7 @@ from moretta.data.silo import row_shape, rows_digest
 from moretta.engines import views
 from moretta.engines.checkpoint import Place, begin_session, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import Delivery
-from moretta.engines.driver import Driver, Dropped, RoundEnd
+from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
 from moretta.engines.faults import Injector
 from moretta.engines.files import write_atomically
 from moretta.engines.in_process import InProcess
@@ -80,12 +80,12 @@ class Session:
         self._silos = list(silos)
         self._rounds, self._seed, self._progress = rounds, seed, progress
         recorder = None
-        if folder is not None and federation.record_views:
-            recorder = Recorder(folder.path / "views", federation.record_views, place.session, place.run)
+        if folder is not None and federation.spec.record_views:
+            recorder = Recorder(folder.path / "views", federation.spec.record_views, place.session, place.run)
         self._recorder = recorder
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[dict[str, Any]] = [] if folder is None else folder.history(up_to=place.round)
-        codec = Codec(players.messages, federation.engine.message_mib << 20)
+        codec = Codec(players.messages, federation.spec.engine.message_mib << 20)
         if folder is not None and place.session > 0:
             # Before anybody hears of it: a site takes a session's number from one beginning of it alone.
             begin_session(folder.path / "checkpoint", place)
@@ -95,9 +95,9 @@ class Session:
             else InProcess(
                 players.clients,
                 codec,
-                strict=federation.engine.strict,
+                strict=federation.spec.engine.strict,
                 recorder=recorder,
-                deadline=federation.engine.deadline,
+                deadline=federation.spec.engine.deadline,
                 injector=_injector(federation),
             )
         )
@@ -133,13 +133,9 @@ class Session:
             self._players.server,
             self._silos,
             self._place.run,
-            self._engine.deliver,
+            self._engine,
             self._players.least,
-            self._engine.clock.phase,
-            self._chosen if self._of.participation < 1 else None,
-            self._engine.back,
-            self._engine.renewed,
-            self._engine.away,
+            self._chosen if self._of.spec.participation < 1 else None,
         )
         try:
             for line in self._rounds_kept(driver):
@@ -161,7 +157,7 @@ class Session:
             if self._recorder is not None:  # first, so that no round is in the history without its views
                 self._recorder.flush()
             self._folder.append(line)
-            if line["round"] % self._of.checkpoint_every == 0 or line["round"] == self._rounds:
+            if line["round"] % self._of.spec.checkpoint_every == 0 or line["round"] == self._rounds:
                 self._save(line["round"])
             self._keep_truth(line["round"])
         if self._progress is not None:
@@ -178,7 +174,7 @@ class Session:
             raise
 
     def _lines(self, driver: Driver) -> Iterator[dict[str, Any]]:
-        every = self._of.evaluate_every or max(1, self._rounds // EVALUATIONS)
+        every = self._of.spec.evaluate_every or max(1, self._rounds // EVALUATIONS)
         began = time.perf_counter()
         for end in driver.rounds(self._place.round + 1, self._rounds):
             line = self._line(end) | {"seconds_total": time.perf_counter() - began}
@@ -214,24 +210,24 @@ class Session:
     @property
     def _is_private(self) -> bool:
         """Whether noise hides rows: then no phase's seconds are kept, as silos' depend on how many their lots had."""
-        return self._of.protocol.privacy is not None
+        return self._of.spec.protocol.privacy is not None
 
     def _chosen(self, number: int) -> list[str]:
         """Return the silos of a round, drawn from the training seed: who takes part is no secret."""
-        return self._of.playing(self._silos, self._seed).of_round(number)
+        return self._of.spec.playing(self._silos, self._seed).of_round(number)
 
     def _has_stopped_improving(self, line: dict[str, Any]) -> bool:
         """Keep the best round's states; return whether `early_stopping` rounds have passed since.
 
         Patience is counted in rounds and judged where the model was evaluated (`evaluate_every`), nowhere between.
         """
-        if self._of.early_stopping is None or "validation_loss" not in line:
+        if self._of.spec.early_stopping is None or "validation_loss" not in line:
             return False
         losses = {one["round"]: one["validation_loss"] for one in self._history if "validation_loss" in one}
         best = min(losses, key=lambda number: (losses[number], number))
         if best == line["round"]:
             self._best = best, self._states()
-        return bool(line["round"] - best >= self._of.early_stopping)
+        return bool(line["round"] - best >= self._of.spec.early_stopping)
 
     def _find_best(self, folder: RunFolder) -> None:
         """Take up the best round so far of a resumed run."""
@@ -279,7 +275,7 @@ class Session:
         inputs = self._prepared(x)
         scores = {name: self._scores(tensors, inputs, y, metrics=not many) for name, tensors in models.items()}
         summary = result.mean_of(list(scores.values()))
-        if entry_of(self._of.protocol).judged_by == "worst":
+        if entry_of(self._of.spec.protocol).judged_by == "worst":
             summary = result.worst_of(scores) | {"mean": summary}
         return summary | ({"per_silo": scores} if len(scores) > 1 else {})
 
@@ -291,7 +287,7 @@ class Session:
         self, tensors: Tensors, inputs: torch.Tensor, y: NDArray[np.generic], *, metrics: bool = True
     ) -> dict[str, Any]:
         modules.load(self._scratch, tensors)
-        return evaluate(self._scratch, inputs, y, self._of.protocol.loss, str(self._of.task), metrics=metrics)
+        return evaluate(self._scratch, inputs, y, self._of.spec.protocol.loss, str(self._of.spec.task), metrics=metrics)
 
     def _scratch_dtype(self) -> torch.dtype:
         return next(self._scratch.parameters()).dtype
@@ -310,7 +306,7 @@ class Session:
 
         Where silos are elsewhere there is no such place: nobody has all of it.
         """
-        wanted, folder = self._of.record_views, self._folder
+        wanted, folder = self._of.spec.record_views, self._folder
         if folder is None or not wanted or any(silo.elsewhere for silo in self._of.silos):
             return
         if isinstance(wanted, bool) or number in wanted or number + 1 in wanted:
@@ -320,7 +316,7 @@ class Session:
             if not rows.exists():
                 write_atomically(rows, rows_digest(self._of.silos).encode(), mode=0o600)
 
-    def _conclude(self, outcome: Outcome, dropped: Sequence[Dropped]) -> Result:
+    def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> Result:
         of = self._of
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         record = self._record(outcome, dropped, models)
@@ -336,27 +332,29 @@ class Session:
             played=(of, self._rounds, self._seed),
         )
 
-    def _record(self, outcome: Outcome, dropped: Sequence[Dropped], models: Mapping[str, Tensors]) -> dict[str, Any]:
+    def _record(
+        self, outcome: Outcome, dropped: Sequence[DroppedSilo], models: Mapping[str, Tensors]
+    ) -> dict[str, Any]:
         of, history = self._of, self._history
         test: dict[str, Any] = self._scores_of_all(models, *of.test) if of.test is not None and models else {}
         if scores := self._scores_at_silos(outcome):
             test |= scores if of.test is None else {"silos": scores}
         if of.test is not None and self._players.displacement is not None:
             test["displacement"] = self._scores(self._players.displacement(), self._prepared(of.test[0]), of.test[1])
-        noised = getattr(of.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
+        noised = getattr(of.spec.protocol, "dp_noise", None)  # scores on training rows would be a release without noise
         here = [silo for silo in of.silos if not silo.elsewhere]
         if "" in models and not noised and here and not any(silo.columns for silo in here):
             test["per_silo"] = {silo.name: self._scores(models[""], self._prepared(silo.x), silo.y) for silo in here}
         scheme = self._players.scheme
         return {
-            "name": of.name,
+            "name": of.spec.name,
             "run": self._place.run,
-            "protocol": getattr(of.protocol, "name", ""),
+            "protocol": getattr(of.spec.protocol, "name", ""),
             "rounds": history[-1]["round"] if history else 0,
             "silos": len(of.silos),
             "silo_names": [silo.name for silo in of.silos],
             "parameters": sum(parameter.numel() for parameter in of.model.parameters()),
-            "task": of.task,
+            "task": of.spec.task,
             "test": test,
             "bytes": result.traffic(history),
             "seconds": result.seconds(history),
@@ -364,13 +362,13 @@ class Session:
             "sessions": self._place.session + 1,
             "secure_aggregation": {
                 "scheme": scheme,
-                "ring_bits": None if scheme == "none" else of.aggregation.ring_bits,
+                "ring_bits": None if scheme == "none" else of.spec.aggregation.ring_bits,
             },
             "facts": self._facts(outcome),
             "forced_to_one": [{"tensor": name, "because": why} for name, why in outcome.unperturbed.items()],
             "warnings": self._warnings(outcome),
-            "settings": dict(of.settings or {}),
-            "insecure_secret_seed": of.insecure_secret_seed is not None,
+            "settings": dict(of.spec.settings),
+            "insecure_secret_seed": of.spec.insecure_secret_seed is not None,
             "views": "" if self._folder is None else views.digest(self._folder.path / "views"),
             "versions": result.versions(),
         }
@@ -381,7 +379,7 @@ class Session:
         return {**scores, "by": "silos"} if scores else {}
 
     def _facts(self, outcome: Outcome) -> dict[str, float | str]:
-        ring = result.ring_facts(self._history, self._of.protocol, outcome.parameters, self._rounds)
+        ring = result.ring_facts(self._history, self._of.spec.protocol, outcome.parameters, self._rounds)
         best = {} if self._best is None else {"best_round": float(self._best[0])}
         peaks = [line["edge_peak_mib"] for line in self._history if "edge_peak_mib" in line]
         return {**outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
@@ -393,9 +391,9 @@ class Session:
                 "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
                 "moretta check says why"
             )
-        if self._of.insecure_secret_seed is not None:
+        if self._of.spec.insecure_secret_seed is not None:
             warnings.append("every secret of this run follows from insecure-secret-seed; it hides nothing")
-        if self._of.engine.faults is not None:
+        if self._of.spec.engine.faults is not None:
             warnings.append("faults were injected into this run ([engine.faults]); the silos it dropped may be well")
         clipped = [str(line["round"]) for line in self._history if {"clipped", "clipped_buffers"} & line.keys()]
         if clipped:
@@ -403,19 +401,19 @@ class Session:
                 f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
                 "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
             )
-        asked = getattr(self._of.protocol, "rho", 0.0)
+        asked = getattr(self._of.spec.protocol, "rho", 0.0)
         lowered = [line["rho"] for line in self._history if line.get("rho", asked) < asked]
         if lowered:
             warnings.append(
                 f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
-                f'accuracy in {self._of.dtype}; with dtype = "float64" it stays as set'
+                f'accuracy in {self._of.spec.dtype}; with dtype = "float64" it stays as set'
             )
-        if self._of.score_at_silos and not self._scores_at_silos(outcome):
+        if self._of.spec.score_at_silos and not self._scores_at_silos(outcome):
             warnings.append(
                 "the participants alone know what their models score together on the rows they hold back (blind), each "
                 "has it in its scores.json"
             )
-        elif self._of.test is None and not self._of.score_at_silos:
+        elif self._of.test is None and not self._of.spec.score_at_silos:
             warnings.append("no test rows were given, so nothing says how good the model is")
         return warnings
 
@@ -437,8 +435,8 @@ class Session:
             "columns": list(self._of.feature_names),
             "mean": agreed.mean.tolist(),
             "deviation": agreed.deviation.tolist(),
-            "task": self._of.task,
-            "dtype": self._of.dtype,
+            "task": self._of.spec.task,
+            "dtype": self._of.spec.dtype,
         }
         folder.write_json("inputs.json", inputs)
         folder.write_json("result.json", record)  # last: a folder with a result is a finished run
@@ -458,11 +456,11 @@ def _some(models: Mapping[str, Tensors]) -> dict[str, Tensors]:
 
 def _injector(federation: Federation) -> Injector | None:
     """Return what injects the faults that are asked for; the one pool of centralised training is no silo."""
-    faults, entry = federation.engine.faults, entry_of(federation.protocol)
+    faults, entry = federation.spec.engine.faults, entry_of(federation.spec.protocol)
     if faults is None or entry.pooled:
         return None
     phases: dict[str, FaultPhase] = dict.fromkeys(KEY_TAGS | SET_UP_TAGS, "set-up")
     # Where silos train alone, statistics of the set-up are all that is summed, and chance must know it.
-    masked = federation.aggregation.scheme != "none" and entry.summed
+    masked = federation.spec.aggregation.scheme != "none" and entry.summed
     phases |= dict.fromkeys(UNMASKING_TAGS, "unmasking" if masked else "set-up")
     return Injector(faults, phases)

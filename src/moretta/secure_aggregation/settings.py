@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moretta.contract.settings import Fraction, Positive, Section, Words
+from moretta.contract.settings import SITE, Fraction, Positive, Section, Words
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
@@ -45,8 +45,8 @@ class SecureAggregation(Section):
     dropout_rate: Fraction = DROPOUT_RATE
     min_survivors: PositiveInt | None = None
     weights: Literal["hidden", "public"] = "hidden"
-    roster: Path | None = None
-    identity: Words | None = None
+    roster: Annotated[Path | None, SITE] = None
+    identity: Annotated[Words | None, SITE] = None
 
     @property
     def largest(self) -> float:

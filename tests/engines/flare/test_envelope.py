@@ -17,18 +17,18 @@ from moretta.engines.flare.envelope import (
     Awake,
     Busy,
     Denied,
-    Done,
     Envelope,
     Failed,
     Hello,
-    Here,
     Knock,
     Poll,
     Refused,
     Reply,
     Request,
+    SiteReady,
     Stranger,
     Submit,
+    WorkDone,
     pack,
     reply_of,
     request_of,
@@ -48,10 +48,10 @@ SUBMIT = Submit(processes={"north": "b1", "süd": "b2"}, serial=2**53 - 1, numbe
 REQUESTS: list[Request] = [Knock(), HELLO, SUBMIT, Poll(processes={"north": "b1"}, number=2**31 - 1, wait=0.5)]
 REPLIES: list[Reply] = [
     Awake(process_id="0a" * 32),
-    Here(name="north", key="0123456789abcdef"),
+    SiteReady(name="north", key="0123456789abcdef"),
     Busy(),
-    Done(seconds={"local_forward": 1.25}, peak_mib=80.5),
-    Done(),
+    WorkDone(seconds={"local_forward": 1.25}, peak_mib=80.5),
+    WorkDone(),
     Failed(reason="bad input", sentence='a "sentence" with ü and \u2028'),
     Stranger(),
     Refused(sentence=""),
@@ -222,7 +222,7 @@ def test_seconds_are_finite_and_few(number: str) -> None:
     text = json.dumps(plain(Poll(number=1, wait=0.125))).replace("0.125", number)
     with pytest.raises(CodecError, match="expected a request of this engine"):
         request_of(framed(text.encode()))
-    text = json.dumps(plain(Done(seconds={"x": 0.125}))).replace("0.125", number)
+    text = json.dumps(plain(WorkDone(seconds={"x": 0.125}))).replace("0.125", number)
     with pytest.raises(CodecError, match="expected a reply of this engine"):
         reply_of(framed(text.encode()))
 

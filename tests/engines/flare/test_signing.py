@@ -16,19 +16,19 @@ from moretta.engines.flare import signing
 from moretta.engines.flare.envelope import (
     Busy,
     Denied,
-    Done,
     Hello,
-    Here,
     Poll,
     Refused,
     Signed,
+    SiteReady,
     Stranger,
     Submit,
+    WorkDone,
     pack,
     reply_of,
     request_of,
 )
-from moretta.engines.flare.signing import RECORD, WINDOW, Gate, Joined, Session, Trust, Window
+from moretta.engines.flare.signing import RECORD, WINDOW, Gate, ServerSession, SiteSession, Trust, Window
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity, fingerprint
 
@@ -42,18 +42,18 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(lambda: Trust("north", (SERVER.public_key,), None, tmp_path))
 
 
-def send(session: Session, gate: Gate, request: Signed, body: bytes = b"") -> Joined:
+def send(session: ServerSession, gate: Gate, request: Signed, body: bytes = b"") -> SiteSession:
     return take(gate, session.pack(request, {"north": gate.process_id}, body)[0])
 
 
-def take(gate: Gate, data: bytes) -> Joined:
+def take(gate: Gate, data: bytes) -> SiteSession:
     request, envelope = request_of(data)
     assert isinstance(request, Hello | Submit | Poll)
     return gate.take(request, envelope)
 
 
-def begun(gate: Gate, session: int = 0, identity: Identity = SERVER) -> Session:
-    made = Session(identity, HELLO.model_copy(update={"session": session}))
+def begun(gate: Gate, session: int = 0, identity: Identity = SERVER) -> ServerSession:
+    made = ServerSession(identity, HELLO.model_copy(update={"session": session}))
     send(made, gate, made.hello)
     return made
 
@@ -83,7 +83,7 @@ def test_what_several_are_sent_is_signed_once_and_taken_by_each(tmp_path: Path) 
     gates = {
         name: Gate(lambda name=name: replace(trust, name=name, folder=tmp_path / name)) for name in ("north", "south")
     }
-    session = Session(SERVER, HELLO)
+    session = ServerSession(SERVER, HELLO)
     ids = {name: gate.process_id for name, gate in gates.items()}
     for request, body in ((session.hello, b""), (Submit(number=1, work="answer"), b"body"), (POLL, b"")):
         data, _ = session.pack(request, ids, body)
@@ -104,7 +104,7 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changed", CHANGES)
 def test_a_certificate_is_of_one_run_session_job_and_pair_of_keys(changed: dict[str, Any], gate: Gate) -> None:
-    session = Session(SERVER, HELLO)
+    session = ServerSession(SERVER, HELLO)
     with pytest.raises(PeerError, match=r"the server's key has not signed|is not signed"):
         send(session, gate, session.hello.model_copy(update=changed))
     send(session, gate, session.hello)  # and nothing of that was kept
@@ -112,7 +112,7 @@ def test_a_certificate_is_of_one_run_session_job_and_pair_of_keys(changed: dict[
 
 @pytest.mark.parametrize("changed", [{"round": 7}, {"model": "n"}, {"tensors": "t"}, {"serial": 99}])
 def test_a_header_is_signed_whole(changed: dict[str, Any], gate: Gate) -> None:
-    session = Session(SERVER, HELLO)
+    session = ServerSession(SERVER, HELLO)
     data, _ = session.pack(session.hello, {"north": gate.process_id})
     request, envelope = request_of(data)
     forged = pack(request.model_copy(update=changed), b"", lambda *parts: envelope.signature)
@@ -121,7 +121,7 @@ def test_a_header_is_signed_whole(changed: dict[str, Any], gate: Gate) -> None:
 
 
 def test_an_exchange_key_that_shares_no_secret_is_refused(gate: Gate) -> None:
-    session = Session(SERVER, HELLO)
+    session = ServerSession(SERVER, HELLO)
     hello = session.hello.model_copy(update={"exchange": "00" * 32})
     hello = hello.model_copy(update={"certificate": SERVER.sign(*signing._certificate(hello)).hex()})
     with pytest.raises(PeerError, match="shares no secret"):
@@ -141,7 +141,7 @@ def test_only_what_names_this_site_and_process_is_taken(gate: Gate) -> None:
 
 def test_a_session_before_any_hello_is_none(gate: Gate) -> None:
     with pytest.raises(PeerError, match="before any session of the server's has begun here"):
-        send(Session(SERVER, HELLO), gate, POLL)
+        send(ServerSession(SERVER, HELLO), gate, POLL)
 
 
 def test_the_highest_session_is_on_disk_before_anything_is_taken(gate: Gate, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_session_that_cannot_be_kept_is_not_taken(
     def full(*given: object, **named: object) -> None:
         raise OSError("no space left")
 
-    session = Session(SERVER, HELLO)
+    session = ServerSession(SERVER, HELLO)
     with monkeypatch.context() as patched:
         patched.setattr(signing, "write_atomically", full)
         with pytest.raises(OSError, match="no space left"):
@@ -185,7 +185,7 @@ def test_a_session_that_cannot_be_kept_is_not_taken(
 
 
 def test_a_session_whose_place_another_has_taken_is_over_in_this_process(gate: Gate) -> None:
-    first, second = begun(gate), Session(SERVER, HELLO.model_copy(update={"run": "another"}))
+    first, second = begun(gate), ServerSession(SERVER, HELLO.model_copy(update={"run": "another"}))
     send(second, gate, second.hello)
     with pytest.raises(PeerError, match="in whose place another has begun here"):
         send(first, gate, first.hello)
@@ -208,7 +208,7 @@ def listed(folder: Path, identity: Identity | None = OWN) -> Gate:
     return Gate(lambda: Trust("north", (SERVER.public_key,), identity, folder))
 
 
-def asked(session: Session, gate: Gate) -> tuple[Joined, int]:
+def asked(session: ServerSession, gate: Gate) -> tuple[SiteSession, int]:
     data, serial = session.pack(POLL, {"north": gate.process_id})
     return take(gate, data), serial
 
@@ -216,10 +216,10 @@ def asked(session: Session, gate: Gate) -> tuple[Joined, int]:
 def test_what_is_done_is_sealed_for_the_session_that_asked(gate: Gate) -> None:
     session = begun(gate)
     joined, serial = asked(session, gate)
-    data = joined.pack(serial, Done(), b"a gradient")
+    data = joined.pack(serial, WorkDone(), b"a gradient")
     assert b"a gradient" not in data
-    assert session.open(data, gate.process_id, serial, None) == (Done(), b"a gradient")
-    other = Session(SERVER, session.hello)
+    assert session.open(data, gate.process_id, serial, None) == (WorkDone(), b"a gradient")
+    other = ServerSession(SERVER, session.hello)
     other.hello = session.hello  # all that anybody else knows of it
     for opener, process_id, number in ((other, gate.process_id, serial), (session, gate.process_id, serial + 1)):
         with pytest.raises(CodecError, match="expected an answer sealed for this session"):
@@ -227,7 +227,7 @@ def test_what_is_done_is_sealed_for_the_session_that_asked(gate: Gate) -> None:
     for process_id in ("09" + "00" * 31, "00" * 32, "", "no"):
         with pytest.raises(CodecError, match="expected an answer sealed for this session"):
             session.open(data, process_id, serial, None)
-    for damaged in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), pack(Done()), pack(Done(), b"short")):
+    for damaged in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), pack(WorkDone()), pack(WorkDone(), b"short")):
         with pytest.raises(CodecError, match="expected an answer sealed for this session"):
             session.open(damaged, gate.process_id, serial, None)
 
@@ -238,7 +238,7 @@ def test_what_is_too_long_for_the_cipher_is_sealed_in_pieces(gate: Gate, monkeyp
     for length in (0, 1, 9, 10, 11, 20, 35):
         joined, serial = asked(session, gate)
         body = bytes(range(length))
-        header, envelope = reply_of(joined.pack(serial, Done(), body))
+        header, envelope = reply_of(joined.pack(serial, WorkDone(), body))
         assert len(envelope.body) == length + 16 * max(1, -(-length // 10))
         assert session.open(pack(header, envelope.body), gate.process_id, serial, None, length)[1] == body
         if length:
@@ -254,7 +254,7 @@ def test_a_reply_is_signed_over_process_serial_and_digest(tmp_path: Path) -> Non
     gate = listed(tmp_path)
     session = begun(gate)
     joined, serial = asked(session, gate)
-    for reply, body in ((Busy(), b""), (Done(peak_mib=1.0), b"body"), (Here(name="north"), b"")):
+    for reply, body in ((Busy(), b""), (WorkDone(peak_mib=1.0), b"body"), (SiteReady(name="north"), b"")):
         data = joined.pack(serial, reply, body)
         assert session.open(data, gate.process_id, serial, OWN.public_key) == (reply, body)
         for key, process_id, number in (
@@ -266,18 +266,18 @@ def test_a_reply_is_signed_over_process_serial_and_digest(tmp_path: Path) -> Non
                 session.open(data, process_id, number, key)
             assert fingerprint(key) in str(caught.value)
         _, envelope = reply_of(data)
-        forged = pack(Done(peak_mib=2.0), envelope.body, lambda *parts, found=envelope: found.signature)
+        forged = pack(WorkDone(peak_mib=2.0), envelope.body, lambda *parts, found=envelope: found.signature)
         with pytest.raises(PeerError, match="has not signed"):
             session.open(forged, gate.process_id, serial, OWN.public_key)
 
 
 def test_without_a_signature_only_what_gives_nothing_is_heard(tmp_path: Path) -> None:
-    session = Session(SERVER, HELLO)
+    session = ServerSession(SERVER, HELLO)
     gate = listed(tmp_path, None)
     for reply in (Stranger(), Denied(sentence="it was replayed")):
         assert session.open(pack(reply), gate.process_id, 1, OWN.public_key) == (reply, b"")
     said: list[tuple[Any, str]] = [
-        (Here(name="north", key=""), "has the identity of nobody, and the roster lists"),
+        (SiteReady(name="north", key=""), "has the identity of nobody, and the roster lists"),
         (Refused(sentence="has no rows"), "has not signed: has no rows"),
         (Busy(), "has not signed"),
     ]

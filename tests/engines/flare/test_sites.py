@@ -19,29 +19,29 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines import views
 from moretta.engines.checkpoint import Place
-from moretta.engines.flare import site_worker as desk_module
+from moretta.engines.flare import site_worker
 from moretta.engines.flare import sites as sites_module
 from moretta.engines.flare.envelope import (
     Awake,
     Busy,
-    Done,
     Envelope,
     Failed,
     Hello,
-    Here,
     Knock,
     Poll,
     Refused,
     Reply,
     Request,
+    SiteReady,
     Stranger,
     Submit,
+    WorkDone,
     pack,
     reply_of,
     request_of,
 )
 from moretta.engines.flare.signing import Gate, Trust
-from moretta.engines.flare.site_worker import Desk
+from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.sites import AGAIN, BACK, KEEPING, LATER, LONGEST, MISSES, PATIENCE, WAIT, Sites
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
@@ -106,9 +106,9 @@ class ToySilo:
 
 
 class Network:
-    """Desks, and what stands in for them. A reply that is late costs the time that was to be waited for it.
+    """Workers, and what stands in for them. A reply that is late costs the time that was to be waited for it.
 
-    instead: by silo, what answers in the place of its desk; it is asked for the process id too, and its reply to that
+    instead: by silo, what answers in the place of its worker; it is asked for the process id too, and its reply to that
     is then one if it replies at all. sent: all that was sent, in order. raw: the bytes of the last. own: identities.
     """
 
@@ -116,7 +116,7 @@ class Network:
         self.clock, self.folder = clock, folder
         self.raw, self.own = b"", dict[str, Identity]()
         self.silos = {name: ToySilo(name, client, codec) for name, client in clients.items()}
-        self.desks: dict[str, Desk] = {}
+        self.workers: dict[str, SiteWorker] = {}
         self.instead: dict[str, Behaviour] = {}
         self.sent: list[tuple[str, Request, bytes]] = []
         self.data: list[Mapping[str, bytes]] = []
@@ -127,14 +127,14 @@ class Network:
     def start(self, name: str) -> None:
         """Start a site; where there is one, restart it."""
         self.stop(name)
-        self.desks[name] = Desk(lambda: self.silos[name], lambda: self.trust(name))
+        self.workers[name] = SiteWorker(lambda: self.silos[name], lambda: self.trust(name))
 
     def trust(self, name: str) -> Trust:
         return Trust(name, (SERVER.public_key,), self.own.get(name), self.folder / name)
 
     def stop(self, name: str) -> None:
-        if name in self.desks:
-            self.desks.pop(name).close()
+        if name in self.workers:
+            self.workers.pop(name).close()
 
     def send(self, packed: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | Missing]:
         self.data.append(packed)
@@ -148,7 +148,7 @@ class Network:
             if name in self.instead:
                 reply = self.instead[name](request, envelope.body)
             else:
-                reply = self.desks[name].answer(data) if name in self.desks else DEAD
+                reply = self.workers[name].answer(data) if name in self.workers else DEAD
             if isinstance(reply, Missing):
                 replies[name] = reply
                 waited = max(waited, seconds if reply.reason is Reason.LATE else 0.0)
@@ -162,8 +162,8 @@ class Network:
     def packed(
         self, name: str, request: Request, envelope: Envelope, reply: Reply | tuple[Reply, bytes] | bytes
     ) -> bytes:
-        """The bytes of what stands in for a desk, by the gate of the desk that it stands in for."""
-        gate = self.desks[name]._gate if name in self.desks else self.gates[name]
+        """The bytes of what stands in for a worker, by the gate of the worker that it stands in for."""
+        gate = self.workers[name]._gate if name in self.workers else self.gates[name]
         if isinstance(reply, bytes) and (name not in self.instead or not isinstance(request, Knock)):
             return reply
         if isinstance(request, Knock):
@@ -185,7 +185,7 @@ class Network:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
     monkeypatch.setattr(sites_module, "time", made)
-    monkeypatch.setattr(desk_module, "AT_ONCE", 5.0)  # a desk's quick work is done with its acknowledgement
+    monkeypatch.setattr(site_worker, "AT_ONCE", 5.0)  # a worker's quick work is done with its acknowledgement
     return made
 
 
@@ -193,7 +193,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 def network(clients: Clients, clock: Time, tmp_path: Path) -> Iterator[Network]:
     made = Network(clients, CODEC, clock, tmp_path)
     yield made
-    for name in list(made.desks):
+    for name in list(made.workers):
         made.stop(name)
 
 
@@ -301,9 +301,9 @@ def test_seconds_of_silos_are_on_the_servers_clock_and_the_peak_is_the_highest(n
     body = CODEC.encode(Said(stamp=NOW, number=1))
     for name in NAMES:
         network.instead[name] = lambda request, _: (
-            Here(name="a", key="")
+            SiteReady(name="a", key="")
             if isinstance(request, Knock | Hello)
-            else (Done(seconds={"local_forward": 0.25, "mask": 0.5}, peak_mib=next(peaks)), body)
+            else (WorkDone(seconds={"local_forward": 0.25, "mask": 0.5}, peak_mib=next(peaks)), body)
         )
     engine = over(network)
     assert engine.peak_mib is None
@@ -401,7 +401,7 @@ def test_a_single_miss_is_no_loss(network: Network) -> None:
 
     def wavering(request: Request, body: bytes) -> Reply | bytes | Missing:
         given = script.pop(0)
-        return (Done(), CODEC.encode(Said(stamp=Stamp("run", 2, 0), number=8))) if given is None else given
+        return (WorkDone(), CODEC.encode(Said(stamp=Stamp("run", 2, 0), number=8))) if given is None else given
 
     network.instead["b"] = wavering
     assert numbers(say(engine, 2)) == {"a": 1, "b": 8, "c": 300}
@@ -419,7 +419,7 @@ def test_a_site_slow_to_greet_is_missing_and_delays_one_greeting(network: Networ
 def test_who_is_still_at_work_at_the_deadline_is_late(network: Network, clock: Time) -> None:
     for session, deadline in enumerate((None, 5.0)):
         engine = over(network, session, deadline=deadline)
-        network.instead["b"] = lambda request, _: Here(name="b") if isinstance(request, Hello) else Busy()
+        network.instead["b"] = lambda request, _: SiteReady(name="b") if isinstance(request, Hello) else Busy()
         began = clock.now
         replies = say(engine, 1)
         seconds = deadline or LONGEST
@@ -435,8 +435,8 @@ def test_who_is_still_at_work_at_the_deadline_is_late(network: Network, clock: T
 def test_a_late_site_is_asked_again_and_its_old_answer_is_not_taken(
     network: Network, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk_module, "AT_ONCE", 0.02)
-    monkeypatch.setattr(desk_module, "LONGEST_WAIT", 0.0)
+    monkeypatch.setattr(site_worker, "AT_ONCE", 0.02)
+    monkeypatch.setattr(site_worker, "LONGEST_WAIT", 0.0)
     go = threading.Event()
 
     def slow(message: Message) -> object:
@@ -445,10 +445,10 @@ def test_a_late_site_is_asked_again_and_its_old_answer_is_not_taken(
 
     clients["b"].faults["toy/say", 1] = slow
     engine = over(network, deadline=3.0)
-    busy = network.desks["b"]
+    busy = network.workers["b"]
 
     def polled(request: Request, body: bytes) -> Reply | bytes | Missing:
-        """As the desk says, with its waiting on the server's clock."""
+        """As the worker says, with its waiting on the server's clock."""
         data = busy.answer(network.raw)
         if isinstance(request, Poll) and isinstance(reply_of(data)[0], Busy):
             return Busy()
@@ -456,8 +456,8 @@ def test_a_late_site_is_asked_again_and_its_old_answer_is_not_taken(
 
     network.instead["b"] = polled
     assert say(engine, 1).missing["b"].reason is Reason.LATE
-    monkeypatch.setattr(desk_module, "AT_ONCE", 5.0)
-    monkeypatch.setattr(desk_module, "LONGEST_WAIT", 5.0)
+    monkeypatch.setattr(site_worker, "AT_ONCE", 5.0)
+    monkeypatch.setattr(site_worker, "LONGEST_WAIT", 5.0)
     assert say(engine, 1).missing["b"].detail == "is still busy with what it was asked before"  # and is not asked more
     go.set()
     assert numbers(say(engine, 2)) == {"a": 1, "b": 20, "c": 300}
@@ -488,7 +488,7 @@ def test_a_site_that_restarts_while_it_works_is_missing_and_is_asked_next_time(n
             return Busy()
         del network.instead["b"]
         network.start("b")
-        return network.desks["b"].answer(network.raw)
+        return network.workers["b"].answer(network.raw)
 
     network.instead["b"] = restarts
     assert say(engine, 2).missing == {"b": RESTARTED}
@@ -512,7 +512,7 @@ def test_a_site_that_restarts_again_and_again_is_missing_each_time(network: Netw
     network.instead["b"] = lambda request, body: (
         Awake(process_id=next(ids))
         if isinstance(request, Knock)
-        else Here(name="b")
+        else SiteReady(name="b")
         if isinstance(request, Hello)
         else Stranger()
     )
@@ -532,7 +532,7 @@ def test_a_round_may_wait_for_sites_to_come_back(network: Network, clock: Time) 
     def later(request: Request, body: bytes) -> Reply | bytes | Missing:
         if clock.now < began + 30.0:
             return DEAD
-        return network.desks["b"].answer(network.raw)
+        return network.workers["b"].answer(network.raw)
 
     network.start("b")
     network.instead["b"] = later
@@ -561,7 +561,7 @@ NONSENSE: Mapping[str, Reply | bytes] = {
     "garbage": b"\xff" * 50,
     "a request": pack(HELLO),
     "cut": pack(Busy())[:-1],
-    "here": Here(name="b"),
+    "here": SiteReady(name="b"),
     "refused": Refused(sentence="no"),
 }
 
@@ -588,8 +588,8 @@ def test_nonsense_is_malformed_and_costs_nobody_else(network: Network, nonsense:
 
 def test_an_answer_above_the_servers_limit_is_malformed_and_takes_no_memory(network: Network) -> None:
     engine = over(network, largest=1 << 20)
-    long = pack(Done(), bytes(64 << 20))
-    network.instead["b"] = lambda request, body: Here(name="b") if request.kind == "hello" else long
+    long = pack(WorkDone(), bytes(64 << 20))
+    network.instead["b"] = lambda request, body: SiteReady(name="b") if request.kind == "hello" else long
     tracemalloc.start()
     try:
         replies = say(engine)
@@ -602,7 +602,7 @@ def test_an_answer_above_the_servers_limit_is_malformed_and_takes_no_memory(netw
 
 
 @pytest.mark.parametrize(
-    "nonsense", [b"", b"\xff" * 50, Done(), Stranger(), Failed(reason="failed", sentence="x"), pack(HELLO)]
+    "nonsense", [b"", b"\xff" * 50, WorkDone(), Stranger(), Failed(reason="failed", sentence="x"), pack(HELLO)]
 )
 def test_nonsense_for_a_greeting_is_malformed(network: Network, nonsense: Reply | bytes) -> None:
     network.instead["b"] = lambda request, body: nonsense
@@ -617,7 +617,9 @@ def test_nonsense_for_a_greeting_is_malformed(network: Network, nonsense: Reply 
 )
 def test_a_body_that_is_no_message_is_malformed_and_not_recorded(network: Network, body: bytes, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, True)
-    network.instead["b"] = lambda request, _: Here(name="b") if isinstance(request, Knock | Hello) else (Done(), body)
+    network.instead["b"] = lambda request, _: (
+        SiteReady(name="b") if isinstance(request, Knock | Hello) else (WorkDone(), body)
+    )
     replies = say(over(network, recorder=recorder), 1)
     assert replies.missing["b"].reason is Reason.MALFORMED
     recorder.flush()
@@ -672,7 +674,9 @@ def test_gathering_takes_no_longer_than_it_must(network: Network, clock: Time) -
 
 def test_gathering_waits_for_who_is_loading(network: Network, clock: Time) -> None:
     until = clock.now + 7.0
-    network.instead["b"] = lambda request, body: Busy() if clock.now < until else network.desks["b"].answer(network.raw)
+    network.instead["b"] = lambda request, body: (
+        Busy() if clock.now < until else network.workers["b"].answer(network.raw)
+    )
     engine = over(network)
     engine.gather(3, 100.0)
     assert 7.0 <= clock.now - 1000.0 < 8.0
@@ -735,7 +739,7 @@ def test_an_aborted_job_waits_for_nobody(network: Network, clock: Time) -> None:
     with pytest.raises(RunFailed, match="aborted"):
         over(network, aborted=abort(3)).gather(3, 1000.0)
     assert clock.now - 1000.0 < 5.0
-    network.instead["b"] = lambda request, _: Here(name="b") if isinstance(request, Hello) else Busy()
+    network.instead["b"] = lambda request, _: SiteReady(name="b") if isinstance(request, Hello) else Busy()
     with pytest.raises(RunFailed, match="aborted"):
         say(over(network, aborted=abort(2)))
     assert clock.now - 1000.0 < 10.0
@@ -789,7 +793,7 @@ def test_all_who_are_there_are_given_what_the_run_released(network: Network) -> 
     say(engine, 1)
     engine.end(b"released")
     assert [network.silos[name].ended for name in NAMES] == [[b"released"], [], [b"released"]]
-    assert all(network.desks[name].ended.is_set() for name in ("a", "c"))
+    assert all(network.workers[name].ended.is_set() for name in ("a", "c"))
     assert engine.take_traffic() == {
         ("down", "toy/say"): 3 * len(CODEC.encode(Say(stamp=NOW))),
         ("up", "toy/say"): sum(len(CODEC.encode(Said(stamp=NOW, number=number))) for number in (1, 300)),

@@ -67,7 +67,7 @@ def played(rounds: int, protocol: CGD | None = None) -> dict[str, Client]:
     made = of(protocol or CGD(delta=(0.1, 0.3)), rounds)
     clients = participants(made)
     engine = InProcess(made.clients, Codec(made.messages), strict=True)
-    assert list(Driver(made.server, list(made.clients), "run", engine.deliver, made.least).rounds(1, rounds))
+    assert list(Driver(made.server, list(made.clients), "run", engine, made.least).rounds(1, rounds))
     return clients
 
 
@@ -282,7 +282,7 @@ def test_a_relay_that_reads_sums_gets_no_second_z(later: str) -> None:
         stamp=at(Stamp("run", 3, 0), "columns-2"),
         tensors={FIRST: chosen},
         weight=np.array(17),
-        silos=tuple(sorted(victim._place.groups["columns-2"].members)),
+        silos=tuple(sorted(victim._position.groups["columns-2"].members)),
         encoding={},
     )
     with pytest.raises(PeerError, match="its part of z was another before in this take"):

@@ -89,13 +89,13 @@ def expect(found: Run, silos: list[Silo], absent: Absent, rounds: int = ROUNDS, 
         assert furthest(found.models[owner], tensors) < 1e-9
     clients = participants(found.players)
     for group, members in shared(clients).items():
-        for name in clients[members[0]]._place.groups[group].shapes:
+        for name in clients[members[0]]._position.groups[group].shapes:
             assert len({clients[member].displacement[name].tobytes() for member in members}) == 1
         assert {clients[member]._steps[group] for member in members} == {rounds}
 
 
 def shared(clients: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {name: group.members for client in clients.values() for name, group in client._place.groups.items()}
+    return {name: group.members for client in clients.values() for name, group in client._position.groups.items()}
 
 
 def attempts(found: Run) -> list[int]:
@@ -435,7 +435,7 @@ def test_chance() -> None:
     assert len(found.dropped) > 3
     clients = participants(found.players)
     for group, members in shared(clients).items():
-        name = next(iter(clients[members[0]]._place.groups[group].shapes))
+        name = next(iter(clients[members[0]]._position.groups[group].shapes))
         furthest_on = max(clients[member]._steps[group] for member in members)
         there = [clients[member] for member in members if clients[member]._steps[group] == furthest_on]
         assert len({client.displacement[name].tobytes() for client in there}) == 1

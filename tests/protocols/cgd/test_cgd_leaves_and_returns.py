@@ -71,9 +71,9 @@ def test_who_returns_needs_only_d(silos: list[Silo], blind: bool) -> None:
     after = participants(found.players)[name]
     assert {tensor: value.tobytes() for tensor, value in after._start.items()} == starts[0]
     caught = [(silo, message) for silo, message in seen.asked(CatchUp) if message.stamp.round == 5]
-    assert {group_of(message.stamp) for silo, message in caught if silo == name} == set(after._place.groups)
+    assert {group_of(message.stamp) for silo, message in caught if silo == name} == set(after._position.groups)
     for _, message in caught:
-        shapes = after._place.groups[group_of(message.stamp)].shapes
+        shapes = after._position.groups[group_of(message.stamp)].shapes
         assert message.steps == 4
         numbers = sum(int(np.prod(shape)) for shape in shapes.values()) + message.steps  # D, and a norm a round
         assert message.sealed.size == 8 * numbers + 28
@@ -166,7 +166,7 @@ def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up()
     play(players.server, engine, players, 3, 5)
     players.clients["silo-1"].restore(old)
     failing(fault)(players)
-    driver = Driver(roles_of(made).server, list(players.clients), "a-run", engine.deliver, players.least)
+    driver = Driver(roles_of(made).server, list(players.clients), "a-run", engine, players.least)
     assert [[gone.silo for gone in end.dropped] for end in driver.rounds(6, 7)] == [["silo-1"], []]
     assert fault.happened
     found, undisturbed = copied(players.models()), run(ROWS, 7, protocol)
@@ -185,7 +185,7 @@ def engine_of(made: Any, players: Roles) -> InProcess:
 
 
 def play(server: Server, engine: InProcess, players: Roles, first: int, last: int, run_id: str = "a-run") -> None:
-    driver = Driver(server, list(players.clients), run_id, engine.deliver, players.least)
+    driver = Driver(server, list(players.clients), run_id, engine, players.least)
     ends = list(driver.rounds(first, last))
     assert not [gone for end in ends for gone in end.dropped]
 

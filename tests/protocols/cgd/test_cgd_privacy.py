@@ -56,7 +56,7 @@ class Truth:
         def answering(message: Message) -> Message:
             reply = answer(message)
             if isinstance(message, Contribute):
-                group = client._place.groups[group_of(message.stamp)]
+                group = client._position.groups[group_of(message.stamp)]
                 local = client._local[1]
                 self.gradients.setdefault(name, []).extend(local.gradients[tensor] for tensor in group.shapes)
             if isinstance(message, Forward | Join) and client._own_z is not None:
@@ -81,7 +81,7 @@ class Truth:
 
             def sealing(stamp: Any, what: str, maker: str, content: bytes) -> Any:
                 if what == "delta":
-                    self.deltas.setdefault(client._place.row[0][:6], []).append(np.frombuffer(content))
+                    self.deltas.setdefault(client._position.row[0][:6], []).append(np.frombuffer(content))
                 return seal(stamp, what, maker, content)
 
             keyring.seal = sealing

@@ -36,7 +36,7 @@ def given(truth: Truth) -> Given:
     """Give a silo the seed. Raises `moretta.errors.ParameterError` where the weights do not follow from it."""
     if truth.architecture.program:
         raise ParameterError("the model was made in Python: no seed of a run file leads to its weights")
-    settings = truth.federation.settings or {}
+    settings = truth.federation.spec.settings
     if settings.get("protocol", {}).get("warm-start"):
         raise ParameterError("the model started warm: the seed does not lead to its weights")
     seed = int(settings["run"]["seed"])
@@ -71,7 +71,7 @@ def score(claim: Claim, truth: Truth) -> Finding:
     """Compare with the true model before round 1."""
     true = truth.parameters(1)
     error = _error(claim, true)
-    another = int((truth.federation.settings or {})["run"]["seed"]) + ANOTHER
+    another = int(truth.federation.spec.settings["run"]["seed"]) + ANOTHER
     guess = _error(_weights(truth.architecture, truth.run, another), true)
     found = float(recovered(error))
     return Finding(

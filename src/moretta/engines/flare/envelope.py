@@ -2,13 +2,13 @@
 
     server -> site                                                site -> server
       Knock     who is there? unsigned, and changes nothing         Awake
-      Hello     which run this is, and how far                      Here, Busy (not ready yet) or Refused
-      Submit    work: a message to answer, a state to keep, ..      Done, Busy, Failed or Stranger
+      Hello     which run this is, and how far                      SiteReady, Busy (not ready yet) or Refused
+      Submit    work: a message to answer, a state to keep, ..      WorkDone, Busy, Failed or Stranger
       Poll      is the work done?                                   the same
                 what the server's session has not signed            Denied
 
-The body is the codec's bytes of a protocol message, or nothing; that of Done is sealed for the server. A header is JSON
-of a closed schema, checked by pydantic on either side; a peer's bytes give a header of it or
+The body is the codec's bytes of a protocol message, or nothing; that of WorkDone is sealed for the server. A header is
+JSON of a closed schema, checked by pydantic on either side; a peer's bytes give a header of it or
 `moretta.errors.CodecError`. Who signs what is in `moretta.engines.flare.signing`.
 """
 
@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from moretta.contract import framing
 from moretta.contract.codec import LARGEST
 from moretta.errors import CodecError
 
@@ -29,6 +30,7 @@ TOPIC = "moretta"  # of FLARE's aux messages
 ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 2
 HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
+LENGTH = 4  # bytes of the length of the header
 SIGNATURE = 64  # bytes, of Ed25519
 UNSIGNED = bytes(SIGNATURE)  # in the place of a signature
 
@@ -117,7 +119,7 @@ class Awake(_Header):
     process_id: Key
 
 
-class Here(_Header):
+class SiteReady(_Header):
     """A site is ready. key: its identity's fingerprint."""
 
     kind: Literal["here"] = "here"
@@ -131,7 +133,7 @@ class Busy(_Header):
     kind: Literal["busy"] = "busy"
 
 
-class Done(_Header):
+class WorkDone(_Header):
     """Work is done: seconds by phase, and the most memory of an edge client."""
 
     kind: Literal["done"] = "done"
@@ -169,7 +171,7 @@ class Denied(_Header):
 
 Signed = Hello | Submit | Poll
 Request = Knock | Signed
-Reply = Awake | Here | Busy | Done | Failed | Stranger | Refused | Denied
+Reply = Awake | SiteReady | Busy | WorkDone | Failed | Stranger | Refused | Denied
 Sign = Callable[[bytes, bytes], bytes]
 """Returns the signature of a header and a body."""
 
@@ -196,7 +198,7 @@ def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -
     """Return header, signature and body as one."""
     text = json.dumps({"format": FORMAT, **header.model_dump(mode="json")}, separators=(",", ":")).encode()
     signature = UNSIGNED if sign is None else sign(text, body)
-    return b"".join((len(text).to_bytes(4, "little"), signature, text, body))
+    return b"".join((framing.length_of(text, LENGTH), signature, text, body))
 
 
 def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]:
@@ -222,15 +224,12 @@ def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
 
 def _split(data: object, largest: int) -> tuple[Envelope, bytes]:
     """Return an envelope's bytes, and its header without the format, which is ours."""
-    begin = 4 + SIGNATURE
-    if not isinstance(data, bytes) or len(data) < begin:
+    if not isinstance(data, bytes):
         raise CodecError(f"expected an envelope; got {type(data).__name__}")
-    length = int.from_bytes(data[:4], "little")
-    if length > min(HEADER_LIMIT, len(data) - begin):
-        raise CodecError(f"expected a header of at most {HEADER_LIMIT} bytes within {len(data)}; got {length}")
-    if len(data) - begin - length > largest:
-        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - begin - length}")
-    envelope = Envelope(data[begin : begin + length], data[4:begin], data[begin + length :])
+    header = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, gap=SIGNATURE, what="a header")
+    if len(data) - header.stop > largest:
+        raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - header.stop}")
+    envelope = Envelope(data[header], data[LENGTH : header.start], data[header.stop :])
     try:
         content = json.loads(envelope.header)
         version = content.pop("format")

@@ -44,14 +44,14 @@ from moretta.engines.flare.envelope import (
     FORMAT,
     Awake,
     Denied,
-    Done,
     Envelope,
     Hello,
-    Here,
     Refused,
     Reply,
     Signed,
+    SiteReady,
     Stranger,
+    WorkDone,
     pack,
     reply_of,
 )
@@ -94,7 +94,7 @@ def _public(private: X25519PrivateKey) -> str:
 # The server's half
 
 
-class Session:
+class ServerSession:
     """One session of a run as the server has it. hello: with the session's keys and their certificate.
 
     identity: the server's own, long-lived. hello: what sites are told first.
@@ -130,7 +130,7 @@ class Session:
         said = _reply(hello.run, hello.session, process_id, serial, envelope.header, envelope.body)
         if key is not None and not verify(key, envelope.signature, *said):
             raise PeerError(_unsigned(reply, fingerprint(key)))
-        if not isinstance(reply, Done):
+        if not isinstance(reply, WorkDone):
             return reply, b""
         try:
             return reply, _opened(self._seal_of(process_id), serial, envelope.body)
@@ -146,7 +146,7 @@ class Session:
 def _unsigned(reply: Reply, listed: str) -> str:
     """Say what is wrong with a reply that is not signed by the identity that the roster lists."""
     match reply:
-        case Here():
+        case SiteReady():
             return (
                 f"has the identity {reply.key or 'of nobody'}, and the roster lists {listed} for it; expected the key "
                 "that the roster names (moretta keys show)"
@@ -196,7 +196,7 @@ class Window:
         return True
 
 
-class Joined:
+class SiteSession:
     """A session of the server's as a site has it."""
 
     def __init__(self, hello: Hello, process_id: str, identity: Identity | None, seal: AESGCM) -> None:
@@ -210,7 +210,7 @@ class Joined:
 
     def pack(self, serial: int, reply: Reply, body: bytes = b"") -> bytes:
         """Return the reply to a serial: sealed if work is done, signed where the silo has an identity."""
-        if isinstance(reply, Done):
+        if isinstance(reply, WorkDone):
             body = _sealed(self._seal, serial, body)
         if self._identity is None:
             return pack(reply, body)
@@ -232,10 +232,10 @@ class Gate:
         self.process_id = _public(self._exchange)
         self._lock = threading.Lock()
         self._trust: Trust | None = None
-        self._joined: Joined | None = None
+        self._joined: SiteSession | None = None
         self._left = set[str]()  # the keys of sessions that another has taken the place of here
 
-    def take(self, request: Signed, envelope: Envelope) -> Joined:
+    def take(self, request: Signed, envelope: Envelope) -> SiteSession:
         """Return the session that an envelope belongs to.
 
         Raises `moretta.errors.PeerError`, naming why, for one that is not taken, which then has changed nothing; and
@@ -274,7 +274,7 @@ class Gate:
         self._trust = self._trust or self._load()
         return self._trust
 
-    def _session_of(self, hello: Hello) -> Joined:
+    def _session_of(self, hello: Hello) -> SiteSession:
         """Return the session of a hello: the one that has begun here, or another that the server's key vouches for."""
         if self._joined is not None and _certificate(self._joined.hello) == _certificate(hello):
             return self._joined
@@ -288,7 +288,7 @@ class Gate:
                 f"{' and '.join(map(fingerprint, trust.keys))}): another plays the server, or its key has changed"
             )
         seal = _seal(self._exchange, hello.exchange, hello, self.process_id)
-        return Joined(hello, self.process_id, trust.identity, seal)
+        return SiteSession(hello, self.process_id, trust.identity, seal)
 
 
 def _record(folder: Path, hello: Hello) -> None:

@@ -24,18 +24,18 @@ from moretta.engines.flare.envelope import (
     Awake,
     Busy,
     Denied,
-    Done,
     Envelope,
     Failed,
     Hello,
-    Here,
     Knock,
     Poll,
     Refused,
     Reply,
     Signed,
+    SiteReady,
     Stranger,
     Submit,
+    WorkDone,
     pack,
     request_of,
 )
@@ -54,8 +54,8 @@ LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
 QUIET = 1.0  # seconds between two lines of the log about what was not taken: a stranger may send as much as it likes
 
 
-class Silo(Protocol):
-    """What a site is to its desk: it can take its place in a run, keep its state, and take what the run releases.
+class HostedSilo(Protocol):
+    """What a site is to its worker: it can take its place in a run, keep its state, and take what the run releases.
 
     largest: the most bytes of a message that it takes. timed: whether the server is told how long the role worked,
     which depends on its rows.
@@ -86,7 +86,7 @@ class _Work:
     body: bytes
 
 
-class Desk:
+class SiteWorker:
     """Answers a server's requests, each at once; `close` when there are no more.
 
     make: loads what the site is, which may take its time, and raises what keeps it from taking part. trust: loads, at
@@ -94,14 +94,14 @@ class Desk:
     by `time.monotonic`. ended: set when the run is.
     """
 
-    def __init__(self, make: Callable[[], Silo], trust: Callable[[], Trust]) -> None:
+    def __init__(self, make: Callable[[], HostedSilo], trust: Callable[[], Trust]) -> None:
         self._gate = Gate(trust)
         self.process_id = self._gate.process_id
         self.last_heard = time.monotonic()
         self.ended = threading.Event()
         self._make = make
         self._logged = float("-inf")
-        self._silo: Silo | None = None
+        self._silo: HostedSilo | None = None
         self._clock = Clock()
         self._role: tuple[Client, Codec] | None = None
         self._entered: tuple[str, int] | None = None  # the run and session that the role is of
@@ -179,7 +179,7 @@ class Desk:
             if self._role is None:
                 return Busy()
             silo = self._silo
-        return Here(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
+        return SiteReady(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
 
     def _take(self, work: _Work) -> None:
         with self._changed:
@@ -256,11 +256,11 @@ class Desk:
         try:
             if header.work == "keep":
                 silo.keep(client, header.round)
-                return Done(), b""
+                return WorkDone(), b""
             if header.work == "end":
                 silo.end(client, body)
                 self.ended.set()
-                return Done(), b""
+                return WorkDone(), b""
             return self._play(silo, client, codec, body)
         except ParameterError as error:
             return _failed("bad input", error), b""
@@ -272,7 +272,7 @@ class Desk:
             log.exception("the silo failed")
             return _failed("failed", f"{type(error).__name__}; the site's log says more"), b""
 
-    def _play(self, silo: Silo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
+    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
         try:
             message = codec.decode(body)
         except CodecError as error:
@@ -288,7 +288,7 @@ class Desk:
         data = codec.encode(answer)
         peak = client.peak_mib if isinstance(client, ChildClient) else None
         seconds = dict(self._clock.take())
-        return Done(seconds=seconds if silo.timed else {}, peak_mib=peak), data
+        return WorkDone(seconds=seconds if silo.timed else {}, peak_mib=peak), data
 
 
 def _failed(reason: str, error: object) -> Failed:

@@ -17,27 +17,27 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines.checkpoint import Place
 from moretta.engines.clock import Clock
-from moretta.engines.delivery import Traffic, replies_of, valid
+from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.flare.envelope import (
     Awake,
     Busy,
     Denied,
-    Done,
     Failed,
     Hello,
-    Here,
     Knock,
     Poll,
     Refused,
     Reply,
     Signed,
+    SiteReady,
     Stranger,
     Submit,
     Work,
+    WorkDone,
     pack,
     reply_of,
 )
-from moretta.engines.flare.signing import Session
+from moretta.engines.flare.signing import ServerSession
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity
@@ -92,7 +92,7 @@ class _Asked:
     taken: bool = False
     misses: int = 0
     denied: bool = False
-    outcome: tuple[Done, bytes] | Missing | None = field(default=None)
+    outcome: tuple[WorkDone, bytes] | Missing | None = field(default=None)
 
 
 class Sites:
@@ -123,7 +123,7 @@ class Sites:
     ) -> None:
         self.clock = Clock()
         self._sites = {name: _Site() for name in names}
-        self._session = Session(identity, hello)
+        self._session = ServerSession(identity, hello)
         self._send, self._codec, self._hello, self._recorder = send, codec, self._session.hello, recorder
         self._keys, self._largest = keys or {}, largest
         self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
@@ -134,7 +134,7 @@ class Sites:
                 float("inf"),
             )
             site.tried = time.monotonic()
-        self._traffic = Traffic()
+        self._traffic = TrafficCounter()
         self._number = 0
         self._peak: float | None = None
         self._renewed = False
@@ -235,7 +235,7 @@ class Sites:
                 log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
 
     def _answer(
-        self, silo: str, ask: Ask, message: Message, outcome: tuple[Done, bytes] | Missing
+        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, bytes] | Missing
     ) -> Message | Missing:
         if isinstance(outcome, Missing):
             return outcome
@@ -294,7 +294,7 @@ class Sites:
                 site.gone, site.pause = reply, min(LATER, max(AGAIN, 2 * site.pause))
             case Missing():
                 site.gone, site.pause = reply, AGAIN
-            case (Here() as here, _):
+            case (SiteReady() as here, _):
                 self._welcome(name, here, process_id)
             case (Refused() as refused, _):
                 site.refusal, site.pause = refused.sentence, LATER
@@ -306,7 +306,7 @@ class Sites:
                 site.gone, site.pause = _nonsense(), AGAIN
         site.tried = time.monotonic()
 
-    def _welcome(self, name: str, here: Here, process_id: str) -> None:
+    def _welcome(self, name: str, here: SiteReady, process_id: str) -> None:
         site = self._sites[name]
         if here.name != name:
             site.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
@@ -329,10 +329,10 @@ class Sites:
 
     def _exchange(
         self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
-    ) -> Mapping[str, tuple[Done, bytes] | Missing]:
+    ) -> Mapping[str, tuple[WorkDone, bytes] | Missing]:
         """Submit work to silos, and poll until each has done it or failed to within so many seconds."""
         self._greet(bodies)
-        outcomes: dict[str, tuple[Done, bytes] | Missing] = {}
+        outcomes: dict[str, tuple[WorkDone, bytes] | Missing] = {}
         asked = dict[str, _Asked]()
         self._number += 1
         for name in bodies:
@@ -405,7 +405,7 @@ class Sites:
                 return
             case (Busy(), _):
                 one.taken = True
-            case (Done() as done, body):
+            case (WorkDone() as done, body):
                 one.outcome, self._sites[name].fresh = (done, body), False
             case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":
                 # It was asked to go on with what its process before had agreed on.

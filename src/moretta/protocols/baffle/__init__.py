@@ -18,7 +18,8 @@ times a forward. Rademacher directions lose less to the curvature than Gaussian 
                                                  <--    secure-sum upload of N_c (x_1, .. x_K, loss)
       g = sum_k x_k d_k / (K - 1);  w <- w - Adam or SGD;  average of w
 
-**Threat model.** As in the secure sum: the server learns the silos' mean of K numbers a round, which with the
-directions is the estimate of their gradient, and its mean loss; nothing of one silo. Silos hold the model in the clear.
-That the numbers could not be told from those of noise (the paper's Fig. 5) is not claimed.
+**Threat model.** `claims` says who learns what, as data that reports and pages are written from. As in the secure sum:
+the server learns the silos' mean of K numbers a round, which with the directions is the estimate of their gradient, and
+its mean loss; nothing of one silo. Silos hold the model in the clear. That the numbers could not be told from those of
+noise (the paper's Fig. 5) is not claimed.
 """

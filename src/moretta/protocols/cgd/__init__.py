@@ -23,14 +23,14 @@ participant predicts from its own columns, and needs the labels.
       Descend(the sum)                     -->    takes the blind off, clips; D <- D - alpha_k G / N
       CatchUp(D and norms, sealed by one)  -->    whoever missed some of it
 
-**Who learns what.** A learns who takes part, how many rows an upload is about, each group's rows where a round uses
-all of them, and statistics of standardised columns; unless `blind` is off it reads no sum, and with it on holds
-nothing that a member could not be asked for, so a participant can play it, and one can follow another. Every member
-of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i, and with D
-of all columns the row's raw features; P_ij learns Delta_i, whose rows cluster by label. Of two participants that
-share a layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
-Where scores on rows held back are asked for, the sum of everybody's is read by the participants, or by A without blind.
-``docs/cgd.md`` has figures.
+**Who learns what** stands in `claims`, as data that reports and pages are written from; in short: A learns who takes
+part, how many rows an upload is about, each group's rows where a round uses all of them, and statistics of standardised
+columns; unless `blind` is off it reads no sum, and with it on holds nothing that a member could not be asked for, so a
+participant can play it, and one can follow another. Every member of a group learns its layers' D. D alone predicts as
+well as confined models do, or better. H_i learns z_i, and with D of all columns the row's raw features; P_ij learns
+Delta_i, whose rows cluster by label. Of two participants that share a layer, or a row, each learns the other's part.
+One leaked w_l(k) gives all of that participant's iterates. Where scores on rows held back are asked for, the sum of
+everybody's is read by the participants, or by A without blind. ``docs/cgd.md`` has figures.
 
 **An A that follows no protocol**, with one participant on its side, gets no key of a group that this one is not in
 (`keyring`) and no two z of one take, whose difference would be raw features (`takes`). It takes a roster, and a grid

@@ -60,7 +60,7 @@ ROW_RING = Ring(64)
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPosition:
     """What a participant knows of the grid, all of it public.
 
     me: its name. row: who holds columns of the same rows, itself too. head: who of them has the labels, None where each
@@ -86,7 +86,7 @@ class Client:
     def __init__(
         self,
         params: CGD,
-        place: Place,
+        position: GridPosition,
         model: nn.Module,
         rows: SiloRows,
         root: SecretRoot,
@@ -99,22 +99,22 @@ class Client:
         figures: Sequence[str] = (),
     ) -> None:
         self.phase: Phase = no_phase
-        self._params, self._place, self._rows, self._root = params, place, rows, root
+        self._params, self._position, self._rows, self._root = params, position, rows, root
         self._contributors, self._keyring, self._rounds, self._blind = contributors, keyring, rounds, blind
         self._ids, self._figures = None if ids is None else [str(one) for one in ids], figures
         self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
         self._template = copy.deepcopy(model)
-        self._layers = Layers.of(model) if place.columns else None
+        self._layers = Layers.of(model) if position.columns else None
         self._ties = modules.ties(model) if self._layers is None else {}
         self._module = self._own_module(model)
         self._displacement = {
-            name: np.zeros(shape) for group in place.groups.values() for name, shape in group.shapes.items()
+            name: np.zeros(shape) for group in position.groups.values() for name, shape in group.shapes.items()
         }
-        self._steps = dict.fromkeys(place.groups, 0)
+        self._steps = dict.fromkeys(position.groups, 0)
         self._agreed = dict[str, bytes]()  # by group, the digest of what its set-up agreed on
         self._moved = dict[str, bytes]()  # by group, the digest of D, until the next step
         # By group; whoever reads the sums clips them, and all members do alike.
-        self._clips = {group: Clip(_summed_in(group)) for group in place.groups}
+        self._clips = {group: Clip(_summed_in(group)) for group in position.groups}
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
@@ -173,22 +173,22 @@ class Client:
 
     def _own_module(self, model: nn.Module) -> nn.Module | None:
         """Return the module that this participant runs by itself; None where a row runs one together."""
-        if self._place.head is not None:
+        if self._position.head is not None:
             return None
         if self._layers is None:
             return copy.deepcopy(model).train()
-        return narrowed(model, self._layers, len(self._place.columns)).train()
+        return narrowed(model, self._layers, len(self._position.columns)).train()
 
     def _confined(self) -> dict[str, Array]:
         """Return w_l(1): of all tensors that this participant holds."""
-        return confined(self._params, self._around(), tuple(self._displacement), self._place.me, self._root)
+        return confined(self._params, self._around(), tuple(self._displacement), self._position.me, self._root)
 
     def _around(self) -> dict[str, Array]:
         around = centers(self._params, self._template)
         if self._layers is not None:
             weight = self._layers.weight
-            around[weight] = around[weight][:, list(self._place.columns)]
-            if self._place.head not in (None, self._place.me):
+            around[weight] = around[weight][:, list(self._position.columns)]
+            if self._position.head not in (None, self._position.me):
                 around = {weight: around[weight]}
         return around
 
@@ -208,7 +208,7 @@ class Client:
     @property
     def runs_jointly(self) -> bool:
         """Whether its row of the grid runs one model together."""
-        return self._place.head is not None
+        return self._position.head is not None
 
     @property
     def displacement(self) -> Tensors:
@@ -298,17 +298,17 @@ class Client:
     # A row's forward and backward passes
 
     def _partial(self, ask: Forward) -> Partial:
-        if self._place.head == self._place.me:
+        if self._position.head == self._position.me:
             raise MisuseError("was asked to send its part of z, which the head of a row joins to the others' itself")
         z = self._part_of_z(ask.stamp)
         self._takes.hold(ask.stamp, "the encoding of z", str(ask.fraction_bits).encode())
-        words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._place.row), len(self._place.row))
+        words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))
         add_masks([words], self._keyring.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
 
     def _part_of_z(self, stamp: Stamp) -> Array:
         layers = self._layers
-        if layers is None or self._place.head is None:
+        if layers is None or self._position.head is None:
             raise MisuseError("was asked for its part of a row's first layer, and has a model of its own")
         self._check_turn(stamp)
         index = self._rows.batches.of_round(*stamp.drawn)
@@ -321,7 +321,7 @@ class Client:
 
     def _join(self, ask: Join) -> Deltas:
         """Complete z, pass forward through the upper layers and backward to z, and take one's own gradient."""
-        if self._layers is None or self._place.head != self._place.me:
+        if self._layers is None or self._position.head != self._position.me:
             raise MisuseError("was asked to join a row's first layer without having its labels")
         own = self._part_of_z(ask.stamp)
         z = own.astype(np.float64)
@@ -345,12 +345,12 @@ class Client:
             )
         self._take_gradient(ask.stamp, delta, local)
         content = delta.cpu().contiguous().numpy().tobytes() if others else b""
-        sealed = self._keyring.seal(ask.stamp, "delta", self._place.me, content) if others else np.empty(0, np.uint8)
+        sealed = self._keyring.seal(ask.stamp, "delta", self._position.me, content) if others else np.empty(0, np.uint8)
         return Deltas(stamp=ask.stamp, sealed=sealed)
 
     def _backward(self, ask: Backward) -> Done:
-        head = self._place.head
-        if head is None or head == self._place.me:
+        head = self._position.head
+        if head is None or head == self._position.me:
             raise MisuseError("was sent Delta, which the head of its row makes itself")
         if self._own_z is None or not _same_time(self._own_z[0], ask.stamp):
             raise MisuseError("was sent Delta before it was asked for its part of z")
@@ -375,7 +375,7 @@ class Client:
         self._local = stamp, Local(gradients, local.loss, local.rows, {})
 
     def _others(self) -> list[str]:
-        return [name for name in self._place.row if name != self._place.me]
+        return [name for name in self._position.row if name != self._position.me]
 
     # The end
 
@@ -401,12 +401,12 @@ class Client:
         parts = [self._displacement[name] for name in sorted(self._group(group).shapes)]
         content = b"".join(part.tobytes() for part in [*parts, self._clips[group].norms()])
         steps = self._steps[group]
-        sealed = self._keyring.seal(ask.stamp, _displacement_after(steps), self._place.me, content)
+        sealed = self._keyring.seal(ask.stamp, _displacement_after(steps), self._position.me, content)
         return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
 
     def _catch_up(self, ask: CatchUp, group: str) -> Done:
         shapes, own = self._group(group).shapes, self._steps[group]
-        if not own < ask.steps < ask.stamp.round or ask.maker == self._place.me:
+        if not own < ask.steps < ask.stamp.round or ask.maker == self._position.me:
             raise PeerError(
                 f"expected another member's D of group `{group}` after a round later than {own} and before "
                 f"{ask.stamp.round}, got that of `{ask.maker:.64}` after {ask.steps}"
@@ -428,17 +428,17 @@ class Client:
         return Done(stamp=ask.stamp)
 
     def _group(self, group: str) -> Group:
-        if group not in self._place.groups:
-            raise PeerError(f"`{self._place.me}` is in no group `{group:.80}`")
-        return self._place.groups[group]
+        if group not in self._position.groups:
+            raise PeerError(f"`{self._position.me}` is in no group `{group:.80}`")
+        return self._position.groups[group]
 
     def _contributor(self, group: str) -> Contributor:
         if group not in self._contributors:
-            raise PeerError(f"`{self._place.me}` sums nothing in a group `{group:.80}`")
+            raise PeerError(f"`{self._position.me}` sums nothing in a group `{group:.80}`")
         return self._contributors[group]
 
     def _reads_inputs(self, group: str) -> bool:
-        return self._layers is None or self._layers.weight in self._place.groups[group].shapes
+        return self._layers is None or self._layers.weight in self._position.groups[group].shapes
 
     def state(self) -> State:
         """Return root, D, how far it is in each group, and BatchNorm's own buffers. Starts follow from the root."""

@@ -13,7 +13,7 @@ from moretta.contract.roles import Client as Role
 from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
-from moretta.protocols.cgd.client import Client, Place
+from moretta.protocols.cgd.client import Client, GridPosition
 from moretta.protocols.cgd.group_keys import Keyring, Membership
 from moretta.protocols.cgd.groups import Group, groups_of
 from moretta.protocols.cgd.layers import Layers
@@ -146,7 +146,7 @@ def _participant(
 ) -> Client:
     row = grid.parts[silo.name].row
     mine = {name: group for name, group in groups.items() if silo.name in group.members}
-    place = Place(
+    position = GridPosition(
         silo.name,
         tuple(grid.rows[row]) if joint else (silo.name,),
         grid.heads[row] if joint else None,
@@ -164,7 +164,7 @@ def _participant(
     set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
     return Client(
         protocol,
-        place,
+        position,
         setting.silo_model(),
         rows,
         setting.root(silo.name),

@@ -9,9 +9,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from moretta.contract.settings import Momentum, NonNegative, Positive, kebab
+from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Privacy
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
 
 
-class Training(BaseModel):
+class Training(Section):
     """How a model is trained, whoever holds it.
 
     loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
@@ -34,8 +34,6 @@ class Training(BaseModel):
     weight_decay: as `torch.optim` has it, L2 on all parameters.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
-
     if TYPE_CHECKING:
         name: str  # each protocol has its own, as a literal
 
@@ -48,7 +46,7 @@ class Training(BaseModel):
     momentum: Momentum = 0.0
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
-    warm_start: Path | None = None
+    warm_start: Annotated[Path | None, SERVER] = None
 
     def rate(self, number: int, rounds: int) -> float:
         """Return the learning rate of round `number`, from 1 to `rounds`."""

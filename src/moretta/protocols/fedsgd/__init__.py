@@ -11,11 +11,12 @@ FedAvg lets each silo take `local_epochs` epochs of SGD steps of its own and sen
 Under `Local` a silo sends its loss and number of rows each round, and its model at the end, for the comparison;
 `Centralised` is FedSGD of one silo that holds everybody's rows.
 
-Who learns what: every silo sees every iterate of the model. The server sees the model and, through secure
-aggregation, only the weighted sum; with ``scheme = "none"`` it sees each silo's gradient, from which inputs can be
-reconstructed (Zhu et al., NeurIPS 2019). Of two silos, each works out the other's update from consecutive models and
-its own. Where inputs are standardised, all learn the mean and deviation of each column over all silos (`enrolment`),
-under `Local` too. Nothing is hidden by these baselines themselves, but for what follows.
+Who learns what stands in `claims`, as data that reports and pages are written from. In short: every silo sees every
+iterate of the model. The server sees the model and, through secure aggregation, only the weighted sum; with ``scheme =
+"none"`` it sees each silo's gradient, from which inputs can be reconstructed (Zhu et al., NeurIPS 2019). Of two silos,
+each works out the other's update from consecutive models and its own. Where inputs are standardised, all learn the mean
+and deviation of each column over all silos (`enrolment`), under `Local` too. Nothing is hidden by these baselines
+themselves, but for what follows.
 
 With `dp_noise` and `dp_clip` FedSGD is "DP-FL", differentially private SGD (Abadi et al., CCS 2016; `private` has the
 silo's half, `accountant` the epsilon). What is claimed: all models of the run together are (epsilon, delta)-

@@ -27,9 +27,10 @@ One round; W are the true weights, R the scales, r = gamma o r_a the offset, h t
 
   release             R o W without offset: exact predictions, true scales unknown
 
-Who learns what. The server holds the true model and learns the sum of the silos' terms (with ``scheme = "none"``, the
-paper's basic form, each silo's own), and at set-up mean and deviation of all inputs and of the targets, over all silos.
-Under cross-entropy it sees each sample's true outputs up to a constant, hence its softmax, and alpha.
+Who learns what stands in `claims`, as data that reports and pages are written from; why it is so, here. The server
+holds the true model and learns the sum of the silos' terms (with ``scheme = "none"``, the paper's basic form, each
+silo's own), and at set-up mean and deviation of all inputs and of the targets, over all silos. Under cross-entropy it
+sees each sample's true outputs up to a constant, hence its softmax, and alpha.
 
 A silo: the noisy model, and the common mean and deviation of standardised columns. The parameter values that have a
 free scale (`scales`; some models have none) are obfuscated, not encrypted: hidden layers are known up to the network's

@@ -11,12 +11,13 @@ from typing import BinaryIO
 
 import numpy as np
 
+from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
 from moretta.engines import pipe as wire
 from moretta.engines.clock import Clock
-from moretta.engines.pipe import HERE, BeSilo, Done, Envelope, Restore
+from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.protocols.baffle.edge.memory import cap, fit, peak_mib
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
@@ -30,6 +31,7 @@ from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.schemes import contributor
+from moretta.secure_aggregation.sums import Contributor
 
 SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
@@ -42,7 +44,7 @@ DEVIATIONS = 6  # that a lot drawn at random may be larger than it is expected t
 SLACK = 1 << 19  # bytes for whatever else
 
 
-class Silo:
+class EdgeSilo:
     """A silo's role in this process, and the model that it runs."""
 
     def __init__(self, begin: BeSilo, x: Array, y: Array) -> None:
@@ -52,26 +54,13 @@ class Silo:
         self._graph = b""  # the digest of the one that was loaded
         self._forward: OnnxForward | None = None
         self._too_large: ParameterError | None = None
-        kept = len(x) - settings.held_out
-        self._batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
-        held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
-        self._rows = Rows(x[:kept], y[:kept], self._batches, settings.schema, held_out if settings.held_out else None)
-        insecure = SecretRoot(begin.insecure) if begin.insecure else None
+        self._rows, self._batches = _rows_of(settings, x, y)
         self._client = Client(
             settings.recipe,
             settings.name,
             None,
             self._rows,
-            contributor(
-                settings.scheme,
-                settings.name,
-                settings.ring_bits,
-                settings.rules,
-                credentials=settings.credentials(),
-                insecure=insecure,
-                session=settings.session,
-                helped=settings.helped.opened if settings.helped else None,
-            ),
+            _contributor(settings, SecretRoot(begin.insecure) if begin.insecure else None),
             SecretRoot(begin.state["seed/secret_root"]),
             self._private(begin),
             load=self._load,
@@ -87,7 +76,7 @@ class Silo:
         if isinstance(message, Restore):
             self._client.restore(message.state)
             self._told = dict(message.state)
-            return Done(stamp=HERE)
+            return Acknowledged(stamp=HERE)
         try:
             answer = answered(self._client, message)
         except MemoryError:  # of `cap`; what was being made is gone
@@ -172,16 +161,37 @@ class Silo:
         return min(len(self._rows.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
 
 
+def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
+    """Return a silo's rows, of which some may be held back, and the batches of the others."""
+    kept = len(x) - settings.held_out
+    batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
+    held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
+    return Rows(x[:kept], y[:kept], batches, settings.schema, held_out if settings.held_out else None), batches
+
+
+def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor:
+    return contributor(
+        settings.scheme,
+        settings.name,
+        settings.ring_bits,
+        settings.rules,
+        credentials=settings.credentials(),
+        insecure=insecure,
+        session=settings.session,
+        helped=settings.helped.opened if settings.helped else None,
+    )
+
+
 class Host:
     """Reads what is asked, has the silo answer, and writes it. source, sink: the two pipes."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._codec = source, sink, Codec(SCHEMA)
-        self._silo: Silo | None = None
+        self._silo: EdgeSilo | None = None
 
     def turn(self) -> bool:
         """Answer once; return whether anything was asked. Raises CodecError for half a frame: nothing can follow it."""
-        data = wire.receive(self._source)
+        data = framing.read(self._source)
         if data is None:
             return False
         answer: Message | None = None
@@ -195,23 +205,23 @@ class Host:
         except Exception as caught:  # noqa: BLE001  # the process lives on: it costs the silo this exchange only
             traceback.print_exc()
             error = caught
-        wire.send(self._sink, self._codec.encode(self._envelope(error)))
+        framing.write(self._sink, self._codec.encode(self._envelope(error)))
         if answer is not None:
-            wire.send(self._sink, self._codec.encode(answer))
+            framing.write(self._sink, self._codec.encode(answer))
         return True
 
     def _answer(self, asked: Message) -> Message:
         if isinstance(asked, BeSilo):
             rows = wire.receive_array(self._source), wire.receive_array(self._source)
-            self._silo = Silo(asked, *rows)
-            return Done(stamp=HERE)
+            self._silo = EdgeSilo(asked, *rows)
+            return Acknowledged(stamp=HERE)
         if self._silo is None:
             raise MisuseError(f"expected to be told first which silo this is, got `{asked.TAG}`")
         return self._silo.answer(asked)
 
-    def _envelope(self, error: Exception | None) -> Envelope:
+    def _envelope(self, error: Exception | None) -> AnswerHeader:
         silo = self._silo
-        return Envelope(
+        return AnswerHeader(
             stamp=HERE,
             seconds={} if silo is None else dict(silo.clock.take()),
             peak_mib=peak_mib(),

@@ -1,4 +1,4 @@
-"""A site's desk: every request is answered at once, whatever the role does, and whatever the bytes are."""
+"""A site's worker: every request is answered at once, whatever the role does, and whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from toy import SCHEMA, Said, Say, ToyClient
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Client, Missing, Reason
-from moretta.engines.flare import site_worker as desk_module
+from moretta.engines.flare import site_worker
 from moretta.engines.flare.envelope import (
     Busy,
     Denied,
-    Done,
     Failed,
     Hello,
-    Here,
     Knock,
     Poll,
     Refused,
     Reply,
     Signed,
+    SiteReady,
     Stranger,
     Submit,
     Work,
+    WorkDone,
     pack,
     reply_of,
 )
-from moretta.engines.flare.signing import Session, Trust
-from moretta.engines.flare.site_worker import UNFIT, Desk
+from moretta.engines.flare.signing import ServerSession, Trust
+from moretta.engines.flare.site_worker import UNFIT, SiteWorker
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity
 
@@ -76,24 +76,24 @@ class ToySilo:
 
 
 class Caller:
-    """What a server says to one desk, each session of a run by one key."""
+    """What a server says to one worker, each session of a run by one key."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.sessions: dict[tuple[str, int], Session] = {}
+    def __init__(self, worker: SiteWorker) -> None:
+        self.worker = worker
+        self.sessions: dict[tuple[str, int], ServerSession] = {}
         self.enter("run", 0)
 
-    def enter(self, run: str, session: int) -> Session:
+    def enter(self, run: str, session: int) -> ServerSession:
         hello = Hello(run=run, round=0, session=session, job="j", model="m", versions={}, torch=())
-        self.session = self.sessions.setdefault((run, session), Session(SERVER, hello))
+        self.session = self.sessions.setdefault((run, session), ServerSession(SERVER, hello))
         return self.session
 
     def __call__(
         self, request: Signed, body: bytes = b"", processes: Mapping[str, str] | None = None
     ) -> tuple[Reply, bytes]:
-        processes = {"north": self.desk.process_id} if processes is None else processes
+        processes = {"north": self.worker.process_id} if processes is None else processes
         data, serial = self.session.pack(request, processes, body)
-        return self.session.open(self.desk.answer(data), self.desk.process_id, serial, None)
+        return self.session.open(self.worker.answer(data), self.worker.process_id, serial, None)
 
     def greet(self, run: str = "run", session: int = 0) -> Reply:
         """Say hello once."""
@@ -146,11 +146,11 @@ def trust(tmp_path: Path) -> Callable[[], Trust]:
 
 @pytest.fixture
 def call(silo: ToySilo, trust: Callable[[], Trust]) -> Iterator[Caller]:
-    desk = Desk(lambda: silo, trust)
-    caller = Caller(desk)
-    assert caller.hello() == Here(name="north", key="0123")
+    worker = SiteWorker(lambda: silo, trust)
+    caller = Caller(worker)
+    assert caller.hello() == SiteReady(name="north", key="0123")
     yield caller
-    desk.close()
+    worker.close()
 
 
 def hanging(silo: ToySilo, *rounds: int) -> threading.Event:
@@ -170,7 +170,7 @@ def test_quick_work_is_answered_with_its_submission(call: Caller, silo: ToySilo)
     reply, body = call.submit(1, say())
     if isinstance(reply, Busy):  # on a machine that is busy itself
         reply, body = call.done(1)
-    assert isinstance(reply, Done)
+    assert isinstance(reply, WorkDone)
     assert said(body) == (1, 5)
     assert call.poll(1) == (reply, body)  # as often as it is asked after
     assert silo.noted == [("enter", "run", 0), ("answered", 1, "toy/said")]
@@ -194,14 +194,14 @@ def test_a_poll_comes_back_as_soon_as_the_work_is_done(call: Caller, silo: ToySi
         waiting = pool.submit(call.poll, 1, 10.0)
         began = time.monotonic()
         go.set()
-        assert isinstance(waiting.result(LONG)[0], Done)
+        assert isinstance(waiting.result(LONG)[0], WorkDone)
         assert time.monotonic() - began < 5.0  # and not after ten
 
 
-def test_no_poll_waits_longer_than_the_desk_lets_it(
+def test_no_poll_waits_longer_than_the_worker_lets_it(
     call: Caller, silo: ToySilo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk_module, "LONGEST_WAIT", 0.02)
+    monkeypatch.setattr(site_worker, "LONGEST_WAIT", 0.02)
     go = hanging(silo, 1)
     call.submit(1, say())
     began = time.monotonic()
@@ -307,10 +307,10 @@ def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, bod
 
 
 def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(call: Caller) -> None:
-    data = pack(Submit(number=1, work="answer", processes={"north": call.desk.process_id}), bytes(64 << 20))
+    data = pack(Submit(number=1, work="answer", processes={"north": call.worker.process_id}), bytes(64 << 20))
     tracemalloc.start()
     try:
-        reply, _ = reply_of(call.desk.answer(data))
+        reply, _ = reply_of(call.worker.answer(data))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -322,13 +322,13 @@ def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(c
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=100) | st.none() | st.text(max_size=5))
 def test_any_bytes_are_refused_in_a_sentence(data: object) -> None:
-    desk = Desk(lambda: ToySilo(ToyClient(1)), nobody)
+    worker = SiteWorker(lambda: ToySilo(ToyClient(1)), nobody)
     try:
-        reply, envelope = reply_of(desk.answer(data))
+        reply, envelope = reply_of(worker.answer(data))
         assert isinstance(reply, Denied)
         assert envelope.body == b""
     finally:
-        desk.close()
+        worker.close()
 
 
 def nobody() -> Trust:
@@ -338,18 +338,18 @@ def nobody() -> Trust:
 def test_strangers_are_told_so(call: Caller, silo: ToySilo) -> None:
     for request in (Submit(number=1, work="answer"), Poll(number=1, wait=5.0)):
         assert call(request, say(), {"north": "another"})[0] == Stranger()
-        for processes in ({}, {"south": call.desk.process_id}):
+        for processes in ({}, {"south": call.worker.process_id}):
             assert isinstance(call(request, say(), processes)[0], Denied)
     assert silo.client.asked == []
-    call(Submit(number=1, work="answer"), say(), {"south": "else", "north": call.desk.process_id})
+    call(Submit(number=1, work="answer"), say(), {"south": "else", "north": call.worker.process_id})
     assert said(call.done(1)[1]) == (1, 5)
 
 
 def test_before_hello_nothing_is_taken(silo: ToySilo, trust: Callable[[], Trust]) -> None:
-    desk = Desk(lambda: silo, trust)
-    assert "before any session" in denied(Caller(desk).submit(1, say())[0])
+    worker = SiteWorker(lambda: silo, trust)
+    assert "before any session" in denied(Caller(worker).submit(1, say())[0])
     assert silo.noted == []
-    desk.close()
+    worker.close()
 
 
 def denied(reply: Reply) -> str:
@@ -357,11 +357,11 @@ def denied(reply: Reply) -> str:
     return reply.sentence
 
 
-def test_two_desks_are_two_processes() -> None:
-    desks = [Desk(lambda: ToySilo(ToyClient(1)), nobody) for _ in range(2)]
-    assert desks[0].process_id != desks[1].process_id
-    for desk in desks:
-        desk.close()
+def test_two_workers_are_two_processes() -> None:
+    workers = [SiteWorker(lambda: ToySilo(ToyClient(1)), nobody) for _ in range(2)]
+    assert workers[0].process_id != workers[1].process_id
+    for worker in workers:
+        worker.close()
 
 
 def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo, trust: Callable[[], Trust]) -> None:
@@ -372,21 +372,21 @@ def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo, trus
         assert go.wait(LONG)
         return silo
 
-    desk = Desk(make, trust)
-    call = Caller(desk)
+    worker = SiteWorker(make, trust)
+    call = Caller(worker)
     for _ in range(3):
         assert call.greet() == Busy()
     go.set()
-    assert isinstance(call.hello(), Here)
+    assert isinstance(call.hello(), SiteReady)
     assert loads == [1]
     assert silo.noted == [("enter", "run", 0)]
-    desk.close()
+    worker.close()
 
 
 def test_a_repeated_hello_changes_nothing(call: Caller, silo: ToySilo) -> None:
     call.submit(1, say())
     first = call.done(1)
-    assert isinstance(call.hello(), Here)
+    assert isinstance(call.hello(), SiteReady)
     assert call.poll(1) == first
     assert silo.noted.count(("enter", "run", 0)) == 1
 
@@ -396,7 +396,7 @@ def test_another_session_or_run_casts_anew_and_counts_anew(call: Caller, silo: T
     call.submit(1, say(1))
     call.done(1)
     silo.client = ToyClient(7)
-    assert isinstance(call.hello(run, session), Here)
+    assert isinstance(call.hello(run, session), SiteReady)
     assert silo.noted[-1] == ("enter", run, session)
     assert isinstance(call.poll(1)[0], Failed)  # of the session before
     call.submit(1, say(2))  # whoever serves now begins at 1 again
@@ -409,7 +409,7 @@ def test_work_of_a_session_before_is_nobodys_answer(call: Caller, silo: ToySilo)
     assert call.greet(session=1) == Busy()  # until the work is done
     assert call.submit(1, say(2))[0] == Stranger()
     go.set()
-    assert isinstance(call.hello(session=1), Here)
+    assert isinstance(call.hello(session=1), SiteReady)
     call.submit(1, say(2))
     assert said(call.done(1)[1]) == (2, 5)
 
@@ -432,13 +432,13 @@ def test_a_refusal_is_a_sentence_and_is_looked_at_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     silo.refusals = [refusal]
-    desk = Desk(lambda: silo, trust)
-    call = Caller(desk)
+    worker = SiteWorker(lambda: silo, trust)
+    call = Caller(worker)
     with caplog.at_level(logging.CRITICAL, "moretta"):
         assert call.hello() == Refused(sentence=sentence)
-        while not isinstance(call.hello(), Here):  # what kept it is mended, and each hello looks again
+        while not isinstance(call.hello(), SiteReady):  # what kept it is mended, and each hello looks again
             pass
-    desk.close()
+    worker.close()
 
 
 def test_what_cannot_be_loaded_is_a_refusal(trust: Callable[[], Trust], caplog: pytest.LogCaptureFixture) -> None:
@@ -446,30 +446,30 @@ def test_what_cannot_be_loaded_is_a_refusal(trust: Callable[[], Trust], caplog: 
         raise ParameterError("rows.csv does not exist")
 
     caplog.set_level(logging.ERROR, "moretta")
-    desk = Desk(make, trust)
-    assert Caller(desk).hello() == Refused(sentence=UNFIT)
+    worker = SiteWorker(make, trust)
+    assert Caller(worker).hello() == Refused(sentence=UNFIT)
     assert "rows.csv does not exist" in caplog.text
-    desk.close()
+    worker.close()
 
 
 def test_a_site_that_cannot_tell_its_server_takes_nothing(silo: ToySilo, caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(lambda: silo, nobody)
-    assert Caller(desk).hello() == Refused(sentence=UNFIT)
+    worker = SiteWorker(lambda: silo, nobody)
+    assert Caller(worker).hello() == Refused(sentence=UNFIT)
     assert "cannot tell the server from others: silo.toml does not exist" in caplog.text
     assert silo.noted == []
-    desk.close()
+    worker.close()
 
 
 def test_to_keep_and_to_end_are_work_like_any_other(call: Caller, silo: ToySilo) -> None:
-    assert call.submit(1, work="keep", round=12)[0] in (Done(), Busy())
-    assert call.done(1)[0] == Done()
-    assert not call.desk.ended.is_set()
+    assert call.submit(1, work="keep", round=12)[0] in (WorkDone(), Busy())
+    assert call.done(1)[0] == WorkDone()
+    assert not call.worker.ended.is_set()
     call.submit(2, b"damaged", work="end")
     reply, _ = call.done(2)
     assert isinstance(reply, Failed)
     call.submit(3, b"released", work="end")
-    assert call.done(3)[0] == Done()
-    assert call.desk.ended.is_set()
+    assert call.done(3)[0] == WorkDone()
+    assert call.worker.ended.is_set()
     assert silo.noted[1:] == [("keep", 12), ("end", b"released")]
 
 
@@ -482,33 +482,33 @@ def test_seconds_are_told_once_by_phase(call: Caller, silo: ToySilo) -> None:
     silo.client.faults["toy/say", 1] = work
     call.submit(1, say(1))
     first, _ = call.done(1)
-    assert isinstance(first, Done)
+    assert isinstance(first, WorkDone)
     assert set(first.seconds) == {"local_forward"}
     assert first.seconds["local_forward"] >= 0.01
     assert first.peak_mib is None
     call.submit(2, say(2))
-    assert call.done(2)[0] == Done()
+    assert call.done(2)[0] == WorkDone()
 
 
 def test_what_the_server_signed_is_a_sign_of_its_life_and_nothing_else_is(call: Caller) -> None:
-    call.desk.last_heard = 0.0
-    poll = Poll(number=1, wait=0, processes={"north": call.desk.process_id}, serial=9)
+    call.worker.last_heard = 0.0
+    poll = Poll(number=1, wait=0, processes={"north": call.worker.process_id}, serial=9)
     for data in (pack(poll), b"garbage", pack(Knock())):
-        call.desk.answer(data)
-        assert call.desk.last_heard == 0.0
+        call.worker.answer(data)
+        assert call.worker.last_heard == 0.0
     call.poll(1)
-    assert time.monotonic() - call.desk.last_heard < LONG
+    assert time.monotonic() - call.worker.last_heard < LONG
 
 
-def test_a_closed_desk_ends_its_thread_once_its_work_is_done(call: Caller, silo: ToySilo) -> None:
+def test_a_closed_worker_ends_its_thread_once_its_work_is_done(call: Caller, silo: ToySilo) -> None:
     go = hanging(silo, 1)
     call.submit(1, say())
-    call.desk.close()
+    call.worker.close()
     assert call.poll(1)[0] == Busy()
     go.set()
     assert said(call.done(1)[1]) == (1, 9)
-    call.desk._thread.join(LONG)
-    assert not call.desk._thread.is_alive()
+    call.worker._thread.join(LONG)
+    assert not call.worker._thread.is_alive()
 
 
 def test_many_may_ask_at_once(call: Caller, silo: ToySilo) -> None:
@@ -525,15 +525,15 @@ def test_many_may_ask_at_once(call: Caller, silo: ToySilo) -> None:
         for number in numbers[worker::8]:
             found.append((number, *call.submit(number, say(number))))
             found.append((number, *call.poll(number, 0.05)))
-            assert isinstance(call.hello(), Here | Denied)
+            assert isinstance(call.hello(), SiteReady | Denied)
         return found
 
     with ThreadPoolExecutor(8) as pool:
         replies = [one for found in pool.map(ask, range(8)) for one in found]
-    assert {type(reply) for _, reply, _ in replies} <= {Done, Busy, Failed, Denied}
+    assert {type(reply) for _, reply, _ in replies} <= {WorkDone, Busy, Failed, Denied}
     assert all("older than the last 64" in reply.sentence for _, reply, _ in replies if isinstance(reply, Denied))
     for number, reply, body in replies:
-        if isinstance(reply, Done):
+        if isinstance(reply, WorkDone):
             assert said(body) == (number, 5)
     asked = [message.stamp.round for message in silo.client.asked]
     assert asked == sorted(set(asked))
@@ -549,7 +549,7 @@ def test_a_role_that_hangs_blocks_no_request(call: Caller, silo: ToySilo) -> Non
         replies = list(pool.map(lambda _: call.poll(1, 0.1)[0], range(64)))
         assert time.monotonic() - began < LONG / 2  # four after the other, were each alone: 0.4 s
         assert replies == [Busy()] * 64
-        assert isinstance(call.hello(), Here)
+        assert isinstance(call.hello(), SiteReady)
     go.set()
     assert said(call.done(1)[1]) == (1, 9)
 

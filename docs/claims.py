@@ -1,0 +1,195 @@
+"""Write who learns what into the marked blocks of threat-models.md, README.md and SECURITY.md, from the claims.
+
+python docs/claims.py            rewrites the blocks between <!-- claims:begin NAME --> and <!-- claims:end -->
+python docs/claims.py --check    exits 1, and names the files, where a block is not what the claims give
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from moretta.audit.attacks import all_attacks
+from moretta.protocols.common.claims import Claim, in_words
+from moretta.protocols.common.shared_claims import SHARED
+from moretta.protocols.registry import claims_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/threat-models.md", "README.md", "SECURITY.md")
+
+TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "local", "centralised"), "cgd": ("cgd",)}
+TABLES |= {"baffle": ("baffle",)}
+"""The protocols of each table of threat-models.md."""
+
+LABELS = {"pbpfl": "PBPFL", "fedsgd": "FedSGD", "fedavg": "FedAvg", "cgd": "CGD", "baffle": "BAFFLE"}
+LABELS |= {"local": "Local training", "centralised": "Centralised training"}
+
+ROLES = {"server": "the server", "silo": "a silo", "silos together": "silos together"}
+ROLES |= {"server and silos": "the server and silos together", "outsider": "an outsider", "eavesdropper": "listeners"}
+
+KINDS = {"learns": "learns", "obfuscated": "is given", "bounded": "learns"}
+KINDS |= {"not given": "is not given", "unclaimed": "no claim is made of"}
+"""The verb before what a claim is about."""
+
+MANY = ("silos together", "server and silos")
+PLURALS = {"learns": "learn", "is given": "are given", "is not given": "are not given"}
+REVEALED = ("learns", "learn", "is given", "are given")
+
+WIDTH = 118
+
+
+def own(name: str) -> list[Claim]:
+    """Return a protocol's claims without those that lists have once for all protocols."""
+    return [claim for claim in claims_of(name) if not claim.shared and claim.role != "reader"]
+
+
+def verb(claim: Claim) -> str:
+    """Return what a role does with what a claim is about."""
+    found = KINDS[claim.kind]
+    return PLURALS[found] if claim.role in MANY else found
+
+
+# -- tables of threat-models.md ----------------------------------------------------------------------------------------
+
+
+def table(claims: Sequence[Claim], names: Sequence[str]) -> str:
+    """Return a table, a row a claim. names: the protocols that it is about."""
+    head = ["| role | what is claimed | where, and what is assumed | attacks that test it |", "|---|---|---|---|"]
+    return "\n".join([*head, *(row(claim, names) for claim in claims)])
+
+
+def row(claim: Claim, names: Sequence[str]) -> str:
+    """Return one claim's row."""
+    some = claim.protocols if set(claim.protocols) < set(names) else ()
+    role = ", ".join([claim.role, *(f"`{name}`" for name in some)])
+    assumed = [f"assumed: {claim.assumes}"] if claim.assumes else []
+    where = "; ".join([*map(in_words, claim.where), *assumed]) or "every run"
+    return f"| {role} | {verb(claim)} {claim.what} | {where} | {tests(claim, claim.protocols or names)} |"
+
+
+def tests(claim: Claim, names: Sequence[str]) -> str:
+    """Return the attacks that test a claim under these protocols, or that there are none."""
+    known = {attack.name: attack.protocols for attack in all_attacks()}
+    found = [f"`{name}`" for name in claim.attacks if known[name] & set(names)]
+    rests = [f"it rests on {claim.rests_on}"] if claim.rests_on else []
+    return "; ".join([", ".join(found) or "untested by an attack", *rests])
+
+
+def package(names: Sequence[str]) -> list[Claim]:
+    """Return the claims of some protocols, each once; of shared ones those that attacks test, each by its own."""
+    claims = [claim for name in names for claim in claims_of(name) if claim.attacks or not claim.shared]
+    return [claim for claim in dict.fromkeys(claims) if claim.role != "reader"]
+
+
+# -- lists of README.md and SECURITY.md --------------------------------------------------------------------------------
+
+
+def phrase(claim: Claim, defaults: bool = True) -> str:
+    """Return what a claim is about, and under which conditions. defaults: also those that hold by default."""
+    words = map(in_words, claim.where)
+    where = " and ".join(one for one in words if defaults or not one.endswith("(the default)"))
+    return f"{claim.what}, where {where}" if where else claim.what
+
+
+def cell(claims: Iterable[Claim], role: str) -> str:
+    """Return what one role learns, for README's first table."""
+    found = [claim for claim in claims if claim.role == role and claim.place == "front"]
+    return "; ".join(("not " if claim.kind == "not given" else "") + phrase(claim, defaults=False) for claim in found)
+
+
+def front() -> str:
+    """Return README's first table, of runs with default settings."""
+    lines = ["| protocol | what a silo holds | what the server learns |", "|---|---|---|"]
+    for names in TABLES.values():
+        for name in names:
+            lines.append(f"| `{name}` | {cell(claims_of(name), 'silo')} | {cell(claims_of(name), 'server')} |")
+    return "\n".join(lines)
+
+
+def brief() -> str:
+    """Return README's list: what each role learns or is not given that the first table has not."""
+    listed = [(f"Under {LABELS[name]}", claims_of(name)) for names in TABLES.values() for name in names]
+    return "\n".join(
+        line
+        for under, claims in [*listed, ("Under every protocol that sums", SHARED)]
+        for some in groups([claim for claim in claims if claim.place == "brief"], lambda one: (one.role, verb(one)))
+        for line in items(f"{under} {ROLES[some[0].role]} {verb(some[0])}:", some)
+    )
+
+
+def revealed() -> str:
+    """Return SECURITY's list: what each protocol reveals to each role, and what all of them do."""
+    listed = [(LABELS[name], own(name)) for names in TABLES.values() for name in names]
+    return "\n".join(
+        line
+        for label, claims in [("Every protocol that sums", SHARED), *listed]
+        for some in groups([claim for claim in claims if verb(claim) in REVEALED], lambda one: one.role)
+        for line in items(f"{label} reveals to {ROLES[some[0].role]}:", some)
+    )
+
+
+def groups(claims: Sequence[Claim], key: Callable[[Claim], Hashable]) -> Iterator[list[Claim]]:
+    """Yield the claims that have the same key, in the order of roles, and of what is learned before what is not."""
+    ranked = sorted(claims, key=lambda one: (list(ROLES).index(one.role), list(KINDS).index(one.kind)))
+    return (list(some) for _, some in groupby(ranked, key=key))
+
+
+def items(head: str, claims: Iterable[Claim]) -> list[str]:
+    """Return a list's item, and below it one for each claim."""
+    return [f"- {head}", *(bullet(phrase(claim), "  ") for claim in claims)]
+
+
+def bullet(text: str, indent: str) -> str:
+    """Return a wrapped item of a list."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{indent}- ",
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+def block(name: str) -> str:
+    """Return the text of a block by its name."""
+    if name in TABLES:
+        return table(package(TABLES[name]), TABLES[name])
+    every = [one for names in TABLES.values() for one in names]
+    if name == "shared":
+        return table([claim for claim in SHARED if not claim.attacks], every)
+    return {"front": front, "brief": brief, "revealed": revealed}[name]()
+
+
+def filled(page: str) -> str:
+    """Return a page with each block as the claims have it, with straight apostrophes as pages do."""
+
+    def fill(mark: re.Match[str]) -> str:
+        text = block(mark[1]).replace("’", "'")
+        return f"<!-- claims:begin {mark[1]} -->\n\n{text}\n\n<!-- claims:end -->"
+
+    return re.sub(r"<!-- claims:begin (\S+) -->.*?<!-- claims:end -->", fill, page, flags=re.DOTALL)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the blocks, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block differs")
+    check = parser.parse_args(words).check
+    stale = [page for page in PAGES if filled((ROOT / page).read_text()) != (ROOT / page).read_text()]
+    for page in stale:
+        if not check:
+            (ROOT / page).write_text(filled((ROOT / page).read_text()))
+        print(f"{page}: {'its blocks differ from the claims; run python docs/claims.py' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,198 @@
+"""The one specification of a run: its settings, validated once and never changed. Model and rows stand beside it.
+
+It is made from a run file (`of_run_file`) or from what Python gave (`moretta.run.federation.Federation`). What silos on
+machines of their own are told of a run file follows from a mark on each key (`shared`): a key is the server's own
+(`SERVER`), each site's own (`SITE`), or else shared.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.contract.settings import SERVER, SITE, Section, mark_of
+from moretta.engines.settings import Engine
+from moretta.errors import ParameterError
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import entry_of
+from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.settings import SecureAggregation
+
+
+@dataclass(frozen=True)
+class Specification:
+    """All settings of a run. What each means says `moretta.run.federation.Federation`, whose names they have.
+
+    text, digest: the run file as resolved, and its digest; empty for a run from Python. settings: as ``result.json``
+    has them; None gathers them. Raises `moretta.errors.ParameterError` where settings do not fit each other.
+    """
+
+    protocol: Training
+    task: str
+    aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    engine: Engine = field(default_factory=Engine)
+    batch_size: int = 32
+    standardise: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    name: str = "run"
+    augment: bool = False
+    early_stopping: int | None = None
+    participation: float = 1.0
+    checkpoint_every: int = 10
+    evaluate_every: int | None = None
+    record_views: bool | tuple[int, ...] = False
+    insecure_secret_seed: int | None = field(default=None, repr=False)
+    least_rows: int | None = None
+    score_at_silos: bool = False
+    model_source: str = ""
+    text: str = ""
+    digest: str = ""
+    given: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        entry, name = entry_of(self.protocol), self.engine.name
+        if self.engine.edge and not entry.edge:
+            raise ParameterError(
+                f"edge: edge clients only run models forward, as baffle has it, and {entry.name} has not; remove it"
+            )
+        if not 0 < self.participation <= 1:
+            raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
+        if self.participation < 1 and entry.takes_all:
+            raise ParameterError(
+                f"participation = {self.participation:g}: under {entry.name} everybody takes every step; leave it at 1"
+            )
+        if self.engine.simulates and name not in entry.simulations:
+            raise ParameterError(f'engine = "{name}" simulates cgd alone; {entry.name} needs "in-process"')
+        if self.engine.simulates and (self.engine.faults is not None or self.record_views):
+            raise ParameterError(
+                f'engine = "{name}" passes no messages, so there are none to record or to lose; remove record-views '
+                "and [engine.faults]"
+            )
+        every = self.evaluate_every
+        if every is not None and (type(every) is not int or every < 1):
+            raise ParameterError(f"evaluate_every = {every}: expected a whole number, at least 1, or None")
+        if self.score_at_silos and (entry.pooled or self.engine.simulates):
+            raise ParameterError(
+                f"[data] score-at-silos sums what silos score, and here nobody sums: {entry.name} under engine = "
+                f'"{name}" has all rows in one place; remove it, and give test rows'
+            )
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The sections as ``result.json`` has them, so that a report says how the run was made."""
+        if self.given is not None:
+            return self.given
+        return {
+            "run": {
+                "dtype": self.dtype,
+                "device": self.device,
+                "participation": self.participation,
+                "early-stopping": self.early_stopping or 0,
+            },
+            "data": {
+                **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
+                **({"score-at-silos": True} if self.score_at_silos else {}),
+            },
+            "protocol": self.protocol.model_dump(mode="json", by_alias=True),
+            "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+
+    def playing(self, silos: Sequence[str], seed: int) -> Participation:
+        """Return who plays which round, of these silos."""
+        return playing(self.aggregation, self.participation, silos, seed)
+
+    def summing(self, silos: int) -> SecureAggregation:
+        """Return how sums of so many silos are made: under noise of no fewer than its size takes to be there."""
+        if self.protocol.privacy is None:
+            return self.aggregation
+        return self.aggregation.sharing_noise(silos, self.participation)
+
+
+def playing(secure: SecureAggregation, part: float, silos: Sequence[str], seed: int) -> Participation:
+    """Return who plays which round. part: of the silos that is in a round."""
+    return Participation(tuple(silos), max(secure.least, round(part * len(silos))), seed)
+
+
+def of_run_file(
+    run_file: RunFile,
+    *,
+    task: str,
+    standardise: bool,
+    model_source: str,
+    aggregation: SecureAggregation | None = None,
+    device: str | None = None,
+    insecure_secret_seed: int | None = None,
+) -> Specification:
+    """Return the specification of a run file, with its files found beside it.
+
+    task, standardise: of the rows, where the run file leaves them open. model_source: a digest of what builds the
+    model. aggregation, device, insecure_secret_seed: a site's own, in the place of the run file's.
+    """
+    run, data, text = run_file.run, run_file.data, run_files.dump(run_file)
+    return Specification(
+        protocol=_found_start(run_file),
+        task=task,
+        aggregation=_found_keys(run_file) if aggregation is None else aggregation,
+        engine=run_file.engine,
+        batch_size=data.batch_size,
+        standardise=standardise if data.standardise is None else data.standardise,
+        dtype=run.dtype,
+        device=run.device if device is None else device,
+        name=run.name,
+        augment=data.augment == "crop-flip",
+        early_stopping=run.early_stopping,
+        participation=run.participation,
+        checkpoint_every=run.checkpoint_every,
+        evaluate_every=run.evaluate_every,
+        record_views=run.record_views,
+        insecure_secret_seed=run.insecure_secret_seed if insecure_secret_seed is None else insecure_secret_seed,
+        least_rows=data.least_rows,
+        score_at_silos=data.score_at_silos,
+        model_source=model_source,
+        text=text,
+        digest=run_files.digest(run_file),
+        given=tomllib.loads(text),
+    )
+
+
+def _found_start(run_file: RunFile) -> Training:
+    """Return the protocol's settings with its warm start found beside the run file."""
+    protocol = run_file.protocol
+    if protocol.warm_start is None:
+        return protocol
+    return protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
+
+
+def _found_keys(run_file: RunFile) -> SecureAggregation:
+    """Return [secure-aggregation] with its roster and identities found beside the run file."""
+    secure = run_file.secure_aggregation
+    if secure.roster is None:
+        return secure
+    identity = None if secure.identity is None else str(run_file.resolve(secure.identity))
+    return secure.model_copy(update={"roster": run_file.resolve(secure.roster), "identity": identity})
+
+
+def shared(run_file: RunFile) -> RunFile:
+    """Return what sites are told of a run file: each key that is the server's or a site's own at its default."""
+    return run_file.model_copy(
+        update={
+            name: _told(part)
+            for name in type(run_file).model_fields
+            if isinstance(part := getattr(run_file, name), Section)
+        }
+    )
+
+
+def _told(section: Section) -> Section:
+    own = {
+        name: known.get_default()
+        for name, known in type(section).model_fields.items()
+        if mark_of(known) in (SERVER, SITE)
+    }
+    return section.model_copy(update=own)

@@ -1,0 +1,79 @@
+"""Parts of bytes behind their lengths: the one way in which files, envelopes and pipes keep them apart.
+
+A length is little-endian, of 8 bytes unless a format says otherwise, and it is compared with a limit, and with what is
+there, before any memory is taken for what it announces.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from moretta.errors import CodecError
+
+WIDTH = 8  # bytes of a length
+LIMIT = 1 << 30  # bytes of a part, unless who reads it says otherwise
+
+
+def framed(*parts: bytes) -> bytes:
+    """Return parts as one, each behind its length."""
+    return b"".join(piece for part in parts for piece in (length_of(part), part))
+
+
+def length_of(part: bytes | memoryview, width: int = WIDTH) -> bytes:
+    """Return the length of a part as it is written before it."""
+    return len(part).to_bytes(width, "little")
+
+
+def find(
+    data: bytes, start: int = 0, *, limit: int = LIMIT, width: int = WIDTH, gap: int = 0, what: str = "a part"
+) -> slice:
+    """Return where in some bytes the part lies whose length is at `start`.
+
+    width: bytes of the length. gap: bytes between the length and the part. what: its name, for an error.
+    Raises CodecError for a part that is longer than `limit`, or than what is left.
+    """
+    begin = start + width + gap
+    length = int.from_bytes(data[start : start + width], "little")
+    if length > min(limit, len(data) - begin):
+        raise CodecError(f"expected {what} of at most {limit} bytes within {len(data)}; got {length}")
+    return slice(begin, begin + length)
+
+
+def write(stream: BinaryIO, part: bytes | memoryview) -> None:
+    """Write a part behind its length. Raises OSError where nobody reads."""
+    stream.write(length_of(part))
+    stream.write(part)
+    stream.flush()
+
+
+def read(stream: BinaryIO, limit: int = LIMIT) -> bytes | None:
+    """Return the next part, or None at the end. Raises CodecError for a long one, or half of one."""
+    length = read_length(stream)
+    if length is None:
+        return None
+    if length > limit:
+        raise CodecError(f"expected a frame of at most {limit} bytes, got {length}")
+    data = stream.read(length)  # memory is asked for at once, and taken as bytes come
+    if len(data) < length:
+        raise CodecError(f"expected a frame of {length} bytes, got {len(data)}")
+    return data
+
+
+def read_length(stream: BinaryIO) -> int | None:
+    """Return the length that comes next, or None at the end. Raises CodecError for half of one."""
+    head = stream.read(WIDTH)
+    if not head:
+        return None
+    if len(head) < WIDTH:
+        raise CodecError(f"expected a frame's length of {WIDTH} bytes, got {len(head)}")
+    return int.from_bytes(head, "little")
+
+
+def fill(stream: BinaryIO, memory: memoryview) -> None:
+    """Read a part, after its length, to where it is to stay. Raises CodecError where less comes."""
+    filled = 0
+    while filled < len(memory):
+        more = stream.readinto(memory[filled:])  # type: ignore[attr-defined]  # every binary stream has it
+        if not more:
+            raise CodecError(f"expected a part of {len(memory)} bytes, got {filled}")
+        filled += more

@@ -1,0 +1,92 @@
+"""Checks of a run: that it is for many machines, and that a site's rows and the model fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.deployment.check_result import Warned
+from moretta.deployment.machine_checks import writable
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.identity import Roster
+
+if TYPE_CHECKING:
+    from moretta.run.federation import Federation
+
+
+def for_many_machines(run_file: RunFile) -> str:
+    """Check that a run file is for many machines."""
+    from moretta.deployment import job
+
+    job.check(run_file)
+    return f"{len(run_file.engine.sites)} sites: {', '.join(run_file.engine.sites):.200}"
+
+
+def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
+    """Build the model as the server does, or from what a site is told; there only of code that silo.toml lists.
+
+    built: is given the federation, if there is one.
+    """
+    from moretta.deployment import shared_settings as told
+
+    source = run_file.model.source
+    if not server and file is not None and file.silo.edge:
+        return f"{source}: an edge site runs no code of it, and the server sends the graph"
+    if server:
+        federation = told.server_side(run_file, run_file.folder)
+        federation.rehearse(run_file.run.rounds, run_file.run.seed)
+    else:
+        told.check_code(source, () if file is None else file.silo.models)
+        base = run_file.base if file is None else file.base
+        run_file = run_files.loads(told.told(run_file), base / "told.toml")
+        federation = told.server_side(run_file, base)
+    built.append(federation)
+    digest = told.model_digest(federation, run_file)[:16]
+    count = sum(parameter.numel() for parameter in federation.model.parameters())
+    return f"{source} of {count} parameters; its digest begins with {digest}, the same for all"
+
+
+def roster_lists_all(run_file: RunFile) -> str:
+    """Check that a run's roster lists its sites."""
+    path = run_file.secure_aggregation.roster
+    roster = Roster.load(run_file.resolve(path or ""))
+    roster.check(run_file.engine.sites)
+    return f"{len(roster.keys)} silos; its digest begins with {roster.digest[:16]}, the same for all"
+
+
+def rows_fit(run_file: RunFile, file: SiloFile) -> str:
+    """Check that a site's rows can be read as a run wants them."""
+    from moretta.deployment import shared_settings as told
+    from moretta.deployment.edge_role import EdgeRole
+
+    known = run_files.loads(told.told(run_file), file.base / "told.toml")
+    silos = EdgeRole(known, file).silos if file.silo.edge else told.site_side(known, file).silos
+    mine = next(silo for silo in silos if not silo.elsewhere)
+    return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"
+
+
+def same_sums(run_file: RunFile, file: SiloFile) -> str:
+    """Check that a run and a site agree whether there is a roster."""
+    secure = run_file.secure_aggregation
+    if (secure.roster is None) == (file.silo.roster is None) or secure.scheme == "none":
+        return f"scheme {secure.scheme}, {'with' if secure.roster is not None else 'without'} a roster"
+    if secure.roster is None:
+        return Warned("silo.toml has a roster, and the run none; have the run name the same one")
+    raise ParameterError("the run has a roster, and silo.toml none; add roster and identity to [silo]")
+
+
+def bytes_of(federation: Federation) -> int:
+    """Return the bytes of a run's parameters."""
+    width = 8 if federation.spec.dtype == "float64" else 4
+    return sum(parameter.numel() for parameter in federation.model.parameters()) * width
+
+
+def run_folder(out: Path, server: bool) -> str:
+    """Check that a run folder can be written to, and heed one that a server has used already."""
+    said = writable(out)
+    if server and out.exists() and any(out.iterdir()):
+        return Warned(f"{out} is not empty; go on with that run by --resume, or name another by --out")
+    return said

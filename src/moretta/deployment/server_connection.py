@@ -1,0 +1,130 @@
+"""The connection to a kit's server: its address, whether each takes the other's certificate, and its clock."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from moretta.deployment import certificates, kits
+from moretta.errors import ParameterError, RunFailed
+
+LOGIN = 10.0  # seconds in which the server is to answer
+STEP = 0.05  # seconds between two tries to reach it
+DATES = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or no longer
+HELLO = 2  # of TLS: the kind of message by which a server begins
+APART, CLOSE = 2.1, 1.5  # seconds between two looks at a server's clock, which counts whole ones; and what they allow
+
+
+def check_port(port: int) -> None:
+    """Raise ParameterError where a server could not listen at a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError as error:
+            raise ParameterError(
+                f"port {port} cannot be used ({error.strerror}); end what uses it, or choose another by --port"
+            ) from None
+
+
+def resolve(kit: Path) -> list[str]:
+    """Return the addresses of the server that a kit names. Raises RunFailed where its name means nothing here."""
+    host, port = kits.address_of(kit)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise RunFailed(
+            f"the name {host} of the server means nothing to this machine: look at its network, or have the name put "
+            "into DNS or /etc/hosts"
+        ) from None
+    return sorted({str(address[0]) for *_, address in found})
+
+
+def reach(kit: Path, wait: float = LOGIN, pause: float = STEP) -> None:
+    """Open the connection of a site or an administrator to the server once; FLARE would try for ever and say nothing.
+
+    wait: seconds in which the server is to answer. pause: seconds between two tries. Raises RunFailed where there is
+    none, and ParameterError where the two do not take each other's certificate.
+    """
+    certificates.check(kit)
+    host, port = kits.address_of(kit)
+    deadline = time.monotonic() + wait
+    while not _answers(kit, host, port, max(deadline - time.monotonic(), STEP)):
+        if time.monotonic() > deadline:
+            raise RunFailed(f"no server of this federation answers at {host}:{port}: start it, then do this again")
+        time.sleep(pause)
+
+
+def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
+    """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: it cannot be told.
+
+    Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), and gRPC's
+    does. What others send there, random or always the same, does not count on by the second from one connection to the
+    next: so two are made.
+    """
+    host, port = kits.address_of(kit)
+    found = []
+    for pause in (0.0, APART):
+        time.sleep(pause)
+        try:
+            with socket.create_connection((host, port), wait) as plain:
+                plain.sendall(_client_hello(host))
+                greeting = plain.recv(64)
+        except OSError:
+            return None
+        if len(greeting) < 15 or greeting[0] != 22 or greeting[5] != HELLO:  # 22: a handshake, not an alert
+            return None
+        found.append(int.from_bytes(greeting[11:15], "big") - time.time())
+    return found[1] if abs(found[1] - found[0]) < CLOSE else None
+
+
+def _client_hello(host: str) -> bytes:
+    """Return how a client that knows TLS 1.2 at most begins; it is not gone on with, so nobody need be trusted."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    said = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said, server_hostname=host).do_handshake()
+    return said.read()
+
+
+def _answers(kit: Path, host: str, port: int, wait: float) -> bool:
+    """Tell whether the server is there by now. Raises ParameterError where it is, and will not do."""
+    files = kits.certificates_of(kit)
+    context = ssl.create_default_context(cafile=str(files.root))
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    trusted = False
+    try:
+        with (
+            socket.create_connection((host, port), wait) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            trusted = True
+            if not secure.recv(1):  # of gRPC's greeting; a server that refuses us hangs up here, and not before
+                raise ConnectionResetError
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in DATES:
+            raise ParameterError(
+                f"of the server at {host}:{port} the {error.verify_message} by this machine's clock, which says "
+                f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: set the clock, or have the server's kit made anew"
+            ) from error
+        raise ParameterError(
+            f"what answers at {host}:{port} has no certificate for {host} of this kit's root "
+            f"({error.verify_message}): get the kit and the address from one federation"
+        ) from error
+    except OSError as error:
+        if trusted and not isinstance(error, TimeoutError):
+            raise ParameterError(
+                f"the server at {host}:{port} does not take the certificate of {kits.name_of(kit)}: "
+                "get a kit of its federation"
+            ) from error
+        return False
+    return True

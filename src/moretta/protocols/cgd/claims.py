@@ -1,0 +1,278 @@
+"""Who learns what under CGD : the aggregator is the server of these claims, participants are silos."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moretta.protocols.common.claims import Claim, Record, is_in_the_clear, is_summed, setting, under
+from moretta.protocols.common.shared_claims import (
+    COLUMNS_ALONE,
+    DIFFERENCES_OF_TOTALS,
+    FROM_THE_SUM,
+    LABELS_OF_OTHERS,
+    LISTENERS,
+    NOTES,
+    ROWS_OF_A_ROUND,
+    SCORES,
+    SILO_STATISTICS,
+    around_sums,
+    in_the_clear,
+    sum_only,
+    with_all_but_one,
+)
+
+OF_OTHERS = ("confined-inversion", "two-party-exposure")
+OF_D = ("displacement-alone", "outsider-displacement")
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def is_simulated(record: Record) -> bool:
+    """Whether the engine is a simulation (`fused`, `exact-ring`)."""
+    return setting(record, "engine", "name") in ("fused", "exact-ring")
+
+
+def is_blind(record: Record) -> bool:
+    """Whether the aggregator is blind (the default)."""
+    return is_summed(record) and setting(record, "protocol", "blind") is not False
+
+
+def is_seeing(record: Record) -> bool:
+    """Whether `blind = false`."""
+    return is_summed(record) and not is_blind(record)
+
+
+def reads_sums(record: Record) -> bool:
+    """Whether the aggregator is not blind."""
+    return not is_blind(record)
+
+
+def splits_rows(record: Record) -> bool:
+    """Whether no columns are split."""
+    return not splits_columns(record)
+
+
+def splits_columns(record: Record) -> bool:
+    """Whether columns are split."""
+    return bool(setting(record, "data", "grid") or setting(record, "data", "columns"))
+
+
+def is_joint(record: Record) -> bool:
+    """Whether columns are split in the joint form."""
+    return splits_columns(record) and not is_independent(record)
+
+
+def is_independent(record: Record) -> bool:
+    """Whether columns are split in the independent form."""
+    return splits_columns(record) and setting(record, "protocol", "vertical") == "independent"
+
+
+def has_groups_of_two(record: Record) -> bool:
+    """Whether two participants share layers that nobody else has."""
+    return record["silos"] == 2 or any("nobody else" in warning for warning in record.get("warnings", ()))
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def alone(record: Record) -> str:
+    """Return how well D alone predicts, and the worst confined model, if the run says it."""
+    test = record["test"]
+    figures = test.get("displacement") or {}
+    if figures.get("accuracy") is not None and test.get("accuracy") is not None:
+        return (
+            f" (on this run’s test rows {100 * figures['accuracy']:.1f} %, the worst confined model "
+            f"{100 * test['accuracy']:.1f} %)"
+        )
+    if figures.get("mse") is not None and test.get("mse") is not None:
+        return f" (on this run’s test rows an mse of {figures['mse']:.3g}, the worst confined model {test['mse']:.3g})"
+    return ""
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def _own(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """Return claims that do not read as they do under other protocols."""
+    return tuple(replace(claim, shared=False) for claim in claims)
+
+
+SIMULATED = tuple(
+    Claim(
+        role,
+        "learns",
+        "all there is, in the one process that plays all participants",
+        "One process played all participants, so nothing was hidden from it: these figures are a simulation’s.",
+        (is_simulated,),
+        alone=True,
+    )
+    for role in ("server", "silo")
+)
+
+AGGREGATOR = (
+    in_the_clear("gradient"),
+    Claim("server", "not given", "a model", "Holds no model.", (is_in_the_clear,)),
+    *_own(under((replace(sum_only("gradient"), place="full"),), is_seeing)),
+    Claim(
+        "server",
+        "learns",
+        "D, the sum of all steps; no participant’s start",
+        "Sees D, the sum of all steps, by adding the sums up; holds no participant’s start.",
+        (is_seeing,),
+        place="brief",
+    ),
+    Claim(
+        "server",
+        "not given",
+        "gradients, sums of them or a model: it adds up and relays what it cannot read",
+        "Adds up and relays sums that it cannot read, as each participant’s part is blinded under a key of its group; "
+        "holds no model. Sees who takes part in what, when, and how many rows an upload is about.",
+        (is_blind,),
+        rests_on="views that hold ring words alone (`tests/protocols/cgd/test_cgd_privacy.py`), and the tests of "
+        "secure aggregation (`tests/secure_aggregation`)",
+        place="front",
+    ),
+    Claim(
+        "server",
+        "learns",
+        "who takes part in what, when, and how many rows an upload is about and a group has",
+        where=(is_blind,),
+        place="front",
+    ),
+    *_own(under((FROM_THE_SUM,), is_seeing)),
+    with_all_but_one("gradient"),
+    *around_sums("gradient"),
+    *_own(under((ROWS_OF_A_ROUND, DIFFERENCES_OF_TOTALS), reads_sums)),
+    *under((COLUMNS_ALONE,), is_blind),
+    Claim(
+        "server and silos",
+        "not given",
+        "a key of a group or row that the participant is not in, nor the difference of two z of one take, which would "
+        "be raw features, if the aggregator follows no protocol and has one participant on its side",
+        assumes="a roster; the grid that all were told",
+        rests_on="attacks that `tests/protocols/cgd/test_cgd_attacks.py` plays",
+    ),
+)
+
+SCORED = (
+    Claim(
+        "server",
+        "not given",
+        "what models score on rows that participants hold back, which it relays; participants are given it",
+        "Relays what the participants’ models score on rows that they hold back, and cannot read it; they can.",
+        (*SCORES.where, is_blind),
+    ),
+    *_own(under((SCORES,), reads_sums)),
+)
+
+PARTICIPANT = (
+    Claim(
+        "silo",
+        "not given",
+        "another’s confined model, but one of its own",
+        "Holds its own confined model, which no other participant sees.",
+        assumes="no iterate leaks",
+        rests_on="messages that hold nobody else’s start (`tests/protocols/cgd/test_cgd_privacy.py`)",
+        place="front",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "the sum of the others’ gradients, for the layers that it shares; neither another’s rows, if the sum is of "
+        "many, nor the gradient of one, if it is of two or more others",
+        "Has the sum of the others’ gradients, for the layers that it shares; neither another’s rows, where the sum is "
+        "of many, nor, where it is of two or more others, the gradient of one.",
+        assumes="starts that lie far apart (delta)",
+        attacks=OF_OTHERS,
+        place="brief",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "D, the sum of all steps, of the layers that it shares: by itself a model, which can predict better than "
+        "confined ones",
+        "Knows D, the sum of all steps, of the layers that it shares; D alone is a model, and can predict better than "
+        "confined ones{alone}: confinement keeps a participant’s start from the others, not a good model.",
+        words=(alone,),
+        attacks=OF_D,
+        place="front",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "all iterates of another’s model, if one of them leaks",
+        "One iterate of another’s model, if it leaks, gives all of that one’s iterates, earlier and later.",
+    ),
+    *_own(under((LABELS_OF_OTHERS,), splits_rows)),
+    Claim(
+        "silo",
+        "learns",
+        "X'X of the others’ rows in linear regression, of which the paper says that sums tell nothing",
+        assumes="a linear model under squared error, full batches, enough rounds",
+        attacks=("second-moments",),
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "the labels of its rows, whoever else holds columns of them",
+        "Holds the labels of its rows, whoever else holds columns of them.",
+        (is_independent,),
+    ),
+    Claim(
+        "silos together",
+        "learns",
+        "a row’s raw features: who holds its labels, together with one member of each column group, after as many "
+        "rounds as there are columns for each unit of the first layer, and one more",
+        "Whoever holds a row’s labels sees the sum of the parts of its first layer’s values in every round. With D of "
+        "all columns, which one member of each column group has, that gives the row’s raw features after as many "
+        "rounds as there are columns for each unit of the first layer, and one more.",
+        (is_joint,),
+        attacks=("raw-features",),
+        place="brief",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "the inner products X X' of the others’ rows, if it holds the labels in a grid of a single row",
+        where=(is_joint,),
+        rests_on="the derivation in `docs/cgd.md`",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "without labels, the loss’s derivative at the first layer for each of its rows, by which rows fall into "
+        "clusters of like labels",
+        "A participant without labels receives the loss’s derivative at the first layer for each of its rows, by which "
+        "rows fall into clusters of like labels.",
+        (is_joint,),
+        attacks=("labels-from-delta",),
+        place="brief",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "the gradient of the other one, as the sum less its own",
+        "Where two participants share layers, each works out the other’s gradient from the sum and its own: groups of "
+        "fewer than three expose each other.",
+        (has_groups_of_two,),
+        attacks=("two-party-exposure",),
+    ),
+    *SILO_STATISTICS,
+)
+
+CLAIMS = (
+    *AGGREGATOR,
+    *SCORED,
+    *PARTICIPANT,
+    *SIMULATED,
+    Claim(
+        "outsider",
+        "learns",
+        "a model, from D, if it leaks, and the architecture",
+        assumes="D leaks, or the relay is not blind",
+        attacks=("outsider-displacement",),
+    ),
+    *LISTENERS,
+    *NOTES,
+)

@@ -1,0 +1,435 @@
+"""Claims that protocols share: of sums, of noise, of the set-up's statistics, of few silos, and of who listens.
+
+What stands here as a tuple or a single claim reads the same under every protocol. Functions make claims of what a
+protocol's silos upload, such as a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moretta.protocols.common.accountant import WITH_NOISE_OF
+from moretta.protocols.common.claims import (
+    Claim,
+    Record,
+    chooses_silos,
+    has_few_in_a_round,
+    has_late_answers,
+    has_no_roster,
+    has_public_weights,
+    has_roster,
+    has_rounds_of_some,
+    has_two_silos,
+    is_carried_otherwise,
+    is_in_process,
+    is_in_the_clear,
+    is_masked,
+    is_noised,
+    is_over_machines,
+    is_standardised,
+    is_summed,
+    scheme,
+    scores_at_silos,
+    setting,
+    steps_plainly,
+    takes_all_rows,
+)
+
+OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
+OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head", *OF_LOSS_DIFFERENCES)
+OF_A_MASK = ("gradient-inversion", "float-masks", "shared-mask")
+OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
+
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def ring(record: Record) -> str:
+    """Return the size of the ring of sums, in brackets, if the run says it."""
+    bits = (record.get("secure_aggregation") or {}).get("ring_bits")
+    return f" (modulo 2{str(bits).translate(_RAISED)})" if bits else ""
+
+
+def late_answer(record: Record) -> str:
+    """Return what a late answer was that gives more than a sum."""
+    shares = scheme(record) == "additive-shares"
+    return "a sum of shares" if shares else "shares for which a round was repeated"
+
+
+def by_whom(record: Record) -> str:
+    """Return whether the server has statistics of all silos together."""
+    return "over all silos" if is_summed(record) else "of each silo by itself"
+
+
+def if_standardised(record: Record) -> str:
+    """Return when inputs are standardised, where the run does not say whether they were."""
+    if setting(record, "data", "standardise"):
+        return ""
+    return " (if inputs are standardised, as tables are unless the run file says otherwise)"
+
+
+def and_columns(record: Record) -> str:
+    """Return what the server learns of columns beside a number of rows, if anything."""
+    if not is_standardised(record):
+        return ""
+    columns = f"the mean and standard deviation of each input column, {by_whom(record)}{if_standardised(record)}"
+    return f", and {columns}"
+
+
+def whose_scores(record: Record) -> str:
+    """Return of whom the server knows scores."""
+    return "all silos together" if is_summed(record) else "each silo by itself"
+
+
+def rounds_of_few(record: Record) -> str:
+    """Return when there are fewer than three silos."""
+    return "With two silos" if has_two_silos(record) else "In rounds with fewer than three silos"
+
+
+def targets_of_others(record: Record) -> str:
+    """Return what steps of the last layer's bias tell of."""
+    if record["task"] == "regression":
+        return "mean of the other silos’ targets"
+    return "balance of the other silos’ labels"
+
+
+def epsilons(record: Record) -> str:
+    """Return epsilon, delta and towards whom they hold."""
+    facts = record["facts"]
+    said = (
+        f"ε = {_figure(facts['epsilon'])} and δ = {facts['delta']:.0e} for one example added or removed at one silo, "
+        "towards the server and whoever gets the model"
+    )
+    if (others := facts.get("epsilon_to_silos")) is not None:
+        said += f"; towards another silo, which can take its own noise off, with ε = {_figure(others)}"
+    return said
+
+
+def what_epsilon_assumes(record: Record) -> str:
+    """Return how many noised sums epsilon is about, whose noise it takes to be in each, and what fewer give."""
+    facts = record["facts"]
+    releases, silos = facts.get("releases"), facts.get("noise_silos")
+    if not isinstance(releases, float) or not isinstance(silos, float):
+        return ""
+    said = f" Counted are {releases:.0f} noised sums that may have been opened"
+    if silos <= 1:
+        return f"{said}; each silo adds all of the noise."
+    said += f", and assumed is that the noise of {silos:.0f} silos in each is unknown to who looks"
+    found = {key.removeprefix(WITH_NOISE_OF): value for key, value in facts.items() if WITH_NOISE_OF in key}
+    fewer = [f"of {silos} with ε = {_figure(value)}" for silos, value in found.items()]
+    return f"{said}{'; where it is that ' if fewer else ''}{', '.join(fewer)}."
+
+
+def what_epsilon_leaves_out(record: Record) -> str:
+    """Return what epsilon does not count, if anything."""
+    left_out = record["facts"].get("epsilon_leaves_out")
+    return f" Not counted: {left_out}." if left_out else ""
+
+
+def _figure(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
+def in_the_clear(upload: str) -> Claim:
+    """Return what the server has without secure aggregation. upload: "gradient" or the like, as below."""
+    return Claim(
+        "server",
+        "learns",
+        f"the {upload} of each silo by itself",
+        f"Sees the {upload} of each silo by itself: no secure aggregation was used.",
+        (is_in_the_clear,),
+        attacks=OF_AN_UPLOAD,
+        shared=True,
+    )
+
+
+def sum_only(upload: str) -> Claim:
+    """Return that the server has only the sum."""
+    return Claim(
+        "server",
+        "learns",
+        f"of the silos’ {upload}s only their sum",
+        f"Sees only the ring sum{{ring}} of the silos’ {upload}s, not the {upload} of any one of them.",
+        (is_masked,),
+        (ring,),
+        assumes="at least two silos do not collude with it; a roster, or an honest relay of keys",
+        attacks=OF_A_MASK,
+        rests_on="the tests of secure aggregation (`tests/secure_aggregation`)",
+        shared=True,
+        place="front",
+    )
+
+
+FROM_THE_SUM = Claim(
+    "server",
+    "learns",
+    "what follows from the sum, such as the balance of its rows’ labels, and few rows themselves",
+    "What follows from the sum is not hidden, such as the balance of its rows’ labels, and few rows themselves.",
+    (is_masked,),
+    attacks=OF_A_SUM,
+    shared=True,
+)
+
+
+def with_all_but_one(upload: str) -> Claim:
+    """Return what the server has with the help of silos."""
+    return Claim(
+        "server and silos",
+        "learns",
+        f"the {upload} of the one silo that is not among them, as the sum less theirs",
+        f"Together with all silos but one it has that one’s {upload}, as the sum less theirs.",
+        (is_masked,),
+        attacks=("server-and-silos",),
+        shared=True,
+    )
+
+
+def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
+    """Return what the server has of late answers, of weights and by relaying keys."""
+    return (
+        Claim(
+            "server",
+            "learns",
+            "which silos took part, their total weight, and the lengths of messages",
+            where=(is_masked,),
+            shared=True,
+        ),
+        Claim(
+            "server",
+            "learns",
+            f"the {upload} of a silo whose shares came late, from the sum with it and the repeated one without it",
+            "Received answers of silos that it had given up as late: where such an answer was {late_answer}, it can "
+            f"work out that silo’s {upload} from the sum with it and the repeated one without it.",
+            (is_masked, has_late_answers),
+            (late_answer,),
+            shared=True,
+        ),
+        Claim(
+            "server",
+            "learns",
+            "how much each silo’s part weighs",
+            "Sees how much each silo’s part weighs: weights were public.",
+            (is_masked, has_public_weights),
+            shared=True,
+        ),
+        Claim(
+            "server",
+            "learns",
+            f"each {upload}, if it puts keys of its own in the place of those that it relays",
+            "Relayed the keys between silos, which took them on trust, as no roster was set: a server that put keys of "
+            f"its own in their place could read each {upload}.",
+            (is_masked, has_no_roster),
+            shared=True,
+        ),
+        Claim(
+            "server",
+            "not given",
+            "uploads by keys that it puts in the place of those that it relays: silos refuse them",
+            "Relayed keys that each silo had signed with its identity in the roster: silos refuse one put in its "
+            "place.",
+            (is_masked, has_roster),
+            rests_on="`tests/secure_aggregation`",
+            shared=True,
+        ),
+    )
+
+
+NOISE = Claim(
+    "server",
+    "bounded",
+    "no more of one example at one silo, from all models of the run, than the accountant’s epsilon says",
+    "All models of this run together are (ε, δ)-differentially private with {epsilons}."
+    "{what_epsilon_assumes}{what_epsilon_leaves_out}",
+    (is_noised,),
+    (epsilons, what_epsilon_assumes, what_epsilon_leaves_out),
+    assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help to "
+    "open one sum of a take",
+    attacks=("membership-inference",),
+    shared=True,
+)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+ROWS_OF_A_ROUND = Claim(
+    "server",
+    "learns",
+    "the number of rows that a round uses and, where inputs are standardised, mean and standard deviation of each "
+    "input column, over all silos (without secure aggregation of each)",
+    "Learns the number of rows that a round uses, {by_whom}{and_columns}.",
+    words=(by_whom, and_columns),
+    shared=True,
+)
+
+COLUMNS_ALONE = Claim(
+    "server",
+    "learns",
+    "mean and standard deviation of each input column",
+    "Learns the mean and standard deviation of each input column, {by_whom}{if_standardised}.",
+    (is_standardised,),
+    (by_whom, if_standardised),
+)
+
+DIFFERENCES_OF_TOTALS = Claim(
+    "server",
+    "learns",
+    "the number of rows of one silo, by differences of totals",
+    "As not every silo was there in every round, differences of totals can give one silo’s rows.",
+    (is_summed, has_rounds_of_some),
+    shared=True,
+)
+
+SCORES = Claim(
+    "server",
+    "learns",
+    "how many rows are held back, and the scores on them, of all silos together (without secure aggregation of each)",
+    "Learns, at the end, how many rows are held back to score models on, and the scores on them, of {whose_scores}.",
+    (scores_at_silos,),
+    (whose_scores,),
+    shared=True,
+)
+
+COLUMNS_OF_ALL = Claim(
+    "silo",
+    "learns",
+    "mean and standard deviation of each input column, over all silos",
+    "Receives the mean and standard deviation of each input column, over all silos{if_standardised}.",
+    (is_standardised,),
+    (if_standardised,),
+    shared=True,
+)
+
+ROWS_OF_ALL = Claim(
+    "silo",
+    "learns",
+    "the number of rows of all silos together",
+    "Is told the number of rows of all silos together.",
+    (is_summed,),
+    shared=True,
+)
+
+ROWS_OF_ALL_IN_A_ROUND = replace(ROWS_OF_ALL, where=(is_summed, takes_all_rows))
+
+WHO_TAKES_PART = Claim(
+    "silo",
+    "learns",
+    "which silos take part in each round, drawn from the training seed",
+    "Knows which silos take part in each round: they are drawn from the training seed.",
+    (chooses_silos,),
+    shared=True,
+)
+
+SILO_STATISTICS = (COLUMNS_OF_ALL, ROWS_OF_ALL_IN_A_ROUND, WHO_TAKES_PART)
+
+
+# -- other silos -------------------------------------------------------------------------------------------------------
+
+
+LABELS_OF_OTHERS = Claim(
+    "silo",
+    "learns",
+    "the balance of the other silos’ labels, or the mean of their targets, if the last layer has a bias",
+    "Where the last layer has a bias, its plain gradient steps tell of the {targets_of_others}.",
+    (steps_plainly,),
+    (targets_of_others,),
+    attacks=("silo-property",),
+    shared=True,
+)
+
+
+def of_two(upload: str) -> Claim:
+    """Return what a silo works out by subtracting its own part of a step."""
+    return Claim(
+        "silo",
+        "learns",
+        f"the other’s {upload}, from consecutive models and its own",
+        f"{{rounds_of_few}}, works out the other’s {upload} from consecutive models and its own: groups of fewer than "
+        "three expose each other.",
+        (has_few_in_a_round,),
+        (rounds_of_few,),
+        attacks=("two-party-exposure",),
+    )
+
+
+COLUMNS_OF_THE_OTHER = Claim(
+    "silo",
+    "learns",
+    "the other’s means and deviations of input columns, up to the ratio of their rows",
+    "With two silos, the common means and deviations of input columns, less its own part, are those of the other, up "
+    "to the ratio of their rows.",
+    (has_two_silos, is_standardised),
+    shared=True,
+)
+
+
+# -- who listens, and who reads ----------------------------------------------------------------------------------------
+
+
+LISTENERS = (
+    Claim(
+        "eavesdropper",
+        "unclaimed",
+        "messages, as none leave the machine",
+        "Nothing travelled over a network in this run; the report says nothing about one.",
+        (is_in_process,),
+        shared=True,
+    ),
+    Claim(
+        "eavesdropper",
+        "unclaimed",
+        "lengths and times of messages, which TLS with a certificate on either side does not hide",
+        "The messages of this run travelled by NVIDIA FLARE over TLS with a certificate on either side; the report "
+        "says nothing about what someone who listens to the network learns from their lengths and times.",
+        (is_over_machines,),
+        shared=True,
+    ),
+    Claim(
+        "eavesdropper",
+        "unclaimed",
+        "what someone who listens to the network learns",
+        "The report says nothing about what someone who listens to the network learns.",
+        (is_carried_otherwise,),
+        shared=True,
+    ),
+)
+
+NOTES = (
+    Claim(
+        "reader",
+        "unclaimed",
+        "the memory of the machine",
+        "All roles of this run were played by one process on one machine; “sees” means the messages of a role, not the "
+        "memory of that machine, whose owner sees everything.",
+        (is_in_process,),
+        shared=True,
+    ),
+)
+
+
+SHARED = (
+    in_the_clear("update"),
+    sum_only("update"),
+    FROM_THE_SUM,
+    with_all_but_one("update"),
+    *around_sums("update"),
+    NOISE,
+    ROWS_OF_A_ROUND,
+    DIFFERENCES_OF_TOTALS,
+    SCORES,
+    LABELS_OF_OTHERS,
+    *SILO_STATISTICS,
+    replace(
+        of_two("update"),
+        what="the other’s update as far as models show it: groups of fewer than three expose each other",
+        place="brief",
+    ),
+    COLUMNS_OF_THE_OTHER,
+    *LISTENERS,
+)
+"""What lists that tell of all protocols have once."""

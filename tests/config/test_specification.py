@@ -1,0 +1,96 @@
+"""The one specification of a run, and what of it sites are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from moretta import FedSGD
+from moretta.config import run_files
+from moretta.config.run_files import PROTOCOLS
+from moretta.config.sections import Data, Model, Run
+from moretta.config.specification import Specification, of_run_file, shared
+from moretta.contract.settings import SERVER, SITE, kebab, mark_of
+from moretta.engines.settings import Engine
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.settings import SecureAggregation
+
+TEXT = """
+[run]
+rounds = 5
+seed = 3
+out = "somewhere"
+record-views = true
+evaluate-every = 2
+insecure-secret-seed = 9
+[data]
+source = "sites"
+silos = 3
+inputs = [4]
+classes = 2
+test = "test.npz"
+[model]
+source = "mlp"
+[protocol]
+name = "fedsgd"
+warm-start = "start.safetensors"
+[secure-aggregation]
+roster = "roster.toml"
+[engine]
+name = "flare"
+sites = ["north", "south", "west"]
+"""
+
+
+def keys(kind: type[BaseModel], owner: object) -> set[str]:
+    return {kebab(name) for name, known in kind.model_fields.items() if mark_of(known) is owner}
+
+
+def test_whose_each_key_is() -> None:
+    assert keys(Run, SERVER) == {"out", "record-views", "evaluate-every", "insecure-secret-seed"}
+    assert keys(Data, SERVER) == {"test"}
+    assert keys(SecureAggregation, SITE) == {"roster", "identity"}
+    for protocol in PROTOCOLS.values():
+        assert keys(protocol, SERVER) == {"warm-start"}
+    for kind in (Model, Engine):
+        assert not keys(kind, SERVER)
+    for kind in (Run, Data, Model, Engine, *PROTOCOLS.values()):
+        assert not keys(kind, SITE)
+
+
+def test_sites_are_told_all_but_what_is_marked(tmp_path: Path) -> None:
+    run_file = run_files.loads(TEXT, tmp_path / "run.toml")
+    told = run_files.dumps(shared(run_file))
+    for secret in ("somewhere", "record-views = true", "evaluate-every", "insecure", "test.npz", "start", "roster"):
+        assert secret not in told
+    for public in ("seed = 3", 'source = "mlp"', "classes = 2", '"north"', 'name = "fedsgd"'):
+        assert public in told
+    assert run_files.dumps(shared(run_files.loads(told, tmp_path / "told.toml"))) == told
+
+
+def test_a_specification_is_made_once(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(TEXT)
+    run_file = run_files.load(tmp_path / "run.toml")
+    spec = of_run_file(run_file, task="classification", standardise=True, model_source="")
+    assert spec.protocol.warm_start == tmp_path / "start.safetensors"
+    assert spec.aggregation.roster == tmp_path / "roster.toml"
+    assert (spec.standardise, spec.digest) == (True, run_files.digest(run_file))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.batch_size = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"participation": 0.0}, "participation = 0.0: expected more than 0"),
+        ({"evaluate_every": 0}, "evaluate_every = 0: expected a whole number"),
+        ({"engine": Engine(name="fused")}, 'engine = "fused" simulates cgd alone'),
+        ({"engine": Engine(edge=("north",))}, "edge clients only run models forward"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_made(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        Specification(protocol=FedSGD(), task="classification", **wrong)  # type: ignore[arg-type]
