@@ -56,8 +56,8 @@ def examples(text: str) -> list[dict[str, object]]:
 def test_the_examples_of_secure_aggregation_load(secure: str) -> None:
     found = {name: table for block in examples(secure) for name, table in block.items()}
     assert set(found) == {"secure-aggregation", "silo", "server", "engine", "privacy"}
-    floors = silo_file.Privacy.model_validate(found["privacy"])
-    assert {name.replace("_", "-") for name in silo_file.Privacy.model_fields} == set(found["privacy"])  # type: ignore[call-overload]
+    floors = silo_file.Floors.model_validate(found["privacy"])
+    assert {name.replace("_", "-") for name in silo_file.Floors.model_fields} == set(found["privacy"])  # type: ignore[call-overload]
     assert floors.apart == 2
     assert set(found["server"]) == {"key"}  # type: ignore[call-overload]
     settings = SecureAggregation.model_validate(found["secure-aggregation"])

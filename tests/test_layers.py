@@ -39,7 +39,6 @@ NOT_YET: Mapping[str, Sequence[str]] = {
     "upward": [
         "moretta.audit.auditor -> moretta.run.federation",
         "moretta.audit.truth -> moretta.run.federation",
-        "moretta.protocols.baffle.edge_client -> moretta.edge",
     ],
     "circles": [
         "moretta.audit.attack",

@@ -1,12 +1,6 @@
-"""``python -m moretta.edge``: one silo that only runs its model forward; who runs it speaks `moretta.engines.pipe`."""
+"""``python -m moretta.edge``: one silo that only runs its model forward (`moretta.protocols.baffle.edge`)."""
 
-import sys
-
-from moretta.errors import MissingExtra
+from moretta.protocols.baffle.edge.__main__ import main
 
 if __name__ == "__main__":
-    try:
-        from moretta.protocols.baffle.edge.host import main
-    except MissingExtra as error:
-        sys.exit(f"moretta.edge: {error}")
     main()

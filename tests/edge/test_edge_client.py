@@ -150,7 +150,7 @@ def test_coarser_arithmetic_trains_too(precision: str) -> None:
 ABSENT = ("torch", "sklearn", "scipy", "pandas", "matplotlib", "onnx", "onnxscript", "pydantic", "typer", "rich")
 BLOCKER = """
 import atexit, pathlib, sys
-if "moretta.edge" in sys.orig_argv:
+if "moretta.protocols.baffle.edge" in sys.orig_argv:
     class Absent:
         def find_spec(self, name, path=None, target=None):
             if name.partition(".")[0] in {absent!r}:

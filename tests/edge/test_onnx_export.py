@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,3 +179,12 @@ def test_float64_runs_where_onnx_runtime_has_kernels() -> None:
     layout, _ = layout_of(convolution)
     with pytest.raises(ParameterError, match="ONNX Runtime cannot run this model"):
         OnnxForward(graph_of(convolution, layout, (2, 5), torch.float64))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_graph_says_nothing_of_the_servers_folders(precision: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    layout, _ = layout_of(model)
+    graph = graph_of(model, layout, (6,), torch.float32, precision)
+    for place in (b".py", b"site-packages", b"stack_trace", str(Path.cwd()).encode()):
+        assert place not in graph

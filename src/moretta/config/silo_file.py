@@ -48,7 +48,7 @@ from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import parse_server_keys
 
 
-class Silo(Section):
+class SiloSection(Section):
     """Who the site is.
 
     name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
@@ -86,7 +86,7 @@ class Silo(Section):
         return self
 
 
-class Rows(Section):
+class RowsSection(Section):
     """Where its rows are: see `moretta.data.own_rows.read_rows`.
 
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
@@ -124,7 +124,7 @@ class Limits(Section):
         return device
 
 
-class Privacy(Section):
+class Floors(Section):
     """What the site insists on in every run, whatever the run's file says: floors that a run may exceed.
 
     fewest_silos: in any sum that it helps to open. threshold: of the masks' shares. scheme: of the sums; "pairwise" is
@@ -147,10 +147,10 @@ class Privacy(Section):
 class SiloFile(Section):
     """All of silo.toml. base: its folder, beside which relative paths resolve."""
 
-    silo: Silo
-    data: Rows
+    silo: SiloSection
+    data: RowsSection
     limits: Limits = Limits()
-    privacy: Privacy = Privacy()
+    privacy: Floors = Floors()
     base: Path = Path()
 
     @property
@@ -176,7 +176,7 @@ def load(path: str | Path) -> SiloFile:
     """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
     path = Path(path)
     tables = run_files.read_toml(path, "the silo file")
-    kinds = {"silo": Silo, "data": Rows, "limits": Limits, "privacy": Privacy}
+    kinds = {"silo": SiloSection, "data": RowsSection, "limits": Limits, "privacy": Floors}
     try:
         for name, table in tables.items():
             if name not in kinds:
@@ -194,10 +194,10 @@ def load(path: str | Path) -> SiloFile:
             if name not in tables:
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
         return SiloFile(
-            silo=run_files.section("silo", Silo, tables["silo"]),
-            data=run_files.section("data", Rows, tables["data"]),
+            silo=run_files.section("silo", SiloSection, tables["silo"]),
+            data=run_files.section("data", RowsSection, tables["data"]),
             limits=run_files.section("limits", Limits, tables.get("limits", {})),
-            privacy=run_files.section("privacy", Privacy, tables.get("privacy", {})),
+            privacy=run_files.section("privacy", Floors, tables.get("privacy", {})),
             base=path.absolute().parent,
         )
     except ParameterError as error:

@@ -37,7 +37,7 @@ from moretta.secure_aggregation.settings import SecureAggregation
 FLOOR_MIB = 48.0
 # At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
 LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
-COMMAND = (sys.executable, "-P", "-m", "moretta.edge")
+COMMAND = (sys.executable, "-P", "-m", "moretta.protocols.baffle.edge")
 PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # and the extra that each comes with
 RUNS = ("onnxruntime",)  # those of them that an edge client itself needs; the others export what it is sent
 

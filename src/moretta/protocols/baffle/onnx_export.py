@@ -114,7 +114,7 @@ def graph_of(
         _round_to_half(proto)
     if precision == "int8-activations":
         _round_activations(proto)
-    del proto.metadata_props[:]
+    _forget_origin(proto)
     helper.set_model_props(proto, metadata.written(layout, precision))
     try:
         onnx.checker.check_model(proto, full_check=True)
@@ -152,6 +152,15 @@ def _exported(
         raise _inexpressible("its inputs are not its trained tensors")
     _join_scale_and_shift(proto)
     return proto
+
+
+def _forget_origin(proto: onnx.ModelProto) -> None:
+    """Take out what the exporter notes of every operation: lines and folders of the server's own code."""
+    graph = proto.graph
+    del proto.metadata_props[:]
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.doc_string = ""
+        del part.metadata_props[:]
 
 
 @contextlib.contextmanager

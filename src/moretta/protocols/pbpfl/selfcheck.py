@@ -23,7 +23,7 @@ FORWARD, BACKWARD = 1e-9, 1e-7
 """Bars for the relative error in float64: rounding stays far below them, a wrong rule far above."""
 
 
-class Plan(Protocol):
+class Solved(Protocol):
     """What is tried: which scales a model has, as `moretta.protocols.pbpfl.scales.ScalePlan` says."""
 
     def draw(self, stream: Any, /) -> Any:
@@ -132,7 +132,7 @@ def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
-def agrees(plan: Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
+def agrees(plan: Solved, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a random key leaves outputs, gradients and buffers of the model as they are."""
     key = plan.draw(RandomNumbers(1))
     parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
@@ -178,7 +178,7 @@ def _train_step(
 
 
 def first_deviation(
-    plan: Plan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
+    plan: Solved, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
     history: Sequence[Sequence[Ids | None]],
 ) -> str:  # fmt: skip
     """Return a message that names the first call of the model whose result has another scale than predicted."""

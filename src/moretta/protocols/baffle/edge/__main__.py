@@ -1,0 +1,18 @@
+"""The process itself, also as ``python -m moretta.edge``; who runs it speaks `moretta.engines.pipe`."""
+
+import sys
+
+from moretta.errors import MissingExtra
+
+
+def main() -> None:
+    """Play one silo on standard input and output, until they end."""
+    try:
+        from moretta.protocols.baffle.edge.host import main as serve
+    except MissingExtra as error:
+        sys.exit(f"moretta.edge: {error}")
+    serve()
+
+
+if __name__ == "__main__":
+    main()
