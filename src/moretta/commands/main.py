@@ -22,8 +22,13 @@ HELP = """Train one PyTorch model across organisations, where nobody says more t
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help=HELP,
+    epilog=f"Protocols: {', '.join(ENTRIES)}.",
+)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""The one list of protocols: each is declared by the ``protocol.py`` of its own folder, and looked up here by name."""
+"""The one list of protocols: each is declared by the ``protocol.py`` of its own folder, and looked up here by name.
+
+To add protocols, add their ``protocol.py`` to `MODULES`; nothing else outside their folder has to know them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.protocol import ENTRIES as BAFFLE
-from moretta.protocols.cgd.protocol import ENTRIES as CGD
 from moretta.protocols.common.claims import Claim
-from moretta.protocols.common.entry import Entry
+from moretta.protocols.common.entry import Entry, load
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
-from moretta.protocols.fedsgd.protocol import ENTRIES as FEDSGD
-from moretta.protocols.pbpfl.protocol import ENTRIES as PBPFL
 
-ENTRIES: Mapping[str, Entry] = {entry.name: entry for entry in (*FEDSGD, *PBPFL, *CGD, *BAFFLE)}
+MODULES = (
+    "moretta.protocols.fedsgd.protocol",
+    "moretta.protocols.pbpfl.protocol",
+    "moretta.protocols.cgd.protocol",
+    "moretta.protocols.baffle.protocol",
+)
+ENTRIES: Mapping[str, Entry] = {entry.name: entry for module in MODULES for entry in load(f"{module}:ENTRIES")}
 REFERENCE = "fedsgd"  # what other protocols' final weights are compared with
 
 

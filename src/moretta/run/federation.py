@@ -239,7 +239,7 @@ class Federation:
         try:
             session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
             with folder.logging() if folder else nullcontext():
-                return session.play()
+                return replace(session.play(), played=(self, rounds, seed))
         except ParameterError:
             if folder is not None and checkpoint is None and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder

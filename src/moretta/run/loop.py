@@ -166,7 +166,6 @@ class Session:
             released=None if outcome.released is None else self._module(outcome.released),
             models={name: self._module(tensors) for name, tensors in outcome.models.items()},
             folder=None if self._files is None else self._files.folder.path,
-            played=(self._of, self._rounds, self._seed),
         )
 
     def _plan(self) -> RunPlan:

@@ -1,0 +1,28 @@
+"""Builds the roles of FedProx."""
+
+from __future__ import annotations
+
+from moretta.errors import ParameterError
+from moretta.protocols.common.players import Roles
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.training import Training
+from moretta.protocols.common.wiring import contributor_of, enrolment_of, roles_of, rows_of
+
+from .client import Client
+from .messages import MESSAGES
+from .params import FedProx
+from .server import Server
+
+
+def build(protocol: Training, setting: Setting) -> Roles:
+    """Build the server and the silos; an epoch uses all of a silo's rows."""
+    if not isinstance(protocol, FedProx):
+        raise ParameterError(f"expected the settings of FedProx, got {type(protocol).__name__}")
+    secure = setting.secure_aggregation
+    agreed = enrolment_of(setting, secure.scheme, None, setting.columns, batch_size=0)
+    clients = {
+        name: Client(protocol, setting.silo_model(), rows, contributor_of(setting, secure.scheme, name), setting.rounds)
+        for name, rows in rows_of(protocol, setting).items()
+    }
+    server = Server(setting.model, agreed, secure.largest, setting.rounds)
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))

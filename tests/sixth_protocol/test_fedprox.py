@@ -1,0 +1,116 @@
+"""FedProx by itself, and by every command: collected where the package has its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from moretta.protocols.fedprox import ideal
+from moretta.protocols.fedprox.params import FedProx
+from test_cli import Called, call, prepare
+from test_contract import MORE, federation_of, network, silos
+
+from moretta import FedAvg, Federation, SecureAggregation
+from moretta.engines.run_folder import read_json, read_model
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import targets
+from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.training import Training
+
+CLEAR = SecureAggregation(scheme="none")
+
+
+def trained(protocol: Training, **settings: object) -> dict[str, np.ndarray]:
+    """The weights after four rounds of batches of eight rows."""
+    chosen: dict[str, object] = {"batch_size": 8, "insecure_secret_seed": 5} | settings
+    model = Federation(network(), silos(MORE), protocol, **chosen).train(4, 7).model  # type: ignore[arg-type]
+    assert model is not None
+    return modules.arrays(model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scheme", ["pairwise", "none"])
+def test_without_the_pull_it_is_fedavg_bit_for_bit(scheme: str, dtype: str) -> None:
+    given = {"learning_rate": 0.05, "momentum": 0.5, "weight_decay": 0.01, "clip_norm": 1.0, "local_epochs": 3}
+    aggregation = SecureAggregation(scheme=scheme)  # type: ignore[arg-type]
+    ours = trained(FedProx(mu=0, **given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
+    theirs = trained(FedAvg(**given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
+    assert {name: value.tobytes() for name, value in ours.items()} == {
+        name: value.tobytes() for name, value in theirs.items()
+    }
+    pulled = trained(FedProx(mu=0.5, **given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
+    assert any((pulled[name] != value).any() for name, value in ours.items())
+
+
+def test_it_is_plain_training_on_the_proximal_objective() -> None:
+    protocol = FedProx(learning_rate=0.05, local_epochs=5, mu=2.0)
+    ours = trained(protocol, batch_size=0, aggregation=CLEAR, dtype="float64", standardise=False)
+    model = first_weights(network()).double()
+    rows = [
+        (torch.tensor(silo.x, dtype=torch.float64), targets(silo.y, 3, "mse", silo.name, torch.float64))
+        for silo in silos(MORE)
+    ]
+    ideal.train(model, rows, rounds=4, epochs=5, loss="mse", learning_rate=0.05, mu=2.0)
+    for name, value in modules.arrays(model).items():
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-12)
+
+
+def test_a_stronger_pull_keeps_silos_nearer_to_the_model_that_they_were_sent() -> None:
+    def moved(mu: float) -> float:
+        start = trained(FedProx(learning_rate=1e-12, mu=mu), aggregation=CLEAR, dtype="float64")
+        end = trained(FedProx(learning_rate=0.05, local_epochs=5, mu=mu), aggregation=CLEAR, dtype="float64")
+        return sum(float(np.square(end[name] - value).sum()) for name, value in start.items())
+
+    assert moved(5.0) < 0.5 * moved(0.0)
+
+
+def test_a_run_of_the_contract_suite_is_of_fedprox() -> None:
+    assert federation_of("fedprox").train(2).record["protocol"] == "fedprox"
+
+
+SETTINGS = '[protocol]\nname = "fedprox"\nmu = 0.1\nlocal-epochs = 2\nlearning-rate = 0.1\n'
+
+
+def run(*words: object) -> Called:
+    """Call a command that succeeds."""
+    done = call(*words)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_fedprox_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = prepare(tmp_path)
+    file.write_text(file.read_text().partition("[protocol]")[0] + SETTINGS)
+    told = run("train", file, "--out", "alone", "--set", "run.record-views=true", "--json").told
+    assert (told["protocol"], told["rounds"]) == ("fedprox", 3)
+    assert told["settings"]["protocol"]["mu"] == 0.1
+
+    compared = run("compare", file, "--protocols", "fedsgd,fedprox", "--out", "both")
+    assert "FedProx" in compared.out
+    assert read_json(tmp_path / "both" / "fedprox" / "result.json")["settings"]["protocol"]["mu"] == 0.1
+    ours, theirs = (read_model(tmp_path / place / "model.safetensors") for place in ("alone", "both/fedprox"))
+    assert set(ours) == set(theirs)
+    assert "FedProx" in (tmp_path / "both" / "report.html").read_text()
+
+    run("report", "alone")
+    page = (tmp_path / "alone" / "report.html").read_text()
+    assert "with FedProx" in page
+    assert "the weight change of any one of them" in page
+    assert "no sentence about" not in page
+
+    audit = run("audit", "alone", "--json").told  # no attack is for it, and none is tried
+    assert audit["attacks"] == []
+
+    assert run("predict", "alone", "--data", "patients.csv", "--out", "outputs.csv", "--json").told["rows"] == 60
+
+
+def test_a_run_file_of_fedprox_is_checked_as_any(tmp_path: Path) -> None:
+    file = prepare(tmp_path)
+    file.write_text(file.read_text().partition("[protocol]")[0] + SETTINGS.replace("mu =", "moo ="))
+    failed = call("train", file)
+    assert failed.code == 2
+    assert "[protocol] moo" in failed.sentence
+    assert "mu" in failed.sentence
