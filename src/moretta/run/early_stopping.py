@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,16 @@ class BestRound:
 
 
 def best_round(history: Sequence[Mapping[str, Any]]) -> int:
-    """Return the round of the lowest validation loss, the earliest of several, of those that were evaluated."""
-    losses: dict[int, float] = {line["round"]: line["validation_loss"] for line in history if "validation_loss" in line}
+    """Return the round of the lowest validation loss, the earliest of several, of those that were evaluated.
+
+    A loss that is no finite number, which a history on disk has as null, is higher than any other.
+    """
+    losses = {line["round"]: _finite(line["validation_loss"]) for line in history if "validation_loss" in line}
     return min(losses, key=lambda number: (losses[number], number))
+
+
+def _finite(loss: float | None) -> float:
+    return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 class EarlyStopping:
