@@ -18,7 +18,7 @@ test: lint
 	@$(MAKE) --no-print-directory api
 
 test-all: lint types-of-tests
-	$(BIN)/python -m pytest -n 2
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2
 	@$(MAKE) --no-print-directory api
 
 lint: .venv/dev.stamp

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -84,7 +84,6 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-@settings(max_examples=150, deadline=None)
 @given(messages)
 def test_decode_inverts_encode_and_size_is_the_length(sent: All) -> None:
     data = OURS.encode(sent)
@@ -130,14 +129,12 @@ def accepted_or_codec_error(codec: Codec, data: bytes) -> None:
     assert size(decoded) == len(codec.encode(decoded))  # what is accepted can be sent on
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes(data: bytes) -> None:
     accepted_or_codec_error(MORETTA, data)
     accepted_or_codec_error(MORETTA, len(data).to_bytes(8, "little") + data)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.sampled_from([bytes.fromhex(case["bytes"]) for case in VECTORS["good"]]), st.data())
 def test_mutated_messages(good: bytes, data: st.DataObject) -> None:
     changed = bytearray(good)
@@ -171,7 +168,6 @@ def fields(**changed: Any) -> dict[str, Any]:
     return good | changed
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["format", "type", "run", "round", "attempt", "take", "fields"]), json_values)
 def test_any_json_in_any_place(name: str, value: object) -> None:
     accepted_or_codec_error(OURS, with_metadata(fields(**{name: value})))
@@ -181,7 +177,6 @@ def test_any_json_in_any_place(name: str, value: object) -> None:
     accepted_or_codec_error(OURS, header({"__metadata__": {"moretta": json.dumps(fields())}, "x": value}))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([name for name in All.KINDS if name not in ("array", "tensors")]), json_values)
 def test_any_json_in_any_field(name: str, value: object) -> None:
     plain = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from test_codec import json_values, same
@@ -245,13 +245,11 @@ def changed_messages(draw: st.DrawFn) -> bytes:
     return wire(tag, fields)
 
 
-@settings(max_examples=400, deadline=None)
 @given(changed_messages())
 def test_any_array_in_any_field(data: bytes) -> None:
     message_or_codec_error(data)
 
 
-@settings(max_examples=150, deadline=None)
 @given(other_arrays(np.zeros(3, np.int64)), other_arrays(np.zeros(3)))
 def test_any_parts_and_direction(parts: np.ndarray, direction: np.ndarray) -> None:
     fields = GOOD["pbpfl/train-on"]
@@ -259,7 +257,6 @@ def test_any_parts_and_direction(parts: np.ndarray, direction: np.ndarray) -> No
     message_or_codec_error(wire("pbpfl/train-on", fields | {"parts": parts, "direction": direction}))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([tag for tag in GOOD if b'"data_offsets"' in wire(tag, GOOD[tag])]), st.data())
 def test_any_description_of_an_array(tag: str, data: st.DataObject) -> None:
     good = wire(tag, GOOD[tag])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.config import run_files, silo_file
@@ -144,7 +144,6 @@ def test_what_is_told_reads_back_to_the_same_wherever_it_is_read(tmp_path: Path)
     assert told.shared_text(run_files.loads(run_files.dumps(run_file), Path("/base/run.toml"))) == text
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.text(st.characters(exclude_categories=["C"], exclude_characters="/\\"), min_size=1, max_size=20),
     rate=st.floats(1e-300, 1e300),
@@ -579,7 +578,6 @@ def test_what_was_released_comes_back() -> None:
         np.testing.assert_array_equal(tensors[name], array)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_bytes_are_a_released_model_or_one_error(data: st.DataObject) -> None:
     damaged = bytearray(pack_released({"shape": [4]}, TENSORS))

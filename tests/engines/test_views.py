@@ -96,7 +96,6 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return recorded(tmp_path_factory.mktemp("views"), SEEN[:2]).read_bytes()
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_damage_gives_messages_or_one_sentence_and_nothing_else(undamaged: bytes, data: st.DataObject) -> None:
     damaged = bytearray(undamaged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -28,7 +28,6 @@ def class_weights(outputs: int, weighted: bool) -> tuple[float, ...]:
     return tuple(0.5 + k for k in range(outputs)) if weighted else ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(**SHAPE, **SETTINGS)
 def test_cross_entropy_is_torchs(rows, outputs, seed, smoothing, weighted, soft) -> None:
     y, t = drawn(rows, outputs, seed, soft)
@@ -39,7 +38,6 @@ def test_cross_entropy_is_torchs(rows, outputs, seed, smoothing, weighted, soft)
     assert torch.equal(Loss("cross-entropy", smoothing, weights)(y, t), wanted)
 
 
-@settings(max_examples=60, deadline=None)
 @given(**SHAPE, **SETTINGS)
 def test_u_and_d_rebuild_the_cross_entropy_and_its_gradient(rows, outputs, seed, smoothing, weighted, soft) -> None:
     """The loss is -sum u . log p / D and its gradient at the outputs (U p - u) / D, as `terms` has it."""
@@ -54,7 +52,6 @@ def test_u_and_d_rebuild_the_cross_entropy_and_its_gradient(rows, outputs, seed,
     torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-14)
 
 
-@settings(max_examples=30, deadline=None)
 @given(**SHAPE)
 def test_mse_is_half_the_outputs_times_torchs(rows, outputs, seed) -> None:
     y, _ = drawn(rows, outputs, seed, False)
@@ -62,7 +59,6 @@ def test_mse_is_half_the_outputs_times_torchs(rows, outputs, seed) -> None:
     torch.testing.assert_close(Loss("mse")(y, t), outputs / 2 * nn.MSELoss()(y, t), rtol=1e-13, atol=0)
 
 
-@settings(max_examples=30, deadline=None)
 @given(**SHAPE, smoothing=st.sampled_from([0.0, 0.3]), split=st.integers(1, 8))
 def test_weighing_silos_by_their_d_gives_the_loss_of_the_union(rows, outputs, seed, smoothing, split) -> None:
     y, t = drawn(rows + 1, outputs, seed, False)

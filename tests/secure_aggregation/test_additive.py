@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import (
     ASKED,
@@ -116,7 +116,6 @@ def test_a_sum_is_exact_and_that_of_pairwise_masks(count: int, bits: int) -> Non
     ]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 10**6)), min_size=2, max_size=6),
     st.sampled_from([32, 64]),

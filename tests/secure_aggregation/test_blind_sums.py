@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import ASKED, CODEC, NOW, Answer, Silo, Train, Vanished, agreed, at_upload, exact_means, play
 
@@ -101,7 +101,6 @@ def read_by(
 # What members read.
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-100, 100), st.integers(1, 10**5)), min_size=2, max_size=5),
     st.sampled_from(WAYS),

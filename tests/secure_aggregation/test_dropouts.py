@@ -622,4 +622,4 @@ class Rounds(RuleBasedStateMachine):
 
 
 TestRounds = Rounds.TestCase
-TestRounds.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestRounds.settings = settings(stateful_step_count=25)

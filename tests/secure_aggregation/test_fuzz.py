@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import CODEC, NOW, Silo, Train, aggregator, agreed, one_sum, play, rostered
 
@@ -118,7 +118,6 @@ def changed(draw: st.DrawFn, messages: list[Message]) -> Message | None:
         return None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_message_to_a_silo(data: st.DataObject) -> None:
     roster = data.draw(st.booleans())
@@ -140,7 +139,6 @@ def test_any_message_to_a_silo(data: st.DataObject) -> None:
         assert reply is None or isinstance(CODEC.decode(CODEC.encode(reply)), Message)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_reply_to_the_server(data: st.DataObject) -> None:
     silos, _, now, rules = play_and_listen(data.draw(st.booleans()))
@@ -170,7 +168,6 @@ def test_any_reply_to_the_server(data: st.DataObject) -> None:
             assert isinstance(result, Sum)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(OURS), st.data())
 def test_any_bytes_in_the_place_of_a_message(tag: str, data: st.DataObject) -> None:
     _, known, _, _ = played_once()

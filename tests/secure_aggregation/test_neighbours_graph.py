@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.errors import MisuseError, ParameterError
@@ -37,7 +37,6 @@ def test_a_complete_graph(count: int, degree: int | None) -> None:
     assert neighbourhoods(names(count), degree, SEED) == {silo: everyone - {silo} for silo in everyone}
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.permutations(names(23)))
 def test_every_party_gets_the_same(order: list[str]) -> None:
     assert neighbourhoods(order, 6, SEED) == neighbourhoods(names(23), 6, SEED)
@@ -84,7 +83,6 @@ def test_survivors_hang_together_unless_two_gaps_part_them(survivors: set[int], 
     assert connected(ring, {str(place) for place in survivors}) == whole
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sets(st.integers(0, 29), min_size=2), st.sampled_from([2, 4, 8]))
 def test_parts_are_apart_where_two_arcs_are_empty(survivors: set[int], degree: int) -> None:
     """The lemma under `split`: parted survivors have two gaps of k/2 places or more, and otherwise none are parted."""

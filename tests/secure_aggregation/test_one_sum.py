@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.contract.messages import Stamp
@@ -336,7 +336,6 @@ ENDS = st.just("killed") | st.just(0) | st.integers(0, 3)
 OPERATIONS = BINDS | BINDS | BINDS | ENDS | SCORES
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(OPERATIONS, max_size=40))
 def test_of_no_uploads_two_sums_are_ever_opened(operations: Sequence[object]) -> None:
     disk, powered = Disk(), 0

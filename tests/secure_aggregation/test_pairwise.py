@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import ASKED, CODEC, NOW, Answer, Late, Seen, Silo, Train, Vanished, agreed, play, whole_sum
 
@@ -154,7 +154,6 @@ def test_tampered_unmasking_vectors(tampered: dict) -> None:
         assert sorted(silos[tampered["to"]](asked).shares) == sorted(tampered["shares"])
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     names=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), min_size=2, max_size=8,
                    unique=True),
@@ -173,7 +172,6 @@ def test_masks_cancel_for_any_cohort(names: list[str], bits: int) -> None:
     assert not any(words.any() for words in total)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.permutations(range(5)), st.sampled_from([32, 64]), st.randoms(use_true_random=False))
 def test_order_of_replies_does_not_matter_exactly(order: list[int], bits: int, random) -> None:
     data = {f"s{k}": Silo("pairwise", f"s{k}", bits, {"w": [random.uniform(-9, 9), 1.0]}, k + 1) for k in range(5)}

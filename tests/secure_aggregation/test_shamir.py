@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.errors import ParameterError, PeerError
@@ -45,7 +45,6 @@ def test_tampered_vectors(case: dict) -> None:
     assert not any(len(content) > 8 and content in str(caught.value) for content in case["shares"].values())
 
 
-@settings(max_examples=60, deadline=None)
 @given(secrets, st.data())
 def test_any_threshold_of_the_shares_give_the_secret(secret: bytes, data: st.DataObject) -> None:
     points = data.draw(st.lists(st.integers(1, PRIME - 1) | st.integers(1, 40), min_size=2, max_size=12, unique=True))
@@ -57,7 +56,6 @@ def test_any_threshold_of_the_shares_give_the_secret(secret: bytes, data: st.Dat
     assert reconstruct({x: shares[x] for x in some}, threshold) == secret
 
 
-@settings(max_examples=40, deadline=None)
 @given(secrets, secrets, st.integers(2, 8))
 def test_one_share_too_few_goes_with_every_secret(secret: bytes, other: bytes, threshold: int) -> None:
     known = {x: content for x, content in share(secret, threshold, range(1, threshold + 1)).items() if x < threshold}

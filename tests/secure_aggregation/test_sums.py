@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import ASKED, NOW, Silo, Train, play, whole_sum
 
@@ -55,7 +55,6 @@ def test_a_sum_is_the_weighted_mean_to_its_stated_step(scheme: str, bits: int, c
         assert np.abs(mean - expected(cohort, name)).max() <= total.steps[name] + 1e-15  # float64's own rounding
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 10**6)), min_size=2, max_size=6), st.sampled_from(WAYS))
 def test_any_values_and_weights(rows: list[tuple[float, int]], way: tuple[str, int]) -> None:
     cohort = {f"s{k}": Silo(*(way[0], f"s{k}", way[1]), {"x": x}, weight) for k, (x, weight) in enumerate(rows)}

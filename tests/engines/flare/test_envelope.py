@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moretta.engines.flare.envelope import (
@@ -112,7 +112,6 @@ def only_ours(data: object) -> None:
             assert header.model_dump_json()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\x00\x00\x00\x00")
@@ -121,14 +120,12 @@ def test_any_bytes_are_a_header_or_one_error(data: bytes) -> None:
     only_ours(data)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=150))
 def test_any_bytes_as_a_header_are_a_header_or_one_error(header: bytes) -> None:
     only_ours(framed(header))
     only_ours(framed(b'{"format":2,"kind":' + header))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([*REQUESTS, *REPLIES]), st.data())
 def test_damage_gives_a_header_or_one_error(header: Request | Reply, data: st.DataObject) -> None:
     damaged = bytearray(pack(header, b"body"))
@@ -153,7 +150,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from([*REQUESTS, *REPLIES]), st.data())
 def test_a_key_of_any_value_gives_a_header_or_one_error(header: Request | Reply, data: st.DataObject) -> None:
     content = plain(header)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from toy import SCHEMA, Said, Say, ToyClient
 
@@ -319,7 +319,6 @@ def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(c
     assert said(call.done(1)[1]) == (1, 5)  # and the site goes on
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=100) | st.none() | st.text(max_size=5))
 def test_any_bytes_are_refused_in_a_sentence(data: object) -> None:
     worker = SiteWorker(lambda: ToySilo(ToyClient(1)), nobody)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from baffle_runs import CLEAR, SEED, answering, casting, client_of, learning, make, network, silos, table, weights
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -34,7 +34,6 @@ def scalars(k: int, rows: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.
 # -- one row -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
 @given(k=st.integers(1, 30), rows=st.integers(1, 12), seed=st.integers(0, 99), power=st.integers(-8, 8))
 def test_a_sum_is_of_rows_clipped_to_the_norm_each(k: int, rows: int, seed: int, power: int) -> None:
     given_rows = scalars(k, rows, seed, 10.0**power)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from golden import COUNT, KINDS, SECRET, SIZE, coefficients, directions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.linalg import hadamard
@@ -175,7 +175,6 @@ def test_a_sum_is_the_exact_one_to_the_rounding_of_coefficients(kind: str, count
         )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)), count=st.integers(1, 40), size=st.integers(64, 200), seed=st.integers(0, 2**31)
 )

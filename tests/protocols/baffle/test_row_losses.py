@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
@@ -30,7 +30,6 @@ def drawn(rows: int, outputs: int, models: int, seed: int, soft: bool) -> tuple[
     return found, generator.integers(0, outputs, rows)
 
 
-@settings(max_examples=60, deadline=None)
 @given(**SHAPE, **SETTINGS)
 def test_cross_entropy_is_torchs_of_each_row_and_of_the_batch(
     rows: int, outputs: int, models: int, seed: int, smoothing: float, weighted: bool, soft: bool
@@ -48,7 +47,6 @@ def test_cross_entropy_is_torchs_of_each_row_and_of_the_batch(
         assert own.sum() / ours.weights(targets).sum() == pytest.approx(mean, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
 @given(**SHAPE)
 def test_mse_is_half_the_squares_of_each_row(rows: int, outputs: int, models: int, seed: int) -> None:
     values, targets = drawn(rows, outputs, models, seed, soft=True)

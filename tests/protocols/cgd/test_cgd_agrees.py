@@ -144,7 +144,7 @@ def grids(draw: st.DrawFn) -> tuple[list[Silo], dict[str, Any], dict[str, Any]]:
     return silos, protocol, rest
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, database=None, phases=PHASES)
+@settings(derandomize=True, database=None, phases=PHASES)
 @given(grids())
 def test_any_grid(case: tuple[list[Silo], dict[str, Any], dict[str, Any]]) -> None:
     found = by_all(*case, rounds=3)
@@ -153,7 +153,7 @@ def test_any_grid(case: tuple[list[Silo], dict[str, Any], dict[str, Any]]) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(grids())
 def test_any_grid_at_length(case: tuple[list[Silo], dict[str, Any], dict[str, Any]]) -> None:
     found = by_all(*case, rounds=5)

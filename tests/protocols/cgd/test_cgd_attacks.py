@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grids import FIRST, SEED, Fault, Seen, both, failing, furthest, grid, make, oracle, participants, run, watched
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moretta import CGD
@@ -113,7 +113,6 @@ def test_a_member_that_is_not_the_first_draws_no_key(after_three: dict[str, Clie
         after_three[MEMBER].answer(DrawKey(stamp=at(SETUP, "columns-2"), members=tuple(members)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([silo.name for silo in SILOS] + ["nobody"]), max_size=6), st.sampled_from(GROUPS))
 @example([VICTIM, MEMBER, "silo-2-1"], "columns-2")
 def test_a_key_is_for_the_grids_members_in_order_and_for_nobody_else(members: list[str], group: str) -> None:
@@ -171,7 +170,6 @@ def test_a_second_key_of_a_set_up_is_not_taken(after_three: dict[str, Client]) -
     assert after_three[MEMBER]._keyring.key("columns-2") == first.key("columns-2")
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=32, max_size=64), st.binary(min_size=32, max_size=64))
 def test_two_contents_under_one_stamp_share_no_keystream(one: bytes, other: bytes) -> None:
     keyring, stamp = READY[VICTIM]._keyring, at(NEXT, "columns-2")
@@ -207,7 +205,6 @@ def test_d_of_as_many_steps_is_not_taken(after_three: dict[str, Client]) -> None
     assert (victim.displacement[FIRST] == before).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 12), st.integers(1, 12))
 def test_d_is_taken_if_it_has_more_steps_and_none_of_this_round(steps: int, number: int) -> None:
     victim, stamp = READY[VICTIM], at(Stamp("run", number, 0), "columns-2")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.contract.messages import Stamp
@@ -266,7 +266,6 @@ def test_whoever_is_left_agrees_anew_and_the_others_cannot_read() -> None:
 # Things sealed.
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["delta", "displacement"]))
 def test_what_is_sealed_is_opened(content: bytes, what: str) -> None:
     keyrings = pair()
@@ -330,7 +329,6 @@ IDS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), ma
 READERS = pair()
 
 
-@settings(max_examples=200, deadline=None)
 @given(IDS, IDS)
 def test_digests_are_equal_if_and_only_if_ids_are_in_order(one: list[str], other: list[str]) -> None:
     keyrings = READERS
@@ -373,7 +371,6 @@ def parts(draw: st.DrawFn, count: int, shape: tuple[int, int]) -> list[np.ndarra
 ROWS = {count: agreed(*"abcdef"[:count], "z") for count in range(2, 7)}  # z is of another row
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_heads_row_comes_to_the_exact_sum(data: st.DataObject) -> None:
     """Masks cancel for whoever joins the others' parts, and for nobody that lacks one of them or the head's masks."""

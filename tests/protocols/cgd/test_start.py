@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -90,7 +90,6 @@ def test_delta_scales_the_same_numbers() -> None:
     np.testing.assert_array_equal(noise(ROOT, "a", (3, 5), 0.25), 0.25 * noise(ROOT, "a", (3, 5), 1.0))
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=3), st.binary(min_size=32, max_size=32), st.text(max_size=5))
 def test_a_tensors_start_follows_from_root_name_and_size(shape: list[int], root: bytes, name: str) -> None:
     found = noise(SecretRoot(root), name, tuple(shape), 1.0)

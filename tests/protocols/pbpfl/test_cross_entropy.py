@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_exactness import mlp, relative_error
@@ -107,7 +107,6 @@ def weights_of(outputs: int, weighted: bool) -> tuple[float, ...]:
     return tuple(0.5 + k for k in range(outputs)) if weighted else ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     outputs=st.integers(2, 6),

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -56,7 +56,6 @@ def relative_error(found: dict[str, np.ndarray], wanted: dict[str, torch.Tensor]
     return float(np.linalg.norm(difference) / norm)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
     bias=st.booleans(),

@@ -545,7 +545,7 @@ class RandomGraph(nn.Module):
         return self.head(F.adaptive_avg_pool2d(F.relu(seen[-1]), 2).flatten(1))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(suppress_health_check=list(HealthCheck), derandomize=True)
 @given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 7)), max_size=7), seed=st.integers(0, 9))
 def test_gradients_come_back_in_random_graphs(steps: list[tuple[str, int]], seed: int) -> None:
     torch.manual_seed(seed)
