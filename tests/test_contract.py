@@ -78,7 +78,7 @@ def federation_of(name: str, out: Path | None = None, **settings: Any) -> Federa
 
 
 CONFINED: dict[int, tuple[Result, Mapping[str, Tensors]]] = {}
-"""Models that no result holds, as they belong to their participants: by the result's identity, which stays its own."""
+"""Models that no result holds, as they belong to their participants: by the identity of its record."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def _confined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def kept(session: Session) -> Result:
         result = play(session)
         if not entry_of(session._of.spec.protocol).common_model:
-            CONFINED[id(result)] = result, dict(session._players.models())
+            CONFINED[id(result.record)] = result, dict(session._players.models())
         return result
 
     monkeypatch.setattr(Session, "play", kept)
@@ -98,7 +98,7 @@ def _confined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def weights(result: Result) -> dict[str, bytes]:
     """Everything that a run leaves, as bytes."""
-    _, confined = CONFINED.get(id(result), (result, {}))
+    _, confined = CONFINED.get(id(result.record), (result, {}))
     if confined:
         return {
             f"{which}/{name}": tensor.tobytes() for which, model in confined.items() for name, tensor in model.items()

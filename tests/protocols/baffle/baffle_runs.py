@@ -95,7 +95,7 @@ def casting(wrap: Callable[[Roles], None] | None = None) -> Iterator[list[Roles]
             wrap(players[-1])
         return players[-1]
 
-    with mock.patch.object(federation, "cast", keep):
+    with mock.patch.object(federation, "build", keep):
         yield players
 
 

@@ -269,7 +269,7 @@ def run(protocol: BAFFLE | None = None, wrap: Callable[[Roles], None] | None = N
 
         return noted
 
-    with mock.patch.object(federation, "cast", watching):
+    with mock.patch.object(federation, "build", watching):
         settings = {"engine": Engine(strict=True), "insecure_secret_seed": 1, "batch_size": 0} | settings
         Federation(nn.Linear(3, 2), silos, protocol or BAFFLE(k=8), **settings).train(2)
     return seen

@@ -175,7 +175,7 @@ def casting(wrap: Wrap | None = None) -> Iterator[tuple[list[Roles], dict[str, T
         starts.update(copied(made.models()))
         return made
 
-    with mock.patch.object(federation, "cast", keep):
+    with mock.patch.object(federation, "build", keep):
         yield players, starts
 
 
