@@ -98,7 +98,7 @@ def read_background(path: Path) -> tuple[Array, Array]:
 def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
     """Return the scores of ``--fail-above NAME=SCORE``, by attack.
 
-    Raises `moretta.errors.ParameterError` for a text that is no such pair, or no attack that there is.
+    Raises `moretta.errors.ParameterError` for a text that is no such pair, or names an unknown attack.
     """
     limits: dict[str, float] = {}
     known = [attack.name for attack in all_attacks()] if texts else []
