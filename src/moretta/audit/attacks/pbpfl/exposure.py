@@ -78,7 +78,7 @@ def without_offset(case: Case, silo: str) -> Models:
 
     A noisy model without r has the true bias and the true outputs, whatever its scales. r is that of
     `gamma_least_squares` from labels, of `offset_from_softmax` under cross-entropy; there it is known up to a number
-    common to all outputs, which moves no softmax.
+    common to all outputs, which changes no softmax.
     """
     from moretta.audit.attacks.pbpfl import gamma_least_squares, offset_from_softmax, softmax_from_sum
 
