@@ -132,7 +132,7 @@ def audit(
         "attacks": [line for _, line, _ in done],
         "not_run": [line for _, line in sorted(missed, key=lambda one: one[0])],
     }
-    # Pictures under new names and, last, the end of an earlier audit's, so that audit.json names what is there always.
+    # New pictures get new names, and an earlier audit's are removed last, so audit.json always names what is there.
     token = secrets.token_hex(4)
     named = [name for _, line, pictures in done if pictures for name in _write_pictures(folder, line, pictures, token)]
     RunFolder(folder).write_json("audit.json", record)
@@ -207,7 +207,7 @@ def _run(
 
 
 def _said(error: Exception) -> str:
-    """Return why an attack came to nothing: an error of ours is a sentence already, any other has its kind in it."""
+    """Return why an attack came to nothing: one of our errors as it is, any other with its class."""
     if isinstance(error, AttackFailed | MorettaError):
         return str(error)
     said = str(error).partition("\n")[0]

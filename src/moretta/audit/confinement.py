@@ -93,9 +93,9 @@ def confine(folders: Sequence[Path]) -> None:
         path: Any = "." if arguments[0] is None else arguments[0]
         path = path if event == "open" else fspath(path)  # libraries list folders by pathlib
         path = path.decode("utf-8", "surrogateescape") if kind(path) is data else path
-        if kind(path) is not text:  # what Python makes a path of may say another one to the system than here
+        if kind(path) is not text:  # an object that Python makes a path of may give the system another path than here
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of no plain path")
-        # os.open, which alone tells no mode, may have been given a dir_fd, of which it tells nothing.
+        # os.open alone reports no mode. It may have been given a dir_fd, which it does not report either.
         remote = event == "open" and arguments[1] is None and not path.startswith("/")
         writes = event == "open" and (arguments[2] or 0) & writing
         path = real(path)

@@ -407,7 +407,7 @@ def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protoco
             sections = _KNOWN if name in _KNOWN else {name: known}
             raise ParameterError(wording.unknown_key(name, key, sections, protocol))
     try:
-        # By way of JSON, whose strict reading takes lists for tuples and strings for paths, as a file has to.
+        # Through JSON, whose strict reading takes lists as tuples and strings as paths, as a TOML file has them.
         return kind.model_validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         raise ParameterError(wording.first_error(name, error)) from None

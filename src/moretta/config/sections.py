@@ -104,7 +104,7 @@ class Data(Section):
         each; None is 1.
     domains: makes several domains out of one source of images. Every row, test rows too, is dealt to one of these, and
         its image is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
-    id_column: the column of a .csv file that says whose a row is; it is no feature.
+    id_column: the column of a .csv file that names whom a row belongs to; it is no feature.
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
@@ -113,7 +113,7 @@ class Data(Section):
         or the source's own default (bank-marketing: 0.1 and 0.1).
     encoding: of text columns; None is "one-hot".
     missing: an absent value is an error, or becomes the silos' median, or that with one more column to mark it.
-    image_size: of "office-home", whose images become squares of so many pixels a side; None is 64.
+    image_size: of "office-home", the pixels of a side of its square images; None is 64.
     standardise: None is true for tables and false for images and for module:function.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
     inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.

@@ -150,7 +150,8 @@ def check_floors(run_file: RunFile, site: SiloFile) -> None:
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
     """Return the run's silos, of which a site's own has its rows and all others are remote, and its columns' names.
 
-    Raises `moretta.errors.ParameterError` where the site is none of them, or its rows are not as the run has them.
+    Raises `moretta.errors.ParameterError` where the site is not among them, or its rows are not as the run describes
+    them.
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     if name not in silos:

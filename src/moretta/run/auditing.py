@@ -83,7 +83,7 @@ def read_background(path: Path) -> tuple[Array, Array]:
     except KeyError as error:
         said = error.args[0]
         raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {said}") from None
-    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own words advise pickle, of which code may come
+    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own error advises pickle, which can run code
         raise ParameterError(
             f"--background {path}: expected a .npz file with arrays x and y of numbers, as numpy.savez writes"
         ) from None

@@ -56,8 +56,8 @@ class Exposure:
     attacks: the names of those that fit it, of attacks that fit several protocols.
     prefix: of the names of gradients in an upload. uploaded: the gradient that a silo uploads in a round, at the
     parameters that it was sent. used: the numbers of the rows that went into that.
-    recovered: of rounds, and whose uploads counted in them, true gradients and models that the server's own secret
-    gives it; None where it has only what it receives.
+    recovered: from rounds and the silos whose uploads counted in them, the true gradients and models that the server's
+    own secret gives it; None where it has only what it receives.
     sent: the true models that a case's silo is sent, by round; tensors that do not travel are the given ones. None
     where models are not true, or are not sent. worked_out: models that a silo works out from those that it is sent,
     true but for what changes no output. holding: a model in silos' own states, in the place of one that travels.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
     from moretta.protocols.baffle.silo.forward import Forward
 
-ROUNDS = 12  # the last so many
+ROUNDS = 12  # how many are attacked, the last ones
 FIXED = "fixed/"
 OPENED = "opened/"
 DRAWN = 30.0  # multiplications that an entry of a direction is worth: it is drawn and added

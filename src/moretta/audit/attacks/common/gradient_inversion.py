@@ -110,7 +110,7 @@ def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Give
 def attack(case: Case) -> Claim:
     """Claim x [rows, ...] and y [rows, outputs] of a silo's batch, and how near their gradient comes.
 
-    round, silos: of which it is, silos by number.
+    round, silos: where it was found, silos by number.
     """
     silo, number = case.run.silos[int(case.arrays["silos"][0])], int(case.arrays["round"])
     rows = rows_of(case.run, silo, number)
@@ -190,7 +190,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
-    """Return the finding of rows claimed against the true ones; where fewer are claimed the others are the mean row.
+    """Return the result of claimed rows against the true ones; rows that are not claimed count as the mean row.
 
     of: what they were found in, in words.
     """
@@ -301,7 +301,7 @@ def given_sum(truth: Truth) -> Given:
 def attack_sum(case: Case) -> Claim:
     """Claim x [rows, ...] and y [rows, outputs] of all batches together, and how near their gradient comes.
 
-    round, silos: of which it is, silos by number.
+    round, silos: where it was found, silos by number.
     """
     number = int(case.arrays["round"])
     if exposure(case.run).recovered:

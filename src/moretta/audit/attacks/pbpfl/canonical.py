@@ -234,7 +234,7 @@ def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
     for _ in range(SETTLED):
         before = moved.copy()
         for block in blocks:
-            # In the order found so far, that of other blocks is what each channel's entries stand in.
+            # Each channel's entries stand in the order that was found so far for the other blocks.
             nearest = _assigned(plan, block, ordered(plan, tensors, moved), like, still=False)
             moved[block.start : block.stop] = moved[nearest]
         if np.array_equal(before, moved):

@@ -31,7 +31,7 @@ ATTACKS = frozenset({
 def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Array]:
     """Return what the server recovers: by round and silo (of the sum: "sum") gradients, and the true model.
 
-    rounds: the silos whose uploads counted, by round; nothing is recovered of others. Gradients are computed from the
+    rounds: the silos whose uploads counted, by round; only theirs are recovered. Gradients are computed from the
     rows: recovery is exact but for rounding. ``present/ROUND`` has whether each of the run's silos counted.
     """
     run, arrays = truth.run, dict[str, Array]()

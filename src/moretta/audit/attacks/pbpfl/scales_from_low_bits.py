@@ -131,7 +131,7 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Real) -> NDArray[np.int64]:
         most = max(counts.values())
         if not most:
             break
-        # The bias of a layer alone says little of its scale: those come first of which the most values can be judged.
+        # The bias of a layer alone says little of its scale, so scales with the most usable values come first.
         turn = [scale for scale in sorted(left) if 2 * counts[scale] >= most]
         for scale in turn:
             told = [one.evidence(offered[scale], factors, bits) for one in seen[scale]]
