@@ -8,17 +8,17 @@
                                                      |
                                   score, chance, interval, one sentence
 
-**Threat model.** An attacker is honest but curious: one role, or several who put together what they saw. It has that
-role's messages of the recorded rounds, what is public of the run (`evidence.public_run`), and the background knowledge
-that the attack declares. A role's own secrets, such as the server's key under PBPFL, are part of what it knows and are
-given to it by name. It is computed in a child process that is sent nothing else, not even the run folder's path.
+**Threat model.** An attacker is honest but curious: one role, or several that pool what they saw. It has that role's
+messages of the recorded rounds, what is public of the run (`evidence.public_run`), and the background knowledge that
+the attack declares. A role's own secrets, such as the server's key under PBPFL, are part of what it knows and are given
+to it by name. An attack runs in a child process that is sent nothing else, not even the run folder's path.
 
-**Scores** are higher the more was learned, beside what guessing scores. An attack succeeded where the whole 95 %
-interval of its score lies above chance; any other says "this attack failed", which is never to say that a role is safe:
+**Scores** are higher the more was learned. Chance is what guessing scores. An attack succeeded if the whole 95 %
+interval of its score lies above chance. Otherwise it says "this attack failed", which never means that a role is safe:
 a stronger attack may exist.
 
-`auditor` runs all attacks of the `catalogue`, and `attacker` is the process of one. `attacks/` has them, one a file: a
-folder a protocol, and `common/` for those that fit several, which ask a protocol's `exposure` what it shows.
-`evidence/` is what all of them stand on: `attack` says what one is, `case` what its process is given, `truth` what a
-scorer reads, `trained` what is needed of whoever trained, `intervals` the statistics.
+`auditor` runs all attacks of the `catalogue`, and `attacker` is the process of one. `attacks/` holds one attack a file,
+in a folder for each protocol; those that fit several are in `common/` and ask a protocol's `exposure` what it shows.
+`evidence/` is what all of them use: `attack` says what an attack is, `case` what its process is given, `truth` what a
+scorer reads, `trained` what an audit needs of the federation, `intervals` the statistics.
 """

@@ -1,9 +1,8 @@
 """The process of one attack: reads its case on stdin, writes its claim on stdout, and reaches nothing else.
 
-What keeps it honest is that it is sent a case and no path: no argument, variable or working directory names the run
-folder, and it is confined (`moretta.audit.confinement`) before the attack's own module is so much as imported. Where
-the kernel confines it, that refuses files, TCP and signals, not UDP, Unix sockets or forks. What it forks ends with it,
-but for what leaves its session.
+It is sent a case and no path: no argument, variable or working directory names the run folder. It is confined
+(`moretta.audit.confinement`) before the attack's own module is imported. The kernel, where it can, refuses it files,
+TCP and signals, but not UDP, Unix sockets or forks. What it forks ends with it, except what leaves its session.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def claim_of(
 ) -> Claim:
     """Run an attack in a process of its own and return its claim.
 
-    started: is told of the process, to end it where nobody waits any more.
+    started: is called with the process, so that the caller can end it.
     Raises `AttackFailed` where it comes to no claim in that time.
     """
     file = "" if attack.module.startswith("moretta.") else _file(attack.module)
@@ -108,7 +107,7 @@ def main() -> None:
         os._exit(1)
     out.write(packed)
     out.flush()
-    os._exit(0)  # nothing that an attack left behind runs
+    os._exit(0)  # so that nothing that an attack left behind runs
 
 
 def _imported(name: str, file: str) -> ModuleType:

@@ -48,7 +48,7 @@ class Audit:
         return self.record["attacks"]  # type: ignore[no-any-return]
 
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
-        """Return what does not keep these limits, by attack, in words: a score above one, or none to compare with it.
+        """Return in words, by attack, which limits are not kept: the score is above, or there is none.
 
         Raises ParameterError for the name of no attack on this run's protocol.
         """
@@ -87,10 +87,10 @@ def audit(
 ) -> Audit:
     """Attack what a run recorded, and write ``audit.json`` into its folder, whole or not at all.
 
-    federation, rounds, seed: that were played. thorough: also slow attacks, with more time for each. background: rows
-    that attackers may have, None for the first half of the test rows; background_name: what the audit calls others.
-    chosen: None for all that fit. needed: names of
-    attacks that have to be among them, such as those with a limit.
+    federation, rounds, seed: as the run was played. thorough: also slow attacks, with more time for each. background:
+    rows that attackers may have, None for the first half of the test rows; background_name: what the audit calls given
+    ones. chosen: names of attacks, None for all that fit. needed: names of attacks that have to be among them, such as
+    those with a limit.
     Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, or a
     needed attack that is not tried on this run; then nothing is written.
     """
@@ -132,7 +132,7 @@ def audit(
         "attacks": [line for _, line, _ in done],
         "not_run": [line for _, line in sorted(missed, key=lambda one: one[0])],
     }
-    # Pictures under new names and, last, the end of an earlier audit's, so that audit.json names what is there always.
+    # New pictures get new names, and an earlier audit's are removed last, so audit.json always names what is there.
     token = secrets.token_hex(4)
     named = [name for _, line, pictures in done if pictures for name in _write_pictures(folder, line, pictures, token)]
     RunFolder(folder).write_json("audit.json", record)
@@ -157,7 +157,7 @@ def _attacked(
 ) -> Iterable[tuple[int, Attack, Given | None, tuple[AttackResult, float] | str]]:
     """Yield each attack as it ends, with what it was given and its finding and seconds, or why there is none.
 
-    Whatever goes wrong in one attack is said of it, and the others go on.
+    An attack that goes wrong is reported as such, and the others go on.
     """
     ended = 0
     # One attack a core: each is a process of one thread.
@@ -184,7 +184,7 @@ def _attacked(
             if progress is not None:
                 progress(ended, len(ready), attack.name)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # of an audit that is interrupted, nothing more begins
+        pool.shutdown(wait=False, cancel_futures=True)  # if the audit is interrupted, nothing more begins
         for process in processes:
             if process.returncode is None:  # else its number may be another's by now
                 end(process)
@@ -207,7 +207,7 @@ def _run(
 
 
 def _said(error: Exception) -> str:
-    """Return why an attack came to nothing: an error of ours is a sentence already, any other has its kind in it."""
+    """Return why an attack came to nothing: one of our errors as it is, any other with its class."""
     if isinstance(error, AttackFailed | MorettaError):
         return str(error)
     said = str(error).partition("\n")[0]

@@ -13,7 +13,7 @@ ORDER = ("server", "silo", "silos together", "server and silos", "outsider")
 
 
 def all_attacks() -> Sequence[Attack]:
-    """Return all attacks, which are what modules below `moretta.audit.attacks` define: by role, and then by name."""
+    """Return all attacks that modules below `moretta.audit.attacks` define, by role and then by name."""
     names = [found.name for found in pkgutil.walk_packages(attacks.__path__, f"{attacks.__name__}.") if not found.ispkg]
     defined = [one for name in names for one in vars(importlib.import_module(name)).values() if isinstance(one, Attack)]
     by_name = {attack.name: attack for attack in defined}

@@ -1,9 +1,9 @@
 """Keep a process to what it has: no files but those of some folders, for reading, no sockets, no other processes.
 
-Python's audit events tell of what Python code does, and refuse it. That stops mistakes and curiosity, not an attack
-that means harm: `gc` reaches what the hook holds, and native code passes it by. Where Linux has Landlock (5.13 on), the
-kernel refuses files, TCP and signals to others to native code as well, and looks at other processes; not UDP, Unix
-sockets and forks. Whether a path that it guesses exists, an attack can always find out.
+A hook on Python's audit events refuses what Python code tries. That stops mistakes and curiosity, not an attack that
+means harm: `gc` reaches what the hook holds, and native code passes it by. Where Linux has Landlock (5.13 on), the
+kernel also refuses native code files, TCP, signals to others and looks at other processes, but not UDP, Unix sockets or
+forks. An attack can always find out whether a path that it guesses exists.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SYSTEM = (
 
 
 def confine(folders: Sequence[Path]) -> None:
-    """Refuse this process from now on all files but those of some folders, for reading, and sockets and processes.
+    """Refuse this process from now on all files, sockets and processes, except files of some folders for reading.
 
     folders: single files may be among them.
     """
@@ -93,9 +93,9 @@ def confine(folders: Sequence[Path]) -> None:
         path: Any = "." if arguments[0] is None else arguments[0]
         path = path if event == "open" else fspath(path)  # libraries list folders by pathlib
         path = path.decode("utf-8", "surrogateescape") if kind(path) is data else path
-        if kind(path) is not text:  # what Python makes a path of may say another one to the system than here
+        if kind(path) is not text:  # an object that Python makes a path of may give the system another path than here
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of no plain path")
-        # os.open, which alone tells no mode, may have been given a dir_fd, of which it tells nothing.
+        # os.open alone reports no mode. It may have been given a dir_fd, which it does not report either.
         remote = event == "open" and arguments[1] is None and not path.startswith("/")
         writes = event == "open" and (arguments[2] or 0) & writing
         path = real(path)

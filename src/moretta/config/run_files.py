@@ -8,9 +8,9 @@
     [engine]              where the silos live (may be left out)
     [engine.faults]       what is to go wrong (may be left out)
 
-Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one that says everything a
-default had left open, `digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError`
-of one sentence, worded in `moretta.config.wording`. The sections are in `moretta.config.sections`.
+Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one with every default, and
+`digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError` of one sentence, worded in
+`moretta.config.wording`. The sections are in `moretta.config.sections`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ else:
 class RunFile(Section):
     """All of a run file.
 
-    base: the folder beside which relative paths and modules resolve; in a file ``[run] base``, by default its folder.
+    base: the folder from which relative paths and modules resolve: ``[run] base``, by default the file's folder.
     Raises ParameterError if sections do not fit each other.
     """
 
@@ -207,9 +207,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
 
 
 def loads(text: str, path: Path) -> RunFile:
-    """Return the run file of a text that `dumps` wrote elsewhere. path: by which it is called, and in whose folder.
+    """Return the run file of a text that `dumps` wrote on another machine.
 
-    Raises ParameterError as `load` does, and where the text says where it lies.
+    path: of the run file here; errors name it, and its folder is the base. Raises ParameterError as `load` does, and
+    for a text with a base of its own.
     """
     tables = parse_toml(text, path)
     if isinstance(run := tables.get("run"), dict) and "base" in run:
@@ -234,7 +235,7 @@ def dump(run_file: RunFile) -> str:
 
 
 def dumps(run_file: RunFile) -> str:
-    """Return the same without where it lies here, for a machine elsewhere."""
+    """Return the same without its folder here, for another machine."""
     return tomli_w.dumps(_sections(run_file))
 
 
@@ -243,9 +244,9 @@ def digest(run_file: RunFile) -> str:
 
     Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a
     checkpoint is kept and the model tested, how much memory edge clients and messages may take, and how the engine
-    passes messages, waits for them or injects faults: a run that failed by faults is resumed without them. Which silos
-    are edge clients is in it, as ONNX Runtime rounds other than PyTorch. With early stopping the model is tested as
-    often as before, as that decides where the run stops. The order of keys does not matter.
+    passes messages, waits for them or injects faults: a run that failed by faults is resumed without them. Included are
+    which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with early stopping how often the
+    model is tested, as that decides where the run stops. The order of keys does not matter.
     """
     sections = _sections(run_file)
     for section, key in (
@@ -274,7 +275,7 @@ def _sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return the tables of a TOML file. what: it is. Raises ParameterError, in one sentence, where it is none."""
+    """Return the tables of a TOML file. what: its name in errors. Raises ParameterError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -365,7 +366,7 @@ def _check_table(name: str, table: object) -> None:
 
 
 def _engine(table: Mapping[str, Any]) -> Engine:
-    """Validate [engine] and, by itself, its section [engine.faults], so that either's mistakes have its name."""
+    """Validate [engine] and, separately, [engine.faults], so that a mistake names its section."""
     rest = {key: value for key, value in table.items() if key != "faults"}
     engine = section("engine", Engine, rest)
     return engine.model_copy(update={"faults": _faults(table["faults"])}) if "faults" in table else engine
@@ -406,7 +407,7 @@ def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protoco
             sections = _KNOWN if name in _KNOWN else {name: known}
             raise ParameterError(wording.unknown_key(name, key, sections, protocol))
     try:
-        # By way of JSON, whose strict reading takes lists for tuples and strings for paths, as a file has to.
+        # Through JSON, whose strict reading takes lists as tuples and strings as paths, as a TOML file has them.
         return kind.model_validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         raise ParameterError(wording.first_error(name, error)) from None

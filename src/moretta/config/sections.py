@@ -24,7 +24,7 @@ class Run(Section):
     """How long, how exact, and where the results go.
 
     name: of the run, 1 to 100 characters without slashes; a file that leaves it out is named by its stem.
-    seed: of everything that is training and no secret: initial weights, splits, batches.
+    seed: of what is random in training and not secret: initial weights, splits, batches.
     out: the run folder; None leaves the choice to the caller.
     dtype: of the model and of the silos' arithmetic.
     device: "cpu", "cuda" or "cuda:1".
@@ -32,8 +32,8 @@ class Run(Section):
     evaluate_every: rounds from one evaluation on the test rows to the next, and always after the last round; with
         early stopping also that on the validation rows. None: about 50 in a run.
     record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
-    early_stopping: stop when so many rounds have not lowered the validation loss, and go back to the best; None: never.
-        The patience is counted in rounds and judged at evaluations, so the run goes on to the next one.
+    early_stopping: how many rounds may pass without a lower validation loss before the run stops and goes back to its
+        best round; None: never stop. Rounds are counted, and judged only at evaluations.
     participation: the part of the silos that takes part in a round, drawn from the seed.
     insecure_secret_seed: for tests only: every secret of the run follows from it.
     """
@@ -89,9 +89,9 @@ class Data(Section):
     """Where the rows come from, and who holds which.
 
     source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "sites": each silo's rows are on a
-        machine of its own, which alone knows where (`moretta.config.silo_file`), and of the keys below only
-        `silos`, `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment` and these last
-        ones say what they are like.
+        machine of its own, which alone knows where (`moretta.config.silo_file`). Then only these keys apply: `silos`,
+        `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment`, and the last ones, which
+        say what the rows are like.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
@@ -102,18 +102,18 @@ class Data(Section):
     columns: for "by-feature", the columns of each part, by name or by index from 0.
     label_holder: in a grid, the column part, from 1, that holds a row part's labels: one number for all, or one for
         each; None is 1.
-    domains: of images, to make several domains out of one source: every row, of the test part too, is dealt to one of
-        these and its image changed so; see `moretta.data.domains`. None leaves the images and the source's domains.
-    id_column: the column of a .csv file that says whose a row is; it is no feature.
+    domains: makes several domains out of one source of images. Every row, test rows too, is dealt to one of these, and
+        its image is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
+    id_column: the column of a .csv file that names whom a row belongs to; it is no feature.
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
     task: None lets the type of the targets decide.
     test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
-        or the source's own custom (bank-marketing: 0.1 and 0.1).
+        or the source's own default (bank-marketing: 0.1 and 0.1).
     encoding: of text columns; None is "one-hot".
-    missing: values are an error, or the silos' median, or that with one more column that says so.
-    image_size: of "office-home", whose images become squares of so many pixels a side; None is 64.
+    missing: an absent value is an error, or becomes the silos' median, or that with one more column to mark it.
+    image_size: of "office-home", the pixels of a side of its square images; None is 64.
     standardise: None is true for tables and false for images and for module:function.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
     inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.

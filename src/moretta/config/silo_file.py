@@ -52,9 +52,9 @@ class SiloSection(Section):
     """Who the site is.
 
     name: in the run, and in the certificate of its startup kit. out: the folder of what it keeps. identity, roster: its
-    own key, and its own list of everybody's. server_key: of the server, one public line or two; else the roster's or
-    the kit's. models: the "module:function" sources of models that runs may have built
-    here, from modules beside silo.toml or installed: a run file names code, and only what is listed is called.
+    own key, and its own list of everybody's. server_key: the server's public key, one line or two; by default the
+    roster's or the kit's. models: the "module:function" sources of models that runs may have built here, from modules
+    beside silo.toml or installed: a run file names code, and only what is listed is called.
     record_views: keep what its role saw. edge: take part in baffle as an edge
     client, a process with ONNX Runtime and without PyTorch. insecure_secret_seed: for tests only.
     """
@@ -104,8 +104,8 @@ class Limits(Section):
 
     message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
     parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
-    memory_limit_mib: the most memory of an edge client's process; elsewhere of the process of a job, by what it
-    reserves (`moretta.engines.memory.cap`), PyTorch's own included.
+    memory_limit_mib: the most memory of an edge client's process, or without edge of a job's process, by what it
+    reserves (`moretta.engines.memory.cap`), PyTorch included.
     """
 
     message_mib: PositiveInt = 1024

@@ -1,8 +1,8 @@
 """The one specification of a run: its settings, validated once and never changed. Model and rows stand beside it.
 
-It is made from a run file (`of_run_file`) or from what Python gave (`moretta.run.federation.Federation`). What silos on
-machines of their own are told of a run file follows from a mark on each key (`shared`): a key is the server's own
-(`SERVER`), each site's own (`SITE`), or else shared.
+It is made from a run file (`of_run_file`) or from what Python gave (`moretta.run.federation.Federation`). A mark on
+each key of a run file says whose it is: the server's own (`SERVER`), each site's own (`SITE`), or else shared with all
+sites (`shared`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moretta.secure_aggregation.settings import SecureAggregation
 
 @dataclass(frozen=True)
 class Specification:
-    """All settings of a run. What each means says `moretta.run.federation.Federation`, whose names they have.
+    """All settings of a run; `moretta.run.federation.Federation` documents each under the same name.
 
     text, digest: the run file as resolved, and its digest; empty for a run from Python. settings: as ``result.json``
     has them; None gathers them. Raises `moretta.errors.ParameterError` where settings do not fit each other.
@@ -108,7 +108,7 @@ class Specification:
         return playing(self.aggregation, self.participation, silos, seed)
 
     def summing(self, silos: int) -> SecureAggregation:
-        """Return how sums of so many silos are made: under noise of no fewer than its size takes to be there."""
+        """Return how sums of so many silos are made; noise needs at least as many silos as its size assumes."""
         if self.protocol.privacy is None:
             return self.aggregation
         return self.aggregation.sharing_noise(silos, self.participation)
@@ -179,7 +179,7 @@ def _found_keys(run_file: RunFile) -> SecureAggregation:
 
 
 def shared(run_file: RunFile) -> RunFile:
-    """Return what sites are told of a run file: each key that is the server's or a site's own at its default."""
+    """Return the run file as sites are sent it: each key that is the server's or a site's own is at its default."""
     return run_file.model_copy(
         update={
             name: _told(part)

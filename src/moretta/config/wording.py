@@ -1,4 +1,4 @@
-"""The sentences that a bad run file earns.
+"""The sentences for mistakes in a run file.
 
 Everything here is plain data in, one sentence out; `moretta.config.run_files` adds the file's name and raises.
 """
@@ -45,7 +45,7 @@ def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[st
 
 
 def unknown_key(section: str, key: str, sections: Mapping[str, Iterable[str]], protocol: str = "") -> str:
-    """Say that a section has no such key, and what was meant if that can be told.
+    """Say that a section has no such key, and what was probably meant.
 
     sections: the known keys of each section and, beside them, of each protocol by its name.
     protocol: the name of the run's protocol if the section is [protocol].

@@ -22,7 +22,7 @@ def submit(admin_kit: Path, job: Path, wait: float = LOGIN) -> str:
 
 
 def status(admin_kit: Path, job: str, wait: float = LOGIN) -> str:
-    """Return FLARE's word for where a job is: SUBMITTED, DISPATCHED, RUNNING, or one that begins with FINISHED."""
+    """Return a job's state as FLARE names it: SUBMITTED, DISPATCHED, RUNNING, or one that begins with FINISHED."""
     with _session(admin_kit, wait) as session:
         return str(session.get_job_status(job))
 
@@ -34,7 +34,7 @@ def abort(admin_kit: Path, job: str, wait: float = LOGIN) -> None:
 
 
 def connected(admin_kit: Path, wait: float = LOGIN) -> list[str]:
-    """Return the names of the sites that the server counts as connected: heard of in its heartbeat timeout."""
+    """Return the names of the sites that the server has heard of within its heartbeat timeout."""
     with _session(admin_kit, wait) as session:
         return sorted(client.name for client in session.get_connected_client_list())
 

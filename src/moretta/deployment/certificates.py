@@ -16,7 +16,7 @@ from moretta.errors import ParameterError
 
 
 def check(kit: Path, now: datetime | None = None) -> None:
-    """Raise ParameterError where FLARE would fail at a kit's certificate, which it does without a word.
+    """Raise ParameterError where FLARE would fail at a kit's certificate.
 
     The certificate is valid at `now` (with a time zone; else the clock's), issued by the kit's root, for the kit's key
     and, at a site, for the kit's name.

@@ -1,4 +1,4 @@
-"""What a check comes to.
+"""The result of a check.
 
 A check is a function that returns a sentence, `Warned` where it passes and should be heeded, or raises one of
 `moretta.errors` with what to do; it changes nothing.

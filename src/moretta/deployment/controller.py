@@ -1,4 +1,4 @@
-"""The server's job in FLARE: plays the run, and lets what a server asks travel as FLARE's aux messages."""
+"""The server's job in FLARE: plays the run, and sends what the server asks as FLARE's aux messages."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ SPEAK = 10.0  # seconds
 class Controller(FlareController):
     """Plays a run as the server.
 
-    run: the run file as TOML, all of it, and base: the folder beside which its paths resolve. digest: of what sites
-    were told, so that a job that was edited by hand is noticed. The key by which it signs is no argument: it is
-    beside the server's kit, or where that says. out: the run folder; empty: one in the job's own
-    workspace. resume: go on from its last checkpoint. wait: seconds in which sites are to come. status: the file that
-    says how it ended; empty: none.
+    run: the run file as TOML, all of it, and base: the folder beside which its paths resolve. digest: of the shared
+    settings, so that a job that was edited by hand is noticed. The key by which it signs is no argument: it lies beside
+    the server's kit, or where the kit says. out: the run folder; empty: one in the job's own workspace. resume: go on
+    from its last checkpoint. wait: seconds in which sites are to come. status: the file that says how it ended; empty:
+    none.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Controller(FlareController):
 
 
 def _keep_in_touch(sites: Sites, ended: threading.Event) -> None:
-    """Speak to all sites now and then: one that is asked nothing for long is not to take its server for gone."""
+    """Speak to all sites now and then, so that a site that is asked nothing does not take its server for gone."""
     while not ended.wait(SPEAK):
         sites.speak()
 

@@ -1,7 +1,7 @@
-"""`moretta doctor`: looks whether a machine could take part, and says of each thing that keeps it how to mend it.
+"""`moretta doctor`: checks whether a machine could take part, and says how to mend what keeps it from that.
 
-The checks stand in files by what they look at (machine_checks, kit_checks, site_checks, run_checks); here is which are
-made, and in which order. `moretta join` begins by those that its site needs.
+The checks stand in files by what they look at (machine_checks, kit_checks, site_checks, run_checks). This file says
+which are made, and in which order. `moretta join` begins with those that its site needs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was given to look at. kit, silo, run: the paths; run_file, file: what the last two hold, if they are right.
+    """What was given to look at. kit, silo: paths; run_file, file: a run's and a site's file, None if absent or wrong.
 
-    server: whether the machine is the server's. port: that it is to listen at, else its kit's.
+    server: whether the machine is the server's. port: that the server is to listen at, else its kit's.
     """
 
     kit: Path | None
@@ -43,9 +43,9 @@ class _Asked:
 def examine(
     *, kit: Path | None, silo: Path | None, run: Path | None, port: int | None = None, now: datetime | None = None
 ) -> list[CheckResult]:
-    """Look at everything that can be looked at with what is given.
+    """Make every check that the arguments allow.
 
-    kit, silo: of a site. run: of the server, with its kit or without; beside a site's own, what its rows are to fit.
+    kit, silo: a site's. run: the server's run file, with its kit or without; at a site, what its rows are to fit.
     port: that the server is to listen at, else its kit's. now: instead of the clock's, with a time zone.
     Raises `moretta.errors.ParameterError` where nothing is given.
     """

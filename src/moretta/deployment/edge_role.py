@@ -1,7 +1,7 @@
 """What a site plays without PyTorch: a silo in a process that only runs the model forward (`moretta.edge`).
 
-No code of the run's model is called here; the graph of it comes from the server, and the digest of its tensors, by
-which both know that they mean the same, with its hello.
+No code of the run's model is called here; the server sends its graph, and with its hello the digest of its tensors, by
+which both know that they mean the same model.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EdgeRole:
             self._roster.check(silo.name for silo in self.silos)
 
     def check(self, hello: Hello) -> None:
-        """Check nothing more: tensors are compared when the server begins, and there is no PyTorch to be of a version.
+        """Check nothing more: tensors are compared when the server begins, and no version of PyTorch matters.
 
         The process compares the graph's weights with the round's hash.
         """
@@ -113,7 +113,7 @@ class EdgeRole:
             client.close()
 
     def _noised(self) -> tuple[int, int, int]:
-        """Return of how many rows lots of what size are drawn, and how many silos share the noise."""
+        """Return how many rows lots are drawn from, their expected size, and how many silos share the noise."""
         sharers = 1 if self._secure.scheme == "none" else self._secure.least
         return len(self._silo.x), self._run_file.data.batch_size, sharers
 

@@ -35,7 +35,7 @@ LOOK, HEARD = 5.0, 15.0  # seconds; its server speaks to a site at least every t
 class Executor(FlareExecutor):
     """Plays a silo's role.
 
-    told: what the site is told of the run, as TOML. digest: of it. made: the moment at which the job was made.
+    told: the shared settings, as TOML. digest: of them. made: the moment at which the job was made.
     """
 
     def __init__(self, told: str, digest: str, made: float) -> None:
@@ -60,7 +60,7 @@ class Executor(FlareExecutor):
         return make_reply(ReturnCode.TASK_UNKNOWN)
 
     def _look_after(self, worker: SiteWorker) -> None:
-        """Say while the server speaks that it does; end this process where it has said nothing for long."""
+        """Mark the held folder while the server speaks; end this process once it has been silent for long."""
         while not worker.ended.is_set():
             time.sleep(LOOK)
             silent = time.monotonic() - worker.last_heard

@@ -26,7 +26,7 @@ _held: list[FileLock] = []  # a lock is released with its object, and a job's is
 
 @contextmanager
 def only_one(folder: Path, what: str) -> Iterator[None]:
-    """Hold a folder, so that no other join has it. what: the sentence where one has; it is given the holder."""
+    """Hold a folder, so that no other join has it. what: the error where one has, with {} for the holder."""
     path = folder / "join.lock"
     lock = _lock(path)
     try:
@@ -44,8 +44,8 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
 def take_turn(folder: Path, job: str, made: float) -> Path:
     """Hold a site's folder for as long as this process lives; return the file to `touch` while its server speaks.
 
-    job: the digest of what the site was told; made: the moment at which the job was made. What still holds the folder
-    is ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
+    job: the digest of the shared settings; made: the moment at which the job was made. What still holds the folder is
+    ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
     Raises `moretta.errors.ParameterError` where another run is played in it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

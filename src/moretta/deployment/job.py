@@ -1,4 +1,4 @@
-"""A job folder for a FLARE that is there already: three files of plain JSON that name importable classes only."""
+"""A job folder for sites that already run FLARE: three files of plain JSON that name importable classes only."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _watch(
             with suppress(ParameterError):
                 try:
                     server_connection.reach(kit, LOOK)
-                except RunFailed:  # the server is away, so that it is no wonder
+                except RunFailed:  # the server is away, which explains it
                     connected.clear()
         if not warned and len(connected) == OFTEN and connected[-1] - connected[0] < WITHIN:
             warned = True

@@ -27,7 +27,7 @@ def patch(kit: Path, silo: Path | None = None, server_key: Sequence[str] = ()) -
 
     silo: the site's silo.toml, written down for the job processes of a site. server_key: at a site, the server's public
     key as a line or a file, or two; at the server, the file or folder of its own, where that is not beside the kit.
-    Returns a sentence for each change. Raises ParameterError where `kit` is no such kit, or a key is none.
+    Returns a sentence for each change. Raises ParameterError for a `kit` of another kind and for an invalid key.
     """
     files, done = _changes(kit, silo, server_key)
     for path, content in files.items():

@@ -108,8 +108,8 @@ def remember(parent: Parent, path: Path) -> None:
 def end_left_over(path: Path) -> bool:
     """End what `remember` wrote down, and all that it has started; tell whether anything of it was still there.
 
-    For who starts after one that was killed and could not `stop`. Processes are known by the mark in their environment,
-    so that one which has got the same number since is left alone. The file is gone afterwards.
+    For a process that starts after one that was killed and could not `stop`. Processes are known by the mark in their
+    environment, so another process that now has the same id is left alone. The file is removed afterwards.
     """
     try:
         left = json.loads(path.read_text())

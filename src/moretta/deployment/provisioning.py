@@ -90,7 +90,7 @@ def _make_key(out: Path, sites: Sequence[str]) -> None:
     for site in sites:
         if (out / site / "local").is_dir():
             kits.write(out / site / "local" / SERVER_KEY, f"{public_line(identity.public_key)}\n")
-    (out / PUBLIC_FILE).unlink(missing_ok=True)  # of one whose key is gone
+    (out / PUBLIC_FILE).unlink(missing_ok=True)  # of a key that is gone
     identity.save(out)
 
 

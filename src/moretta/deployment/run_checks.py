@@ -26,7 +26,7 @@ def for_many_machines(run_file: RunFile) -> str:
 
 
 def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
-    """Build the model as the server does, or from what a site is told; there only of code that silo.toml lists.
+    """Build the model as the server does, or at a site from shared settings and code that silo.toml lists.
 
     built: is given the federation, if there is one.
     """
@@ -85,7 +85,7 @@ def bytes_of(federation: Federation) -> int:
 
 
 def run_folder(out: Path, server: bool) -> str:
-    """Check that a run folder can be written to, and heed one that a server has used already."""
+    """Check that a run folder can be written to, and warn of one that a server has used already."""
     said = writable(out)
     if server and out.exists() and any(out.iterdir()):
         return Warned(f"{out} is not empty; go on with that run by --resume, or name another by --out")

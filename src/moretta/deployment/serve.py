@@ -1,4 +1,4 @@
-"""`moretta serve`: kits for the sites, FLARE's server beneath, the job, and who is late; to the run's end.
+"""`moretta serve`: makes kits, runs FLARE's server, submits the job, and follows it to the run's end.
 
 <out>          the run folder, as `moretta train` leaves one
 <out>-kits/    startup kits: one a site, to be handed over; the server's; the administrator's; and in no kit

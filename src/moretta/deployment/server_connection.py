@@ -64,8 +64,8 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
     """Return by how many seconds the clock of a kit's server is ahead of this machine's; None: it cannot be told.
 
     Up to TLS 1.2 a server may begin its random bytes with its time in whole seconds (RFC 5246, 7.4.1.2), and gRPC's
-    does. What others send there, random or always the same, does not count on by the second from one connection to the
-    next: so two are made.
+    does. Other servers' bytes there are random or constant and do not advance by the second, so two connections are
+    compared.
     """
     host, port = kits.address_of(kit)
     found = []
@@ -84,7 +84,7 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
 
 
 def _client_hello(host: str) -> bytes:
-    """Return how a client that knows TLS 1.2 at most begins; it is not gone on with, so nobody need be trusted."""
+    """Return the first message of a TLS 1.2 client; the handshake stops there, so nobody need be trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2

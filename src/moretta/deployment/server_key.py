@@ -40,7 +40,7 @@ def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
 
 
 def trust_of(file: SiloFile, local: Path) -> Trust:
-    """Return what a site goes by when something is sent to it.
+    """Return what a site checks and opens the messages sent to it by: the server's pinned keys, and its own.
 
     Raises `moretta.errors.PeerError` where no key is pinned, and `moretta.errors.ParameterError` for a damaged file.
     """

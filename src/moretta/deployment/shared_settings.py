@@ -1,9 +1,9 @@
-"""What sites are told of a run file, and the two sides' federations: the server's without rows, a site's with its own.
+"""What sites are sent of a run file, and the two sides' federations: the server's without rows, a site's with its own.
 
-A run file stays with the server. Sites are told what they need to play their role: the protocol, the model's name and
-arguments, the shape of rows, how sums are made. Not told are where results go, the server's test rows, a model to start
+A run file stays with the server. Sites are sent what they need to play their role: the protocol, the model's name and
+arguments, the shape of rows, how sums are made. Not sent are where results go, the server's test rows, a model to start
 from and secrets' seeds; and where a protocol hides the model, the parameters that it starts from do not follow from
-what is told (`server_side`).
+what is sent (`server_side`).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ HELD_BACK = 0  # the seed by which sites choose what they hold back
 
 
 def shared_text(run_file: RunFile) -> str:
-    """Return what sites are told, as TOML that `moretta.config.run_files.loads` reads."""
+    """Return what sites are sent, as TOML that `moretta.config.run_files.loads` reads."""
     return run_files.dumps(shared(run_file))
 
 
 def server_side(run_file: RunFile, out: Path) -> Federation:
-    """Return the federation as the server has it: every silo elsewhere.
+    """Return the federation as the server has it: every silo remote.
 
     Initial weights are drawn from the operating system, unless `[protocol] warm-start` names them, and not from `[run]
-    seed`, which sites are told: where the protocol hides the model from silos (pbpfl) nobody can rebuild it, and two
-    runs of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that
-    all sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
+    seed`, which sites know: where the protocol hides the model from silos (pbpfl) nobody can rebuild it, and two runs
+    of one seed over other silos do not begin with the same uploads. Confined starts (cgd) lie around a point that all
+    sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
     """
     from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
 
@@ -64,9 +64,9 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
-    """Return the federation as one site has it: its own rows, and every other silo elsewhere.
+    """Return the federation as one site has it: its own rows, and every other silo remote.
 
-    run_file: of what the site was told. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
+    run_file: as the site was sent it. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
     run do not fit each other.
     """
     from moretta.models.size import build_within
@@ -148,9 +148,10 @@ def check_floors(run_file: RunFile, site: SiloFile) -> None:
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
-    """Return the run's silos, of which a site's own has its rows and all others are elsewhere, and its columns' names.
+    """Return the run's silos, of which a site's own has its rows and all others are remote, and its columns' names.
 
-    Raises `moretta.errors.ParameterError` where the site is none of them, or its rows are not as the run has them.
+    Raises `moretta.errors.ParameterError` where the site is not among them, or its rows are not as the run describes
+    them.
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     if name not in silos:
@@ -196,7 +197,7 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
 
 
 def silos_of(run_file: RunFile) -> list[Silo]:
-    """Return the run's silos, all elsewhere, with what their rows look like."""
+    """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
     kind = np.int64 if data.tokens else np.float32
     shape = _wanted(data).inputs

@@ -61,7 +61,7 @@ class Role(Protocol):
 class Site:
     """One site, as `moretta.engines.flare.site_worker.SiteWorker` wants it.
 
-    file: its silo.toml. text: what it was told of the run. certificate: the name in its startup kit's certificate.
+    file: its silo.toml. text: the shared settings, as TOML. certificate: the name in its startup kit's certificate.
     Raises `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
     """
 
@@ -91,7 +91,7 @@ class Site:
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands: build the role, and restore the state that was kept of it.
 
-        Raises `moretta.errors.ParameterError` where versions, what was told or the model differ from the server's.
+        Raises `moretta.errors.ParameterError` where versions, shared settings or the model differ from the server's.
         """
         self._check(hello)
         try:
@@ -133,8 +133,8 @@ class Site:
     def _remember(self, client: Client) -> None:
         """Keep what never goes back, whatever round the role is restored to: the bytes of its state.
 
-        They are its secret root, and of baffle to whom a contribution was revealed. Were they of a checkpoint alone, a
-        server that names an older round would have other noise for the same gradient, or a contribution twice.
+        These are its secret root and, under baffle, to whom it revealed a contribution. If only a checkpoint held them,
+        a server that names an older round would get other noise for the same gradient, or a contribution twice.
         """
         lasting = {key: value for key, value in client.state().items() if isinstance(value, bytes)}
         if self._folder is not None and not lasting.items() <= self._lasting.items():

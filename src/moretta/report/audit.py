@@ -1,8 +1,7 @@
 """What audits came to, as tables: the attacks on one run by role, and runs side by side with the worst of each role.
 
-Attacks measure different things, so the worst of a role's is the successful one that got furthest from chance towards
-the highest score (`moretta.report.folder.Attacked.advantage`), and stands with its name. An attack that did not succeed
-failed; a role of which all failed is not thereby safe.
+Attacks measure different things. A role's worst attack is the successful one whose score is furthest above chance
+(`moretta.report.folder.Attacked.advantage`), and it is named. A role is not safe because all attacks on it failed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ROLES: Mapping[str, str] = {
     "server and silos": "The server with silos",
     "outsider": "An outsider",
 }
-"""Roles as an audit writes them, in the order of a page, and as a page does."""
+"""Roles in the order of a page: as an audit writes them, and as a page does."""
 
 GROUPS: Mapping[str, Sequence[str]] = {
     "server": ("server",),
@@ -67,7 +66,7 @@ class Leak:
 
     @property
     def said(self) -> str:
-        """It in a few words."""
+        """The same in a few words."""
         if self.worst is not None:
             return f"{figure(self.worst.score)} (chance {figure(self.worst.chance)})"
         if not self.audited:
@@ -93,7 +92,7 @@ def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
 
 
 def by_role(audit: AuditRecord) -> Iterable[tuple[str, Sequence[Attacked]]]:
-    """Yield roles that attacks were tried in, as a page writes them, each with its attacks."""
+    """Yield each role that attacks were tried in, by its name on a page, with its attacks."""
     seen = dict.fromkeys([*ROLES, *(one.role for one in audit.attacks)])
     for role in seen:
         if some := [one for one in audit.attacks if one.role == role]:
@@ -210,7 +209,7 @@ def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
 
 
 def rounds_recorded(record: RunRecord) -> int:
-    """Of how many rounds of training the audit saw the views; what is recorded after the last one is no round."""
+    """How many training rounds the audit saw views of; what is recorded after the last one is not counted."""
     return 0 if record.audit is None else sum(1 <= number <= record.rounds for number in record.audit.views)
 
 

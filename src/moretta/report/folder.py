@@ -50,9 +50,9 @@ class TestScores(_Part):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
     per_silo: a shared model on each silo's own rows; where each silo has a model of its own, that one on the test rows.
-    mean, displacement: of confined models (CGD), whose worst the other scores are then: their mean, and D alone.
-    by: "silos" where these are no test rows of the server's, but those that silos hold back; silos: the scores on such
-    rows where there are both.
+    mean, displacement: under CGD the mean over the confined models, and D alone; the other scores are then the worst
+    model's. by: "silos" if the scores are on rows that silos hold back. silos: the scores on those, if the server has
+    test rows too.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class
@@ -141,7 +141,7 @@ class Attacked(_Part):
 
     @property
     def advantage(self) -> float:
-        """How far above chance the score is, of what there is above it: 0 for guessing, 1 for the highest score.
+        """How far the score is from chance towards the highest score: 0 for guessing, 1 for the highest.
 
         It compares attacks whose scores measure different things.
         """

@@ -4,8 +4,7 @@ The sentences are the claims of the run's protocol (`moretta.protocols.registry.
 record. A protocol or a scheme without claims gets a sentence saying so. A value is called obfuscated where the claims
 call it obfuscated; stronger words are for what a proof or an accountant supports.
 
-A sentence that attacks of `moretta.audit` test stands with their names; where the run was audited, what they came to is
-its evidence.
+A sentence names the attacks of `moretta.audit` that test it. If the run was audited, their results are its evidence.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
 
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
-    """Return what a reader of the sentences has to know besides; neither a claim nor in need of a test."""
+    """Return notes for a reader of the sentences; they are no claims and need no test."""
     run = record.model_dump(by_alias=True)
     return tuple(claim.text(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
 
@@ -80,7 +79,7 @@ def protocol(run: Record) -> str:
 
 
 def _said(run: Record, role: Role) -> list[Claim]:
-    """Return the claims with a sentence about this run, of a role; one that stands alone is the only one."""
+    """Return a role's claims with a sentence about this run; if one of them stands alone, that one only."""
     found = [one for one in _claims(run) if one.role in ROLES[role] and one.sentence and one.holds(run)]
     return [claim for claim in found if claim.alone] or found
 

@@ -83,7 +83,7 @@ def read_background(path: Path) -> tuple[Array, Array]:
     except KeyError as error:
         said = error.args[0]
         raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {said}") from None
-    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own words advise pickle, of which code may come
+    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own error advises pickle, which can run code
         raise ParameterError(
             f"--background {path}: expected a .npz file with arrays x and y of numbers, as numpy.savez writes"
         ) from None
@@ -98,7 +98,7 @@ def read_background(path: Path) -> tuple[Array, Array]:
 def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
     """Return the scores of ``--fail-above NAME=SCORE``, by attack.
 
-    Raises `moretta.errors.ParameterError` for a text that is no such pair, or no attack that there is.
+    Raises `moretta.errors.ParameterError` for a text that is no such pair, or names an unknown attack.
     """
     limits: dict[str, float] = {}
     known = [attack.name for attack in all_attacks()] if texts else []

@@ -58,7 +58,7 @@ class Checkpoints:
         return None if found is None else BestRound(found[0].round, found[1])
 
     def record_releases(self, releases: Releases) -> None:
-        """Have each noised sum on disk before it is asked for; take up those that a killed session had asked for."""
+        """Write each noised sum to disk before it is asked for, and count those that a killed session had asked for."""
         ahead = WriteAhead(self.folder / "checkpoint" / RELEASES)
         if self.place.session == 0:
             ahead.begin()

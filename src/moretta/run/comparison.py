@@ -100,7 +100,7 @@ def _with(run_file: RunFile, name: str, given: Mapping[str, Any]) -> RunFile:
     kept = run_file.protocol.model_dump(mode="json", by_alias=True, include=shared, exclude_none=True)
     own = run_files.section("protocol", PROTOCOLS[name], {**kept, "name": name, **given}, name)
     parts = {part: getattr(run_file, part) for part in RunFile.model_fields}
-    return RunFile(**parts | {"protocol": own})  # once more, so that what does not fit each other is said
+    return RunFile(**parts | {"protocol": own})  # validated again, as keys may not fit each other
 
 
 def rehearse(run_files: Sequence[RunFile]) -> None:

@@ -1,8 +1,8 @@
 """Code that a run folder names: it is imported only by whoever agrees, as the folder may be somebody else's.
 
-A run file names models and data as ``module:function``. Whoever trains wrote that file or read it. A run folder comes
-from anywhere, and nothing in it says truly whose it is: so before a finished run's code is imported it is asked each
-time, also of one's own runs. Built-in models and data need no question.
+A run file names models and data as ``module:function``. Whoever trains wrote that file or read it. A run folder may
+come from anywhere, and nothing in it proves whose it is. So the user is asked each time before a finished run's code is
+imported, for their own runs too. Built-in models and data need no question.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False)
 
 
 def _described(source: str, base: Path) -> str:
-    """Say which function of which file it is, and import nothing to find out."""
+    """Say which function of which file it is, without importing anything."""
     module, _, function = source.partition(":")
     found = PathFinder.find_spec(module.partition(".")[0], [str(base)])
     where = "an installed package" if found is None else str(found.origin or base / module.partition(".")[0])

@@ -17,7 +17,7 @@ from moretta.protocols.registry import entry_of
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
 
 Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
-"""Makes what delivers messages to silos that are elsewhere."""
+"""Makes what delivers messages to remote silos."""
 
 
 def in_process(spec: Specification, roles: Roles, codec: Codec, recorder: Recorder | None) -> InProcess:
@@ -38,7 +38,7 @@ def _injector(spec: Specification) -> Injector | None:
     if faults is None or entry.pooled:
         return None
     phases: dict[str, FaultPhase] = dict.fromkeys(KEY_TAGS | SET_UP_TAGS, "set-up")
-    # Where silos train alone, statistics of the set-up are all that is summed, and chance must know it.
+    # Where silos train alone only the set-up's statistics are summed, and random faults must know it.
     masked = spec.aggregation.scheme != "none" and entry.summed
     phases |= dict.fromkeys(UNMASKING_TAGS, "unmasking" if masked else "set-up")
     return Injector(faults, phases)

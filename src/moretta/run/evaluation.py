@@ -57,7 +57,7 @@ class Evaluator:
     def on_the_way(
         self, models: Mapping[str, Tensors], test: LabelledRows | None, validation: LabelledRows | None
     ) -> dict[str, float]:
-        """Return what a round's line says of the models as they stand, as far as there are rows."""
+        """Return the current models' scores for a round's line, on the rows that there are."""
         found: dict[str, float] = {}
         sample = sample_of(models)
         for part, rows in (("test", test), ("validation", validation)):
@@ -117,8 +117,9 @@ def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of the worst model, by accuracy if there is one, else by loss, and again as `worst`, with whose
-    it is.
+    """Return the scores of the worst model, by accuracy if there is one, else by loss.
+
+    `worst` holds them again, with the silo's name.
     """
     name = max(scores, key=lambda name: (-scores[name].get("accuracy", 0.0), scores[name]["loss"]))
     return {**scores[name], "worst": {"silo": name, **scores[name]}}

@@ -1,4 +1,4 @@
-"""Take what a run came to elsewhere: the model as safetensors or ONNX, the history to TensorBoard."""
+"""Export what a run came to: the model as safetensors or ONNX, the history to TensorBoard."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def export_history(folder: Path, out: Path) -> int:
     """Write the history of a run, finished or not, as TensorBoard's events into a new folder; return its rounds.
 
     Each figure of a round is a scalar by its name, seconds and bytes by phase and kind, who was missing as a count.
-    Raises `moretta.errors.ParameterError` for a folder without a history, or an `out` that is there.
+    Raises `moretta.errors.ParameterError` for a folder without a history, or an `out` that exists.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

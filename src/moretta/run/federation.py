@@ -59,8 +59,8 @@ __all__ = ["Federation", "Progress", "Result", "Silo"]
 class Federation:
     """Silos that train one model by one protocol, here all in this process.
 
-    Silos may also be elsewhere (`Silo.remote`): then this is the server's side of the federation, which reaches them
-    by what `train` is given, or with one silo here that silo's own side, which plays its role (`client`).
+    Silos may also be remote (`Silo.remote`). If all are, this is the server's side, which reaches them by the transport
+    that `train` is given. If one is here, this is that silo's side, which plays its role (`client`).
 
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
@@ -74,10 +74,10 @@ class Federation:
     always is.
     insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
     digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows
-    are elsewhere. score_at_silos: at the end, have the silos score the outcome on the rows that each holds back
+    are remote. score_at_silos: at the end, have the silos score the outcome on the rows that each holds back
     (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of
-    what the model was built by (`moretta.models.source_digest`), which noise is bound to; empty for a module given from
-    Python.
+    what the model was built by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module
+    given from Python.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -152,7 +152,7 @@ class Federation:
         out: str | Path | None = None,
         feature_names: Sequence[str] = (),
     ) -> Federation:
-        """Return the federation of a specification that is there; arguments as of the class."""
+        """Return the federation of a given specification; the other arguments are those of the class."""
         made = cls.__new__(cls)
         made._hold(spec, model, silos, test, validation, out, feature_names)
         return made
@@ -208,7 +208,7 @@ class Federation:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
-        transport: what delivers messages to silos elsewhere; None where all are here.
+        transport: what delivers messages to remote silos; None where all are here.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         if rounds < 1:
@@ -250,7 +250,7 @@ class Federation:
     ) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role of one silo that is here, and return it with the messages of the run.
 
-        place: the run, and how often it was resumed. helped: where it keeps what it has helped to open.
+        place: the run, and how often it was resumed. helped: where it keeps which sums it has helped to open.
         """
         players = build(self.spec.protocol, self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
@@ -260,7 +260,7 @@ class Federation:
         return build(self.spec.protocol, self._setting(seed, rounds))
 
     def _players_names(self, players: Roles) -> list[str]:
-        """Return who is asked: the roles that are here (of centralised training a pool), or all silos elsewhere."""
+        """Return who is asked: the roles that are here (of centralised training a pool), or all remote silos."""
         return list(players.clients) or [silo.name for silo in self.silos if silo.remote]
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
@@ -318,7 +318,7 @@ class Federation:
         grid_of(self.silos).check(row_shape(self.silos)[0])
 
     def _check_names(self) -> None:
-        """Check that the silos are there that edge clients and faults are of."""
+        """Check that the silos exist that edge clients and faults name."""
         for name in self.spec.engine.edge:
             self._check_name("[engine] edge", name)
         faults = self.spec.engine.faults or Faults()
@@ -348,7 +348,7 @@ class Federation:
             raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
 
     def _check_scores(self) -> None:
-        """Check that every silo here has rows to score models on, and that a score tells of no single one."""
+        """Check that every silo here has rows to score models on, and that no score is of a single silo."""
         check_scores(self.spec.protocol, self.silos)
         for silo in self.silos:
             if not silo.remote:

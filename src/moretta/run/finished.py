@@ -68,7 +68,7 @@ def load(folder: Path, *, true_model: bool = False, silo: str | None = None, all
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:
     """Return the file of the released or the true model of a run, or of a silo's own.
 
-    Raises `moretta.errors.ParameterError` where the run has others than the one that is asked for.
+    Raises `moretta.errors.ParameterError` where the run has no such model but others.
     """
     own = {path.stem: path for path in (folder / "models").glob("*.safetensors")}
     own |= {path.parent.name: path for path in (folder / "participants").glob("*/confined.safetensors")}

@@ -57,7 +57,7 @@ def line_of(
 
 
 def bytes_of(traffic: Mapping[tuple[str, str], int], silos: int) -> dict[str, float]:
-    """Return a round's bytes by what they are for: uploads and their way back a silo, keys and set-up in all."""
+    """Return a round's bytes by purpose: up and down per silo, keys and set-up in all."""
     sums = {"up": 0.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}
     for (way, tag), size in traffic.items():  # relayed additive shares are the upload itself: up and down
         if way == "shares" or tag in KEY_TAGS | UNMASKING_TAGS:

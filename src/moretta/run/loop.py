@@ -33,7 +33,7 @@ from moretta.run.trainable import Trainable
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
 
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
-EVALUATIONS = 50  # about so many times a run is the model tested on the way, unless it says how often
+EVALUATIONS = 50  # about how often a run tests its model on the way, unless it says so
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
 
@@ -64,7 +64,7 @@ class Session:
         self._history: list[Line] = [] if folder is None else folder.history(up_to=place.round)
         codec = Codec(players.messages, spec.engine.message_mib << 20)
         if folder is not None and place.session > 0:
-            # Before anybody hears of it: a site takes a session's number from one beginning of it alone.
+            # Before anybody hears of it: a site accepts a session's number only once.
             begin_session(folder.path / "checkpoint", place)
         self._engine: Delivery = (
             in_process(spec, players, codec, recorder) if transport is None else transport(codec, place, recorder)
@@ -110,7 +110,7 @@ class Session:
                 self._files.flush_views()  # also what was seen in a round that failed
 
     def _driver(self) -> Driver:
-        """Return what plays the server; who takes part in a round is drawn from the training seed, and no secret."""
+        """Return what plays the server; who takes part in a round is drawn from the training seed and is no secret."""
         some = self._of.spec.participation < 1
         return Driver(
             self._players.server,

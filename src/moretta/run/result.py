@@ -23,7 +23,7 @@ class Result:
 
     record: the content of ``result.json``. history: a mapping a round. model: the true model, as the server holds it
     (None where silos train alone). released: what the silos may be given. models: each silo's own, where it has one.
-    played: the federation, its rounds and its seed, of which an audit needs the silos' rows and the architecture.
+    played: the federation, its rounds and its seed; an audit needs their silos' rows and architecture.
     """
 
     record: Mapping[str, Any]

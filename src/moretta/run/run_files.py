@@ -67,7 +67,7 @@ class RunFiles:
     def save(self, number: int, best: BestRound | None) -> None:
         """Save a checkpoint of the end of a round, and the best round's states."""
         self._checkpoints.save_best(best)
-        self.engine.keep(self._checkpoints.at(number))  # first: every silo elsewhere can go on from where we do
+        self.engine.keep(self._checkpoints.at(number))  # first: every remote silo can go on from where we do
         self._checkpoints.save(number, states_of(self.roles))
 
     def flush_views(self) -> None:

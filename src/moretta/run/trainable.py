@@ -29,7 +29,7 @@ class Trainable(Protocol):
 
     @property
     def silos(self) -> Sequence[Silo]:
-        """Everybody who trains, here or elsewhere."""
+        """Everybody who trains, here or remote."""
 
     @property
     def test(self) -> LabelledRows | None:

@@ -1,6 +1,6 @@
 """The truth of a run, by which an audit scores what attacks claim: all roles' states, and a digest of all rows.
 
-It lies in ``truth``, apart from the views. Where silos are elsewhere there is none: nobody has all of it.
+It lies in ``truth``, apart from the views. A run with remote silos has none, as nobody has all of it.
 """
 
 from __future__ import annotations

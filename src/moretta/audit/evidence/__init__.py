@@ -1,1 +1,1 @@
-"""What attacks and the scorer stand on: what an attack is and is given, the truth, and arithmetic that they share."""
+"""What attacks and the scorer share: what an attack is and is given, the truth, and arithmetic."""

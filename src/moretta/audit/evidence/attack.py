@@ -35,7 +35,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Images reconstructed against true ones, float [images, channels, height, width] in the same units."""
+    """Reconstructed images and the true ones, float [images, channels, height, width] in the same units."""
 
     caption: str
     true: Array
@@ -70,8 +70,8 @@ class Attack:
     """One attack.
 
     name: with dashes, the same in `audit.json` and on the command line. source: the paper or derivation.
-    protocols: that it is for. fits: why it cannot be tried on a run, empty where it can. given: what it is to be
-    given; it may read the truth, as it says what a role knows. attack: runs in a process of its own, on nothing else.
+    protocols: that it is for. fits: why it cannot be tried on a run, empty where it can. given: what it is to be given;
+    this may read the truth, as it says what a role knows. attack: runs in a process of its own, on that alone.
     score: compares the claim with the truth. slow: left out unless a thorough audit is asked for.
     """
 

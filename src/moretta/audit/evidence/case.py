@@ -52,9 +52,9 @@ class Heard:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build the model, weights aside: a run file's [model], or where it came from Python an exported program.
+    """How to build the model, weights aside: a run file's [model], or an exported program if it came from Python.
 
-    source, arguments, base: as of `moretta.models.build`. program: `torch.export`'s, with other weights.
+    source, arguments, base: as of `moretta.models.catalogue.build`. program: `torch.export`'s, with weights of zero.
     """
 
     source: str = ""

@@ -1,4 +1,4 @@
-"""What one protocol shows to attacks that fit several: facts in which protocols differ, and nothing that they share.
+"""What one protocol shows to attacks that fit several: the facts in which protocols differ.
 
 Each protocol has its own in a table ``EXPOSED`` of `moretta.audit.attacks.<folder>.exposure`, by the protocol's name.
 """
@@ -56,11 +56,11 @@ class Exposure:
     attacks: the names of those that fit it, of attacks that fit several protocols.
     prefix: of the names of gradients in an upload. uploaded: the gradient that a silo uploads in a round, at the
     parameters that it was sent. used: the numbers of the rows that went into that.
-    recovered: of rounds, and whose uploads counted in them, true gradients and models that the server's own secret
-    gives it; None where what it receives is all that it has.
-    sent: the true models that a case's silo is sent, by round; what does not travel is taken from the given tensors.
-    None where models are not true, or are not sent. worked_out: models that a silo works out from others that it is
-    sent, true but for what moves no output. holding: a model in silos' own states, in the place of one that travels.
+    recovered: from rounds and the silos whose uploads counted in them, the true gradients and models that the server's
+    own secret gives it; None where it has only what it receives.
+    sent: the true models that a case's silo is sent, by round; tensors that do not travel are the given ones. None
+    where models are not true, or are not sent. worked_out: models that a silo works out from those that it is sent,
+    true but for what changes no output. holding: a model in silos' own states, in the place of one that travels.
     """
 
     attacks: frozenset[str]

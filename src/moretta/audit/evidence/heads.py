@@ -1,12 +1,12 @@
-"""How many rows of each class were in a batch, from the gradient of the head, without asking how it was come by.
+"""How many rows of each class were in a batch, from the gradient of the head.
 
 Derivation: with p = softmax(y) under cross-entropy, or p = y under the squared error, and t the one-hot target of each
 of B rows with head inputs h, the head has
 
     dL/db_c = mean(p_c) - n_c / B          dL/dW_c = mean((p_c - t_c) h)
 
-so n_c / B = mean(p_c) - dL/db_c: what the model says of such rows on average is all that has to be guessed, and for it
-the attacker runs the model on background rows. Those of class k say P_kc on average, hence q = n / B solves
+so n_c / B = mean(p_c) - dL/db_c. Only the mean output for such rows has to be guessed, and for that the attacker runs
+the model on background rows. Those of class k have the mean output P_kc, hence q = n / B solves
 
     P' q - q = dL/db,   sum q = 1,   q >= 0
 
@@ -77,7 +77,7 @@ def _bias_gradient(run: PublicRun, gradient: Tensors, h: Matrix) -> Matrix:
 
 
 def _parts(difference: Matrix, slope: Matrix, first: Matrix) -> Matrix:
-    """Solve difference' q = slope with sum q = 1 and q >= 0, [classes]; where that says nothing q stays near first."""
+    """Solve difference' q = slope with sum q = 1 and q >= 0, [classes]; where they say nothing q stays near `first`."""
     from scipy.optimize import nnls
 
     count = len(slope)

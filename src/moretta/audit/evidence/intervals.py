@@ -1,9 +1,9 @@
 """Confidence intervals of 95 %, and scores that several attacks share.
 
-Where chance is all there is, an interval must lie above it in no more than 2.5 % of cases, however few values it is of.
-Of n values that lie on either side of chance with even odds all lie on one side in 2^(1 - n) of cases: fewer than
-`FEWEST` = 6 say nothing by their order, and drawing them again says no more. There the whole range is the interval,
-but of relative errors, whose size itself is a matter of luck (`of_errors`).
+If nothing but chance is at work, an interval may lie above it in at most 2.5 % of cases, however few its values. If n
+values lie on either side of chance with even odds, all lie on one side in 2^(1 - n) of cases: fewer than `FEWEST` = 6
+say nothing by their order, and a bootstrap of them says no more. The interval is then the whole range, except for
+relative errors, whose size itself says something (`of_errors`).
 
 scipy and scikit-learn are imported where they are used: an attacker's process imports this with its attack.
 """
@@ -40,8 +40,8 @@ def of_rate(hits: int, tries: int) -> Interval:
 def of_mean(values: Array, low: float = -math.inf, high: float = math.inf) -> Interval:
     """Return Student's interval of a mean, within a range.
 
-    It is all of the range of one value, and of fewer than `FEWEST` that are all the same: such are counts, not
-    measurements, and that few of them agree by luck.
+    It is the whole range for one value, and for fewer than `FEWEST` equal ones: such values are counts, not
+    measurements, and so few agree by luck.
     """
     from scipy import stats
 
@@ -64,8 +64,8 @@ def bootstrapped(
 ) -> Interval:
     """Return the percentile interval of a statistic of rows drawn again with replacement. values: [rows, ...].
 
-    Its percentiles are those that make it Student's for a mean (Hesterberg, The American Statistician 2015, section
-    5.3). Of fewer than `FEWEST` rows it is the range of the statistic, from low to high.
+    Its percentiles make it Student's for a mean (Hesterberg, The American Statistician 2015, section 5.3). For fewer
+    than `FEWEST` rows it is the range of the statistic, from low to high.
     """
     from scipy import stats
 
@@ -95,12 +95,12 @@ def of_median(values: Array, low: float, high: float) -> Interval:
 def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
     """Return the interval of the median relative error of units that were drawn anew, such as keys of rounds.
 
-    errors: by unit. guesses: the error that a guess has, of each or of all; 1 is that of a guess of nothing at all.
-    Of six units or more it is `of_median` of errors over guesses. Of fewer their size is what there is to go by.
-    A claim that has nothing of a true value is off by a part e of a guess's error, or less, with a chance of at most
-    2 e: its sign is right in one case of two, and its logarithm must be within e of the true one, which has a density
-    of `DENSEST` or less; in more dimensions the chance is less. So of n units the largest is below e with a chance of
-    at most (2 e)^n, and errors of a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %: from nothing to that.
+    errors: by unit. guesses: the error of a guess, by unit or one for all; guessing 0 has 1. For six units or more the
+    interval is `of_median` of errors over guesses. For fewer it goes by the errors' size. A claim that knows nothing of
+    a true value has at most a part e of a guess's error with a chance of at most 2 e: its sign is right in one case of
+    two, and its logarithm must be within e of the true one, which has a density of `DENSEST` or less. In more
+    dimensions the chance is less. So the largest of n errors is below e with a chance of at most (2 e)^n, and errors of
+    a scale s have s <= 2 max / 0.025^(1/n) with 97.5 %. The interval is from 0 to that.
     """
     errors = np.asarray(errors, dtype=np.float64)
     guesses = np.broadcast_to(np.asarray(guesses, dtype=np.float64), errors.shape)
@@ -114,7 +114,7 @@ def of_errors(errors: Array, guesses: Array | float = 1.0) -> Interval:
 def of_gain(squares: Array) -> Interval:
     """Return the interval of 1 - squared error of units / that of a guess, at least 0. squares: both, [units, 2].
 
-    Units are drawn again (`bootstrapped`), or where they are few, the size of errors is what there is (`of_errors`).
+    Units are drawn again (`bootstrapped`); if they are few, the size of errors decides (`of_errors`).
     """
     if len(squares) >= FEWEST:
         return bootstrapped(squares, gain)
@@ -133,8 +133,8 @@ def auc(members: Array, others: Array) -> tuple[float, Interval]:
     """Return the area under the ROC curve of scores that are to be higher for members, and its interval.
 
     The interval is Newcombe's (Statistics in Medicine 2006, method 5): the areas t with |found - t| <= 1.96 sqrt(V(t)),
-    V after Hanley and McNeil at t, not at what was found; so it has a width also where that is 0 or 1. A normal law
-    says too much of few scores: where ranks as far apart have a chance of more than 2.5 %, it holds 1/2 too.
+    V after Hanley and McNeil at t, not at the area found, so it has a width also where that is 0 or 1. A normal law is
+    too sure of few scores: if ranks as far apart have a chance of more than 2.5 %, the interval holds 1/2 too.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -168,7 +168,7 @@ def _limit(area: float, end: float, n: int, m: int) -> float:
 def _by_ranks(higher: Array, lower: Array) -> float:
     """Return the chance of ranks as high, or higher, of scores of one law (Mann and Whitney).
 
-    Ties of few scores count against, by which the chance is at the least what it is.
+    Ties of few scores count against the claim, so the chance is never understated.
     """
     from scipy import stats
 
@@ -184,7 +184,7 @@ def _by_ranks(higher: Array, lower: Array) -> float:
 
 
 def units(batches: Sequence[Set[Hashable]], part: float = 0.0) -> NDArray[np.int64]:
-    """Return the number of each batch's unit, from 0: what is found of rows says no more where it is found again.
+    """Return the number of each batch's unit, from 0: finding the same rows again says no more.
 
     Two batches are of one unit where they share more than a part of the larger one's rows, or both do so with others of
     that unit.

@@ -7,8 +7,8 @@ With g(x, y) the gradient of the mean loss over the rows (x, y), and g* the one 
     inverting gradients (Geiping et al., 2020)   min 1 - cos(g(x, y), g*) + c TV(x)           over x, by Adam
 
 y is the class probabilities softmax(z) of each row under cross-entropy, over z, and the target itself under the squared
-error. Both need second derivatives: networks that are smooth fit DLG, of ReLU's kinks the cosine makes less. Of several
-starts the one whose gradient comes nearest is taken, which needs no truth.
+error. Both need second derivatives: DLG suits smooth networks, and the cosine suffers less from ReLU's kinks. Of
+several starts the one whose gradient comes nearest is taken, which needs no truth.
 
 A first layer that is linear with a bias has dL/dW = sum_n d_n x_n' and dL/db = sum_n d_n, so for one row each row of
 the quotient (dL/dW)_i / (dL/db)_i is x itself (Phong et al., 2018), and for several a mixture: the first start.
@@ -67,7 +67,7 @@ class Effort:
 class Inverted:
     """What came nearest. x: [rows, *shape]; y: [rows, outputs], probabilities or targets; distance: relative, squared.
 
-    start: of how many the best was which, from 0.
+    start: the number of the start that was best, from 0.
     """
 
     x: Matrix

@@ -13,10 +13,9 @@ class PublicRun:
 
     id: of the run. settings: of the run file, [protocol], [secure-aggregation] and what silos must know of [data],
     nothing secret and no path. shape: of one row of inputs. dtype: "float32" or "float64". recorded: the rounds of
-    which there are views. rows: how many each silo has; a silo knows its own, and the sizes of others are taken to be
-    known (they show in the lengths of messages under cross-entropy, and in how long an epoch is).
-    rounds: that were played. head, head_bias: the names of the last linear layer's parameters, empty where none is
-    of [outputs, ..].
+    which there are views. rows: how many each silo has; others' sizes are taken to be known (they show in the lengths
+    of messages under cross-entropy, and in how long an epoch is). rounds: how many were played. head, head_bias: the
+    names of the last linear layer's parameters, empty where none is of [outputs, ..].
     """
 
     id: str

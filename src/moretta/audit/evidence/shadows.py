@@ -1,4 +1,4 @@
-"""Shadow models: models that an attacker trains itself, as the run did, on rows of which it knows which were in.
+"""Shadow models: models that an attacker trains itself, as the run did, on rows that it chooses.
 
 Shokri et al., S&P 2017. Training is the run's own: its optimizer and rate, as many epochs of as many steps, on batches
 that are the same part of the rows. PyTorch's optimizers are written out here, as an attacker's process has no files to
@@ -235,7 +235,7 @@ def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, 
     """Return how sure a model is of each row's label, float64[rows], about Gaussian over models.
 
     Of cross-entropy log(p / (1 - p)), p of the label (Carlini et al., S&P 2022, Eq. 3); of mse -log of the row's loss,
-    which comes to the same where a row is fitted well. program: an exported one has no eval mode.
+    which is much the same where a row is fitted well. program: an exported one has no eval mode.
     """
     modules.load(model, at)
     if not program:

@@ -1,4 +1,4 @@
-"""What an audit needs of the federation that a run was trained by; whoever trains offers it."""
+"""What an audit needs of the federation that trained a run; `moretta.run.federation.Federation` offers it."""
 
 from __future__ import annotations
 

@@ -51,8 +51,9 @@ class PartyRows:
 class Truth:
     """All of a finished in-process run: what is public, the views, and what nobody in it knew as a whole.
 
-    folder: of the run. federation, rounds, seed: that were played, `planned` being the rounds. background: rows that
-    an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of the test rows.
+    folder: of the run. federation, rounds, seed: as the run was played; `planned` keeps the rounds. background: rows
+    that an attacker may have, of the same kind as the silos' but none of theirs; None takes the first half of the test
+    rows.
     Raises `moretta.errors.ParameterError` for a run that was not recorded, or not whole.
     """
 

@@ -2,8 +2,8 @@
 
 Under ``none`` uploads are in the clear. Under ``pairwise`` and ``additive-shares`` the sum is worked out again from the
 recorded messages as `moretta.secure_aggregation` has it: the uploads, the shares of self-masks, the keys that
-survivors gave of masks with who was lost. What an upload says *without* those is `Uploads.bare`: its words, as if
-nothing had been added to them.
+survivors gave of masks with who was lost. `Uploads.bare` is what an upload says without those: its words, taken for
+unmasked ones.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _begins(message: Message, ask: Message) -> bool:
 def survivors(truth: Truth, number: int) -> tuple[str, ...]:
     """Return the silos whose uploads counted in a round, in the run's order; none where no upload was recorded.
 
-    It is the server's to see; other silos did not take part, or were lost.
+    The server sees it; other silos did not take part, or were lost.
     """
     try:
         counted = from_heard(truth.run, truth.heard("server", number), number).counted
@@ -241,7 +241,7 @@ def first_rounds(truth: Truth, most: int, least: int = 1) -> dict[int, tuple[str
 
 
 def sum_of(least: int, most: int | None = None) -> str:
-    """Return the sum of so many silos in words, of rounds with from least to most silos in them "sums"."""
+    """Return "the sum of N silos" in words; "sums" if rounds had from least to most silos."""
     if most is not None and most > least:
         return f"sums of {least} to {most} silos"
     return "the sum of one silo" if least == 1 else f"the sum of {least} silos"
@@ -250,8 +250,7 @@ def sum_of(least: int, most: int | None = None) -> str:
 def rows_of(run: PublicRun, silo: str, number: int) -> int:
     """Return the rows of a silo's batch of a round, which follow from public sizes.
 
-    The last batch of an epoch has what is left. With dp-noise lots are drawn in secret, and it is the one to be
-    expected.
+    The last batch of an epoch has what is left. With dp-noise, whose lots are secret, it is the expected number.
     """
     rows = run.rows[silo]
     size = min(int(run.setting("batch-size", "data") or 0), rows) or rows

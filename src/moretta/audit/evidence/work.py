@@ -1,8 +1,8 @@
 """How much an attack tries: counts that follow from the model's size and never from a clock.
 
-So the same run and seed have the same score on any machine, under any load. What is counted are multiplications with
-an addition; the figures below say about how many of them an idle core does in a second, and what a call into torch
-costs beside them, measured on small networks with one thread.
+So the same run and seed have the same score on any machine, under any load. Multiply-adds are counted. The figures
+below say about how many an idle core does in a second, and what a call into torch costs beside them, measured on small
+networks with one thread.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's h
 
 
 def _terms(name: str, args: Any) -> int:
-    """Return of how many products an entry of an operation's result is the sum."""
+    """Return how many products are summed in an entry of an operation's result."""
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         return int(args[-1 if name in ("mm", "bmm") else 2].shape[-2])
     return int(args[1][0].numel()) if name == "convolution" else 1
 
 
 def of_row(model: nn.Module, shape: tuple[int, ...], *, tokens: bool = False) -> float:
-    """Return the multiplications of one row's way through the model. shape: of a row. tokens: of whole numbers."""
+    """Return the multiplications of one row's forward pass. shape: of a row. tokens: whether rows are token ids."""
     dtype = next(model.parameters()).dtype
     # Two rows, as an exported program may need them, and copies of what they change: running statistics.
     rows = torch.zeros((2, *shape), dtype=torch.int64 if tokens else dtype)
@@ -52,7 +52,7 @@ def of_row(model: nn.Module, shape: tuple[int, ...], *, tokens: bool = False) ->
 
 
 def of_passes(model: nn.Module, each_row: float, rows: int, passes: float) -> float:
-    """Return what so many rows' way through the model costs, so many times. each_row: by `of_row`."""
+    """Return what so many rows' forward passes cost, so many times. each_row: by `of_row`."""
     return passes * (rows * each_row + CALL * max(1, len(list(model.parameters()))))
 
 

@@ -1,8 +1,8 @@
 """What BAFFLE's server sees of its rounds: parameters, directions, the loss differences x_k, and the seed's agreement.
 
-The seed follows from contributions that the server relays, so that directions are derived here as any role derives
-them (`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). What a secure sum opened is the
-server's own result and stands in no message; `opened` computes it again, for the attacker to be given.
+The seed follows from contributions that the server relays, so directions are derived here as any role derives them
+(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). What a secure sum opened is the
+server's own result and is in no message; `opened` computes it again for the attacker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
     from moretta.protocols.baffle.silo.forward import Forward
 
-ROUNDS = 12  # the last so many
+ROUNDS = 12  # how many are attacked, the last ones
 FIXED = "fixed/"
 OPENED = "opened/"
 DRAWN = 30.0  # multiplications that an entry of a direction is worth: it is drawn and added
@@ -49,7 +49,7 @@ class Round:
     """One round as the server sees it.
 
     ask: what it asked. directions: d_1 .. d_K. uploads: in the clear, x_1 .. x_K by silo, none where they were masked.
-    words: of pairwise masked uploads, by silo. silos: whose uploads counted. seed: that directions follow from.
+    words: of pairwise masked uploads, by silo. silos: those whose uploads counted. seed: of the directions.
     """
 
     ask: Estimate

@@ -1,9 +1,9 @@
 """BAFFLE's K-rank gradient estimate: how much of the true gradient the server learns, and a row from it.
 
-With x_k = d_k . g the estimate is g^ = 1/K sum_k x_k d_k = D' D g / K, D of [K, n]. As E[D' D] = K I, and n of the
-squared lengths |D' D g|^2 / K^2 ~ |g|^2 (1 + n / K) lie outside of g,
+With x_k = d_k . g the estimate is g^ = 1/K sum_k x_k d_k = D' D g / K, with D of shape [K, n]. As E[D' D] = K I and |D'
+D g|^2 / K^2 ~ |g|^2 (1 + n / K), of which n / K lies outside of g,
 
-    cos(g^, g)  ~  sqrt(K / (K + n)),         of a random direction E|cos|  ~  sqrt(2 / (pi n))
+    cos(g^, g)  ~  sqrt(K / (K + n)),         for a random direction E|cos|  ~  sqrt(2 / (pi n))
 
 so what the server learns of a gradient in one round grows as sqrt(K / n) while K is below n (Feng et al., Theorem 3.1).
 
@@ -12,8 +12,8 @@ whose own x_k come closest to those uploaded,
 
     min over (x, t)   |D grad L(x, t) - x_1..K|^2 / |x_1..K|^2
 
-K equations for as many unknowns as a row has inputs and outputs. Of a batch of one row, with K a few times that number,
-they may be solved; of many rows the best that one row can do is an average.
+These are K equations in as many unknowns as a row has inputs and outputs. For a batch of one row, with K a few times
+that number, they may be solved; for many rows one row can at best be an average.
 """
 
 from __future__ import annotations

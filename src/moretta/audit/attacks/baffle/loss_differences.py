@@ -1,17 +1,17 @@
 """Loss differences of data against those of noise: BAFFLE's appendix D, as a test in the place of its plot.
 
-The paper draws the K loss differences of a batch of data and of noise and says that they cannot be told apart. Whoever
-holds the model and the directions, as the server does, need not look at them: at the same parameters w and along the
-same d_k it computes the K numbers of rows of its own, of data x^d and of noise inputs x^n. As x_k = d_k . grad L, those
-of one kind of rows lie around a mean of that kind, and of what was uploaded, x,
+The paper draws the K loss differences of a batch of data and of noise and says that they cannot be told apart. The
+server, which holds the model and the directions, need not look at a plot: at the same parameters w and along the same
+d_k it computes the K numbers of its own rows, x^d of data and x^n of noise. As x_k = d_k . grad L, the numbers of each
+kind of rows lie around a mean of that kind. For the uploaded x,
 
     T = x . (mean x^d - mean x^n)        z = (T - mean T of noise) / deviation of T of noise
 
-tells how much further it lies towards data than noise does (Fisher's discriminant with unit covariance). Means,
-deviations and the z of noise that z of data is tested against are each of noise batches of their own.
+says how much further it lies towards data than noise does (Fisher's discriminant with unit covariance). The means, the
+deviations and the z of noise to compare with come from separate noise batches.
 
-Under a secure sum the server has the K numbers of all silos' rows together, under the scheme "none" those of each silo.
-Noise has the column means and deviations of background rows, and their labels at random.
+Under a secure sum the server has the K numbers of all silos' rows together; under the scheme "none", those of each
+silo. Noise has the column means and deviations of background rows, and their labels at random.
 """
 
 from __future__ import annotations

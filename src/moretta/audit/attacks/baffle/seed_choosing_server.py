@@ -1,23 +1,22 @@
-"""What a server would gain that chose the seed of BAFFLE's directions, and whether this run's server did.
+"""What a server would gain by choosing the seed of BAFFLE's directions, and whether this run's server did.
 
 Feng et al. let the server send the seed. Whoever chooses it chooses the directions: along e_i, silos upload coordinate
-i of their gradient, along a head's bias their balance of classes. Where directions follow from the seed by a cipher a
-server cannot write them down, but it can try seeds, before it sends one. Of a target v of length 1 it learns
+i of their gradient; along a head's bias, their balance of classes. If directions follow from the seed by a cipher, a
+server cannot set them, but it can try seeds before it sends one. Of a target v of length 1 it learns
 
     S(seed) = 1/K sum_k (d_k . v)^2,        E S = 1 over seeds, deviation ~ sqrt(2 / K)
 
 times what it would learn with any seed, and the best of M seeds has S ~ 1 + sqrt(2 / K) sqrt(2 log M).
 
 Here all roles contribute to the seed, and each is committed before it sees another's contribution
-(`moretta.protocols.baffle.silo.seeds`). Two checks of the first round after that: the view shows all commitments before
-the first contribution, each contribution is the one committed to, and the seed follows from them; and S of the recorded
-seed has its place among M seeds drawn at random, u, which is uniform if nobody chose. There is one u in a run, so its
-interval is that of the share of all seeds that lie below the recorded one, counted in M of them; and beside it stands
-0.975, below which an agreed seed lies with 97.5 %. If the first check finds the commitments not in order, the server
-could choose whatever S says: that is a success of the attack, by rule and not by a draw.
+(`moretta.protocols.baffle.silo.seeds`). The attack makes two checks. First, the view shows all commitments before the
+first contribution, each contribution is the one committed to, and the seed follows from them. If not, the server could
+choose, and the attack succeeds whatever S is. Second, u is the share of M random seeds whose S lies below that of the
+recorded seed; u is uniform if nobody chose. A run has one u, so its interval is that of the share estimated from M
+seeds, and chance is 0.975, below which an agreed seed lies with 97.5 %.
 
 The target is the gradient of background rows at the first round's parameters: what the server would most like to see
-more of. A server may have had another one, of which this cannot tell.
+more of. The attack cannot detect a choice made for another target.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def attack(case: Case) -> Claim:
 
 
 def gain(directions: Directions, target: NDArray[np.float64]) -> float:
-    """Return S, what is learned of a target of length 1 against what is by any directions, on average."""
+    """Return S, what is learned of a target of length 1 relative to the average over directions."""
     total, zero = 0.0, np.zeros(directions.size)
     for together in directions.perturbed(zero, 1.0):
         total += float(np.square(together @ target).sum())
@@ -120,7 +119,7 @@ def gains(run: PublicRun, seen: Round, target: NDArray[np.float64], seeds: int) 
 def in_order(heard: Sequence[Heard]) -> bool:
     """Return whether all silos were committed before the server showed them commitments, and all kept to theirs.
 
-    Also the server's own commitment was shown, and its contribution is the one in it.
+    The server's own commitment must have been shown too, and its contribution be the one in it.
     """
     committed, shown, opened = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
     cohort: tuple[str, ...] = ()
@@ -182,7 +181,7 @@ def _target(case: Case, seen: Round) -> NDArray[np.float64]:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Return u, the part of seeds at random that show less of the target than the recorded one, or that it was open."""
+    """Return u, the share of random seeds that show less of the target than the recorded one; 1 if it could choose."""
     recorded, others = float(claim["recorded"]), claim["others"]
     below, best, count = int(np.sum(others < recorded)), float(others.max()), len(others)
     order, place = bool(claim["in_order"]), below / count

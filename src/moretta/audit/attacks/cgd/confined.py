@@ -1,7 +1,7 @@
 """What attacks on CGD read of the truth: D, confined models and their gradients, and the rows of a joint grid.
 
-With w_l(k) = w_l(1) + D(k), every member of a group holds D of the group's layers in its own state; `displacement` is
-that. Everything else here is for a participant's own part, or for scoring.
+With w_l(k) = w_l(1) + D(k), every member of a group holds D of the group's layers in its own state (`displacement`).
+Everything else here is for a participant's own part, or for scoring.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def stepped(truth: Truth, name: str, number: int) -> dict[str, Array]:
 
 
 def summed_silos(truth: Truth, name: str, number: int) -> tuple[str, ...]:
-    """Return who is in the sum that a participant stepped by in a round, as it was told; nobody where none was."""
+    """Return who is in the sum that a participant stepped by in a round, as it was sent; nobody if it did not step."""
     told = [one.message for one in truth.heard(name, number) if isinstance(one.message, Descend)]
     return told[-1].silos if told else ()
 
 
 def local(truth: Truth, name: str, number: int) -> Local:
-    """Return what a round's batch came to at the participant: the gradient at its confined model, and rows.
+    """Return the gradient of a round's batch at the participant's confined model, its loss and its number of rows.
 
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
@@ -182,7 +182,7 @@ class JointRow:
         return tuple(name for name in self.grid.rows[self.name] if name != self.head)
 
     def remote(self) -> list[str]:
-        """Return of the others' columns somebody each who holds them in another row, and so their D."""
+        """Return for each of the others' columns a participant of another row that holds them, and so their D."""
         found = []
         for name in self.others:
             same = [one for one in self.grid.parts.values() if one.columns == self.grid.parts[name].columns]
@@ -228,7 +228,7 @@ class JointRow:
         return joins[-1].fraction_bits
 
     def others_z(self, number: int) -> NDArray[np.float64]:
-        """Return what the head is left with of a round's `Join`: the sum of the others' parts, as the ring has it."""
+        """Return the sum of the others' parts in a round's `Join`, as the head has it, in the ring's precision."""
         bits, total = self.fraction_bits(number), len(self.grid.rows[self.name])
         words = [ROW_RING.encode("z", self.part_of_z(name, number), 1, bits, total, total) for name in self.others]
         return np.asarray(ROW_RING.decode(np.sum(words, axis=0, dtype=np.uint64), bits), dtype=np.float64)

@@ -2,17 +2,18 @@
 
 Derivation: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l(w_l(k)) over the others (`two_party_exposure`).
 Gradient inversion looks for rows whose gradient at known weights is that one; here the weights are secret. But w_l(k) -
-w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so that the attacker's own w_i(k) stands in for
-w_l(k): the nearer, the smaller delta is beside what all have moved by. One way needs no weights: of one row, each line
-of the first layer's gradient is the row times the same line of the bias's (`evidence.inversion`), so that no
+w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so the attacker's own w_i(k) stands in for w_l(k).
+It is the nearer, the smaller delta is beside what all have moved by. One way needs no weights: for one row, each line
+of the first layer's gradient is the row times the same line of the bias's gradient (`evidence.inversion`), so no
 confined start hides it.
 
-Rows found are paired with the true ones so that the error is least, which flatters: of many rows in few columns one is
-near by luck. So chance is what the same claim scores on as many rows that nobody trained on, what such rows score as a
-claim, or 0, the mean row's: the most of these. Rows of a round are found and paired together, so that rounds are the
-units; those that share rows are one, as luck with them is the same luck.
+Rows found are paired with the true ones so that the error is least. That flatters: of many rows in few columns one is
+near by luck. So chance is the largest of three: what the claim scores on as many rows that nobody trained on, what such
+rows score as a claim, and 0, the mean row's score. Rows of a round are found and paired together, so rounds are the
+units; rounds that share rows count as one.
 
-Labels are searched for as parts of classes, and so are found smoothed as well. CGD has no class weights and no noise.
+Labels are searched for as class probabilities, so smoothed labels are found as well. CGD has no class weights and no
+noise.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the true rows, each with the one that it goes with best, beside the mean row and rows of nobody."""
+    """Compare with the true rows, paired, beside the mean row and rows that nobody trained on."""
     misses, lucks, batches, rows = [], [], [], 0
     nobodys = np.concatenate([truth.others.x, truth.background.x])
     generator = np.random.Generator(np.random.PCG64(0))

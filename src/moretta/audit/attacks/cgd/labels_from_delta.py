@@ -130,9 +130,9 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 def _spread(pairs: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], float]) -> Interval:
     """Return an interval of 95 % by halves of the rows, which scatter about all of them as all do about the truth.
 
-    Not by drawing with replacement: a row drawn twice agrees with itself, which the index takes for agreement. Halves
-    of few rows, or of rows nearly all of one label, agree by luck (one row is always right): where the same clusters
-    dealt to rows anew do as well in more than 2.5 % of deals, it holds 0 too.
+    Rows are not drawn with replacement, as a row drawn twice agrees with itself. Halves of few rows, or of rows nearly
+    all of one label, agree by luck: where clusters dealt to rows at random do as well in more than 2.5 % of deals, the
+    interval holds 0 too.
     """
     generator, half, whole = np.random.default_rng(0), max(len(pairs) // 2, 1), statistic(pairs)
     found = [statistic(pairs[generator.permutation(len(pairs))[:half]]) for _ in range(DRAWS)]

@@ -2,8 +2,8 @@
 
 Derivation: w_l(k) = w_l(1) + D(k), and D says nothing of whose start it is added to. With w' = c + delta Rand'
 drawn about the public point c, w' + D(k) is as good a model as any participant's. But no eavesdropper has D: somebody
-has to give it away. A relay that is not blind can, as D follows from the sums that it reads, D(k+1) = D(k) - alpha_k
-sum n_l g_l / sum n_l. Where it is blind, a participant can. This says what is then known.
+has to give it away. A relay that is not blind can, as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k
+sum n_l g_l / sum n_l. If the relay is blind, a participant can. The attack measures what is then known.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _from_the_first(truth: Truth) -> list[int]:
 
 
 def attack(case: Case) -> Claim:
-    """Claim models, [starts, ...] by tensor, and "after": the round after which D is."""
+    """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is taken."""
     center = {name.removeprefix("center/"): value for name, value in case.arrays.items() if name.startswith("center/")}
     moved = {name.removeprefix("moved/"): value for name, value in case.arrays.items() if name.startswith("moved/")}
     if "server" in case.views:

@@ -1,13 +1,13 @@
-"""The head of a joint row of CGD, and who knows D of the other columns, work out the row's raw features.
+"""The head of a joint row of CGD, and participants that know D of the other columns, work out the row's raw features.
 
 Derivation: z_i(k) = sum_j X_ij W1_ij(k) and W1_ij(k) = W1_ij(1) + D1_j(k), so
 
     z_i(k) - z_i(k') = X_i (D1(k) - D1(k')):
 
-differences of z are linear in the features, and the secret starts have gone. H1 units give H1 equations a row and
-round, so that d unknown columns take ceil(d / H1) + 1 rounds. The head has z of its row; D1_j is held by all who hold
-columns j, so by members of another row. Rounding of z is noise against features of deviation about 1: hence a ridge,
-whose weight is that noise. docs/cgd.md has what the paper's bound t <= m - 2 says of it.
+differences of z are linear in the features, and the secret starts cancel. H1 units give H1 equations per row and round,
+so d unknown columns take ceil(d / H1) + 1 rounds. The head has z of its row. D1_j is held by all who hold columns j, so
+by members of another row. Rounding of z is noise against features of deviation about 1, hence a ridge with that noise
+for its weight. docs/cgd.md discusses the paper's bound t <= m - 2.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def solved(z: NDArray[np.float64], moved: NDArray[np.float64], noise: float) -> 
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
-    """Compare with the features, beside the mean row of who helps, who has such rows. The interval is over rows."""
+    """Compare with the features, beside the mean row of the helpers, who have such rows. The interval is over rows."""
     from moretta.audit.attacks.cgd import confined
 
     row = confined.JointRow.first(truth)

@@ -1,4 +1,4 @@
-"""A participant of CGD that fits a linear model takes X'X of all rows from how the sums change.
+"""A participant of CGD that fits a linear model works out X'X of all rows from how the sums change.
 
 Derivation: for y^ = X w with mse loss g_l(k) = X_l' (X_l w_l(k) - y_l) / n_l, and all move alike, w_l(k) = w_l(1) +
 D(k):
@@ -6,9 +6,9 @@ D(k):
     g(k) = sum_l n_l g_l(k) / N = A D(k) + constant,   A = X'X / N,   so   g(k') - g(k) = A (D(k') - D(k)),
 
 whatever the starts. D and g = (D(k) - D(k+1)) / alpha_k are each participant's own, so A follows as far as the steps
-reach new directions: with one output in as many sums as there are columns, with more outputs in fewer, and in floating
-point in more. Where the steps do not tell it from rounding, one's own X_i'X_i / n_i stands in: a ridge about that one.
-Table 2 of the paper has "Not applicable" here. With a bias, X has one more column, of ones.
+reach new directions. With one output that takes as many sums as there are columns, with more outputs fewer, and in
+floating point more. Where rounding hides A, the participant's own X_i'X_i / n_i stands in, by a ridge about it. Table 2
+of the paper has "Not applicable" here. With a bias, X has one more column, of ones.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def extended(x: Array, *, bias: bool) -> Matrix:
 
 
 def attack(case: Case) -> Claim:
-    """Claim A = X'X / N: what the sums say, and where they say little, what one's own rows say."""
+    """Claim A = X'X / N from the sums, and where they say little, from the participant's own rows."""
     steps = np.concatenate(list(np.diff(case.arrays["moved"], axis=0)))
     sums, own = case.arrays["sums"], case.arrays["own"]
     turned = np.concatenate(list(np.diff(sums, axis=0)))

@@ -1,8 +1,8 @@
 """A participant of CGD takes its own part off the sum: of two, what is left is the other's gradient.
 
 Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, so with D(k) - D(k+1) = alpha_k G / N a participant i has
-N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others: of two participants the other's, exactly, in
-each round. Of three it is a sum of two, which is taken here for that of one of them and misses.
+N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others: with two participants the other's, exactly, in
+each round. With three it is a sum of two, which is taken here for that of one of them and misses.
 """
 
 from __future__ import annotations

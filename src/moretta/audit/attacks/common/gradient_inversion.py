@@ -1,21 +1,21 @@
 """The server looks for the rows of one silo's batch in that silo's upload, or of all batches in their sum.
 
-`evidence.inversion` has the search: the parameters at which the upload was made are known, as the server sent
-them, and so is the size of the batch. Without a secure sum the upload is the gradient; of a masked one its words are
-taken for it, which is all that the server has of that silo alone. Where the server's own secret turns an upload in the
-clear into the true gradient (PBPFL), that is attacked, at the true parameters.
+`evidence.inversion` has the search: the parameters at which the upload was made are known, as the server sent them, and
+so is the size of the batch. Without a secure sum the upload is the gradient. With one, the masked words are taken for
+it, which is all that the server has of that silo alone. Under PBPFL the server's own secret turns an upload in the
+clear into the true gradient, which is attacked at the true parameters.
 
 Masks hide each upload and not the sum, which is the mean gradient of all silos' rows together: one batch, of more rows.
-It is searched likewise (`OF_SUM`); which silo a row is of is not found. What protects the rows is how many there are,
-not the masks: with few and small inputs beside many parameters there are more equations than unknowns.
+It is searched likewise (`OF_SUM`), without finding whose a row is. The number of rows protects them, not the masks:
+with few and small inputs beside many parameters there are more equations than unknowns.
 
-Labels of a batch are read off the head first (`attacks.common.labels_from_head`); where the search with them
-ends far from the gradient that was seen, another one looks for them too. Rows that are found are paired with the true
-ones so that the error is least. Chance is what a guess of the mean background row scores, 0, or what the claim scores
-on rows that nobody trained on, if that is more: pairing flatters.
+Labels of a batch are read off the head first (`attacks.common.labels_from_head`); where the search with them ends far
+from the gradient that was seen, a second search looks for labels too. Rows that are found are paired with the true ones
+so that the error is least. Chance is 0, the score of the mean background row, or what the claim scores on rows that
+nobody trained on if that is more, because pairing flatters.
 
-With dp-noise an upload is attacked as it is, noised and of rows with clipped gradients, as if it were the gradient of
-as many rows as a lot is expected to have; the scorer has the rows of the lot from the silo's own secret.
+With dp-noise an upload is attacked as it is, clipped and noised, as if it were the gradient of as many rows as a lot is
+expected to have. The scorer knows the lot from the silo's own secret.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def suited(run: PublicRun, silos: Sequence[str], number: int) -> bool:
 
 
 def _one_step(run: PublicRun, silo: str) -> bool:
-    """Return whether what a silo uploads follows from one gradient: with epochs of its own it is a difference."""
+    """Return whether an upload follows from one gradient; with local epochs it is a difference of several steps."""
     if not run.setting("local-epochs"):
         return True
     steps = int(run.setting("local-epochs")) * -(-run.rows[silo] // rows_of(run, silo, 1))
@@ -110,7 +110,7 @@ def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Give
 def attack(case: Case) -> Claim:
     """Claim x [rows, ...] and y [rows, outputs] of a silo's batch, and how near their gradient comes.
 
-    round, silos: of which it is, silos by number.
+    round, silos: where it was found, silos by number.
     """
     silo, number = case.run.silos[int(case.arrays["silos"][0])], int(case.arrays["round"])
     rows = rows_of(case.run, silo, number)
@@ -190,7 +190,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
-    """Return the finding of rows claimed against the true ones; where fewer are claimed the others are the mean row.
+    """Return the result of claimed rows against the true ones; rows that are not claimed count as the mean row.
 
     of: what they were found in, in words.
     """
@@ -301,7 +301,7 @@ def given_sum(truth: Truth) -> Given:
 def attack_sum(case: Case) -> Claim:
     """Claim x [rows, ...] and y [rows, outputs] of all batches together, and how near their gradient comes.
 
-    round, silos: of which it is, silos by number.
+    round, silos: where it was found, silos by number.
     """
     number = int(case.arrays["round"])
     if exposure(case.run).recovered:

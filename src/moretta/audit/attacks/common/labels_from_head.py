@@ -1,12 +1,12 @@
 """How many rows of each class were in a batch, from the gradient of the head.
 
-`evidence.heads` derives it: what the model says of such rows is taken from background rows, and what the head's
-gradient differs from that gives the counts. Under a secure sum they are counts of all batches in it together. Under
-PBPFL the server's key gives it the true gradient of what was uploaded, no less than FedSGD's.
+`evidence.heads` derives it: background rows say what the model outputs for such rows, and how the head's gradient
+differs from that gives the counts. Under a secure sum they are counts of all batches in it together. Under PBPFL the
+server's key gives it the true gradient of an upload, as FedSGD does.
 
-Chance is what the background's shares of classes score without a gradient: as counts of their own, or as what so many
-rows drawn by them come to on average, whichever is more. Batches that share more than half of their rows have nearly
-the same counts, and are one unit of the interval.
+Chance is what the background's shares of classes score without a gradient: taken as counts, or averaged over so many
+rows drawn by them, whichever is more. Batches that share more than half of their rows have nearly the same counts, and
+are one unit of the interval.
 """
 
 from __future__ import annotations

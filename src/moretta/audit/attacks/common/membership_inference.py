@@ -1,26 +1,26 @@
-"""Membership inference: whether a row was trained on, told from the model by a likelihood ratio over shadow models.
+"""Membership inference: whether a row was trained on, by a likelihood ratio over shadow models.
 
 LiRA (Carlini, Chien, Nasr, Song, Terzis, Tramer: "Membership Inference Attacks From First Principles", S&P 2022,
-Algorithm 1). For each candidate row the attacker, one of the silos, trains models on sets with it and without it, and
-has from them the distribution of the model's confidence phi in it both ways, Gaussian with means mu of each row's own
-and deviations s of all rows' (section VI-C, for few shadow models). For the model in its hands
+Algorithm 1). For each candidate row the attacker, one of the silos, trains models on sets with it and without it. They
+give the distribution of the model's confidence phi in the row both ways: Gaussian, with a mean mu for each row and one
+deviation s for all rows (section VI-C, for few shadow models). For the model in its hands
 
     score(row) = log N(phi; mu_in, s_in) - log N(phi; mu_out, s_out)
 
-Members are rows of another silo; others nobody trained on. They are as many of each label, or of each range of
-numbers: where silos differ in their labels, those alone would tell one silo's rows from anybody's.
+Members are rows of another silo; nobody trained on the others. Both have as many rows of each label, or of each range
+of numbers, as labels alone could otherwise tell one silo's rows from others.
 
 Shadow models come in pairs: a random half of the candidates and of the background rows, and the other half; the
 attacker's own rows, which the run trained on, are in all. Where the attacker saw the model of earlier rounds too, their
 likelihood ratios add up (`figures`).
 
-A silo has the model that is released at the end, and each round's where silos are sent the true one; or under CGD the
-displacement that all participants share, where the confined starts of others stay unknown. With dp-noise the models are
-seen all the same, and membership is what the noise bounds: shadow models are trained with as much.
+A silo has the released model, and each round's where silos are sent the true one. Under CGD it has the displacement
+that all participants share, while others' confined starts stay unknown. With dp-noise the models are seen all the same,
+and noise bounds what they say of membership; shadow models are trained with as much noise.
 
-Where silos train alone, the attacker is the server that they show their final models to, for the comparison. A model
-that few rows made tells more of each of them than one that all silos made together: this is what federation is compared
-with. Shadow models then train as one silo does, on halves of candidates and background rows, as the server has no rows.
+Where silos train alone, the attacker is the server that they show their final models to. This is what federation is
+compared with: a model of few rows tells more of each of them than one that all silos made together. Shadow models then
+train as one silo does, on halves of candidates and background rows, as the server has no rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fits(run: PublicRun) -> str:
 
 
 def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return x, y, and which are a silo's; in the order of a hash of the rows, which says nothing of that.
+    """Return x, y, and which are a silo's; ordered by a hash of the rows, which says nothing of membership.
 
     Both kinds have as many rows of each label. Raises `moretta.errors.ParameterError` where they share none.
     """

@@ -1,16 +1,15 @@
-"""The server and all silos but one take what they know out of the sum: what is left is the last silo's upload.
+"""The server and all silos but one subtract what they know from the sum: what is left is the last silo's upload.
 
-Derivation: the secure sum is M = sum_k N_k g_k / N over the rows N_k of each silo's batch, and is the server's to see.
-Who put their own g_k beside it have
+Derivation: the secure sum is M = sum_k N_k g_k / N over the rows N_k of each silo's batch, and the server sees it. With
+the g_k of the colluding silos it has
 
     g_v = (N M - sum_{k != v} N_k g_k) / N_v
 
-exactly, up to the ring's steps, whatever the masks: that follows from the sum itself, so no secure sum prevents it. The
+exactly, up to the ring's steps, whatever the masks. That follows from the sum itself, so no secure sum prevents it. The
 server works M out from its recorded messages; a silo computes its own g_k again from its rows and the model it was
-sent, with the dropout and the crops that it drew in that round. With one silo fewer on their side they have the
-weighted mean of two uploads, and that is all they have. Under PBPFL g is the gradient of the noisy loss at the noisy
-model, from which the server's key goes on to the true one; under cross-entropy a silo computes it from what the server
-answered it.
+sent, with the dropout and the crops that it drew in that round. With one silo fewer on their side they have only the
+weighted mean of two uploads. Under PBPFL g is the gradient of the noisy loss at the noisy model, from which the
+server's key goes on to the true one; under cross-entropy a silo computes it from what the server answered it.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ def given(truth: Truth) -> Given:
 
 
 def attack(case: Case) -> Claim:
-    """Claim the victim's gradient by round; and what those without one of the silos would take for it.
+    """Claim the victim's gradient by round, and what one colluding silo fewer would take for it.
 
-    others: [rounds], how many silos took theirs out.
+    others: [rounds], how many silos subtracted theirs.
     """
     run, victim = case.run, case.run.silos[int(case.arrays["victim"])]
     prefix = exposure(run).prefix
@@ -106,7 +105,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     return AttackResult(
         measure="1 - relative error of the gradient, median over rounds",
         score=float(recovered(middle["alone"])),
-        chance=float(recovered(middle["mean"])),  # of who takes the sum's mean for it, and needs nobody
+        chance=float(recovered(middle["mean"])),  # of taking the sum's mean for it, which needs no colluder
         interval=kept(of_errors(errors["alone"], errors["mean"])),
         sentence=sentence,
         figures={

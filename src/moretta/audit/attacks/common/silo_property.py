@@ -1,4 +1,4 @@
-"""A property of the other silos, the balance of their labels, from what the models of successive rounds moved by.
+"""A property of the other silos, the balance of their labels, from the steps between rounds' models.
 
 Property inference (Melis et al., S&P 2019), by way of the head's bias. Under plain gradient steps at the rate a, a
 silo sees W_t and W_{t+1} and so the mean gradient of all rows, g = (W_t - W_{t+1}) / a. It knows N_k, all silos' rows
@@ -6,25 +6,25 @@ in the round, and its own part. What is left are the others' rows, whose gradien
 
     g_others = (N g - N_own g_own) / (N - N_own) = mean over others' rows of (q - t),
 
-q the outputs under mse, their softmax under cross-entropy, and t the label's target: T, a column for each label. Of q
-over a label's rows the silo takes the mean over rows that it knows, Q. With s the labels' shares among the others
+where q are the outputs under mse, or their softmax under cross-entropy, and t is the label's target; T has a column for
+each label. For the mean of q over a label's rows the silo takes that over rows it knows, Q. With s the labels' shares
+among the others
 
     (Q - T) s = g_others,   sum s = 1,   s >= 0
 
-which over all rounds is least squares in as many unknowns as labels: those of the rows that the others used in these
-rounds, where each silo counts by its batch. Numeric targets, where t is one itself, have the
-mean of q over known rows, and their mean follows at once.
+is, over all rounds, a least-squares problem with an unknown for each label. s is of the rows that the others used in
+these rounds, so each silo counts by its batch. For numeric targets the mean of q over known rows gives the others' mean
+target at once.
 
-Compared is how far the shares are off, |s^ - s|_1 / 2, with what a silo guesses that has seen no model: that others are
-as itself, as the background rows, as both by halves, as what is left of all rows, taken to be as the background,
-without its own, or of each label as many. Chance is the best of these, which the silo does not know to be the best.
-The interval is over rounds, drawn again; as draws of draws lie further off than draws, it is moved to lie about the
-error that was found.
+The error |s^ - s|_1 / 2 is compared with guesses that need no model: the others are as the silo itself, as the
+background rows, as the mean of both, as the background less the silo's own rows, or have equal shares of each label.
+Chance is the best of these, though the silo cannot know which is best. The interval is a bootstrap over rounds, moved
+to lie about the error that was found, as resampling adds error.
 
-Under PBPFL a silo first works out the offset r that is on the head's rows and its bias (`gamma_least_squares` from its
-labels, `offset_from_softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs,
-whatever its scales. Under cross-entropy r is known up to a number common to all outputs, which moves no softmax, and
-which a gradient, whose entries sum to 0, shows.
+Under PBPFL a silo first works out the offset r on the head's rows and bias (`gamma_least_squares` from its labels,
+`offset_from_softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs, whatever its
+scales. Under cross-entropy r is known up to a number common to all outputs; it moves no softmax, and a gradient, whose
+entries sum to 0, shows it.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _guesses(
     *,
     counted: bool,
 ) -> dict[str, NDArray[np.float64]]:
-    """Return what the others may be taken for without any model, by words.
+    """Return guesses of the others' property that need no model, by their description.
 
     own, known: the property of such rows. flat: that of knowing nothing. rows, others: how many are own and others'.
     """

@@ -1,14 +1,14 @@
 """The canonical form of a network: the same for all networks that differ by PBPFL's scales and permutations alone.
 
-Which scales s a model has, and which entries are multiplied or divided by which, follows from its architecture and is
-public (`moretta.protocols.pbpfl.scales`); an attacker is given it, as an exported program cannot be solved. Of all
-networks R o W the canonical one is the smallest:
+A model's scales s, and which entries they multiply or divide, follow from its architecture and are public
+(`moretta.protocols.pbpfl.scales`). An attacker is given them, as an exported program cannot be solved. Of all networks
+R o W the canonical one is the smallest:
 
     minimise over x = log s:    |R(x) o W|^2 - 2 sum_k c_k x_k,
 
 with c_k = 0 for a scale by which some entries are multiplied and others divided, 1 or -1 where all are multiplied or
 all divided: the incoming weights of a channel then have the norm of its outgoing ones, or 1. This is convex; if W is
-replaced by R(x0) o W its minimiser moves by -x0, and R(x) o W stays. Channels are put in the order of another network
+replaced by R(x0) o W its minimiser moves by -x0, and R(x) o W stays. Channels are put in the order of another network's
 by the assignment of least squared distance, block by block, first by what no permutation of other blocks changes.
 
 The head's offset, one number to all entries of a row, would spoil the scales of its inputs: `trunk` leaves it out.
@@ -50,7 +50,7 @@ Named = Mapping[str, Real]
 def plan_of(truth: Truth) -> ScalePlan:
     """Return which scales and permutations a run's model has, as every silo can work it out from its own copy.
 
-    Raises `moretta.errors.ParameterError` where there is no telling.
+    Raises `moretta.errors.ParameterError` where the plan cannot be worked out.
     """
     import torch
 
@@ -234,7 +234,7 @@ def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
     for _ in range(SETTLED):
         before = moved.copy()
         for block in blocks:
-            # In the order found so far, that of other blocks is what each channel's entries stand in.
+            # Each channel's entries stand in the order that was found so far for the other blocks.
             nearest = _assigned(plan, block, ordered(plan, tensors, moved), like, still=False)
             moved[block.start : block.stop] = moved[nearest]
         if np.array_equal(before, moved):

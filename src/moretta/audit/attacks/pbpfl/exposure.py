@@ -31,7 +31,7 @@ ATTACKS = frozenset({
 def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Array]:
     """Return what the server recovers: by round and silo (of the sum: "sum") gradients, and the true model.
 
-    rounds: the silos whose uploads counted, by round; nothing is recovered of others. Gradients are computed from the
+    rounds: the silos whose uploads counted, by round; only theirs are recovered. Gradients are computed from the
     rows: recovery is exact but for rounding. ``present/ROUND`` has whether each of the run's silos counted.
     """
     run, arrays = truth.run, dict[str, Array]()
@@ -78,7 +78,7 @@ def without_offset(case: Case, silo: str) -> Models:
 
     A noisy model without r has the true bias and the true outputs, whatever its scales. r is that of
     `gamma_least_squares` from labels, of `offset_from_softmax` under cross-entropy; there it is known up to a number
-    common to all outputs, which moves no softmax.
+    common to all outputs, which changes no softmax.
     """
     from moretta.audit.attacks.pbpfl import gamma_least_squares, offset_from_softmax, softmax_from_sum
 

@@ -5,14 +5,14 @@ and r_a. The true outputs move little from one round to the next, so
 
     y^_n(t) - y^_n(t - 1)  ~  alpha_n(t) gamma(t) o r_a(t) - alpha_n(t - 1) gamma(t - 1) o r_a(t - 1)
 
-is, over all rows, outputs and consecutive rounds, a least-squares problem in m unknowns a round, which parts do not
-share. Keys are fresh every round, which is what tells its two terms apart. To begin with, the label stands in for y.
+is, over all rows, outputs and consecutive rounds, a least-squares problem with one unknown for each part and round.
+Keys are fresh every round, which separates its two terms. To begin with, the label stands in for y.
 
-How the true outputs move is not white noise: a step moves all rows of a class alike. So once gamma is about right, the
-rows' covariance of the motion is estimated from what is left, over rounds and outputs, and the fit is repeated with
-its inverse for weights (feasible generalised least squares, Aitken 1935): it then rests on the contrasts of rows in
-which the model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round; there
-are as many equations as rows, outputs and rounds.
+The true outputs do not move like white noise: a step moves all rows of a class alike. So once gamma is about right, the
+rows' covariance of the motion is estimated from the residuals, over rounds and outputs. The fit is repeated with its
+inverse for weights (feasible generalised least squares, Aitken 1935), so it rests on contrasts of rows in which the
+model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round, but there are
+equations of all rows, outputs and rounds.
 """
 
 from __future__ import annotations

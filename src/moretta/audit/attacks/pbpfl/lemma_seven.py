@@ -6,9 +6,9 @@ that it fits over rows and rounds (`gamma_least_squares`) from y^ of each record
 output.
 
 The chance beside it is the lemma's 1 / m, or the share of the most frequent predicted class where that is more; for
-m = 1, where the lemma names no figure, it is that share. One gamma decides for all rows of a round, so that rounds are
-the units, and no row is a try by itself. Under cross-entropy a silo has besides the softmax of its batch itself
-(`softmax_from_sum`), which is not used here.
+m = 1, where the lemma names no figure, it is that share. One gamma decides for all rows of a round, so rounds are the
+units and not rows. Under cross-entropy a silo also has the softmax of its batch (`softmax_from_sum`), which is not used
+here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `practical.md`, Definition 2 and Lemma 6: an adversary chooses W_0 and W_1, is given W^_b of one of them and is to guess
 b; the paper claims that no algorithm does better than a coin. But R > 0 changes no sign and no rank, and permutations
-only their order, so these tell most pairs apart:
+change only their order, so these invariants tell most pairs apart:
 
     signs      how many entries of each row and column are positive or negative, sorted
     rank       of each matrix, as diag(s) W diag(1 / s') has that of W
@@ -10,7 +10,7 @@ only their order, so these tell most pairs apart:
 
 The true model of a round is one of the two, and the other is a network drawn afresh with the same mean and deviation of
 every tensor, or the true one with some signs of one matrix flipped, or with one matrix of half its rank. They are given
-in the order of their hashes, which says nothing. Whichever invariant differs first decides. The head is left out.
+in the order of their hashes, which says nothing. The first invariant that differs decides. The head is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Numbers that lie on a lattice, seen through one multiplication and its rounding.
 
-W^ = round(R W) is a float of few bits, and so is W where it was drawn or kept as one. Divided by the true R, W^ lies
-within its rounding of a point of W's lattice; divided by another, anywhere between two points. Where that rounding is h
-at the most and points are d apart, it is that near to one by chance in a part min(1, 2 h / d) of cases, so that many
+W^ = round(R W) is a float of few bits, and so is W if it was drawn or kept as one. Divided by the true R, W^ lies
+within its rounding of a point of W's lattice; divided by another R, it lies anywhere between two points. If the
+rounding is at most h and points are d apart, it is that near by chance in a share min(1, 2 h / d) of cases, so many
 values tell the true factor from others. Three kinds of lattice are tried:
 
     fused, plain    what PyTorch's `uniform_` draws between -b and b in float32: 2 b k / 2^24 - b for whole k, rounded

@@ -1,17 +1,16 @@
 """A silo finds PBPFL's scales in the low bits of one noisy model: W lies on a lattice, and R W is rounded once.
 
-float32 weights, and before them initialisers with 24 random bits, leave few values for W; a wrong scale leaves W^ / R
-anywhere (`attacks.pbpfl.low_bits`). No label is needed, and no second round. It is a game, not a search: for each scale
-64 candidates within a percent of each other, of which one is true, so that the sizes of weights say nothing and their
-low bits decide. A search needs 2^24 candidates or so for the first weight of a row, and fewer for each further one.
+float32 weights, and initialisers with 24 random bits, leave few values for W; a wrong scale leaves W^ / R anywhere
+(`attacks.pbpfl.low_bits`). No label is needed, and no second round. It is a game, not a search: each scale has 64
+candidates within a percent of each other, one of them true, so the sizes of weights say nothing and their low bits
+decide. A search needs about 2^24 candidates for the first weight of a row, and fewer for each further one.
 
-Scales are taken from the input upwards, each with those below as they were found: R = s_i / s_j has two. The order of
-channels is not asked after; s_i is the scale of the channel in place i of the noisy model.
+Scales are taken from the input upwards, each with those below as they were found, as R = s_i / s_j has two. The order
+of channels is not attacked; s_i is the scale of the channel in place i of the noisy model.
 
-Against it the server holds W in float64 and sends fewer bits than that of R o W, and moves each tensor of the start by
-noise of a lattice's step (`moretta.protocols.common.first_weights`). What is left is no matter of low bits and is not
-measured
-here: rows of two rounds find each other by direction, and give the ratio of their scales.
+As a defence the server holds W in float64, sends R o W with fewer bits, and moves each tensor of the start by noise of
+a lattice's step (`moretta.protocols.common.first_weights`). Not measured here: rows of two rounds can be matched by
+direction, and give the ratio of their scales.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def guessed(plan: ScalePlan, noisy: Named, offered: Real) -> NDArray[np.int64]:
         most = max(counts.values())
         if not most:
             break
-        # The bias of a layer alone says little of its scale: those come first of which the most values can be judged.
+        # The bias of a layer alone says little of its scale, so scales with the most usable values come first.
         turn = [scale for scale in sorted(left) if 2 * counts[scale] >= most]
         for scale in turn:
             told = [one.evidence(offered[scale], factors, bits) for one in seen[scale]]

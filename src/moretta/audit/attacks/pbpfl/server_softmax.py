@@ -3,11 +3,11 @@
 Derivation: each silo sends z = y^ - max y^ and alpha of every row of its batch by itself, not through the secure sum
 (`practical.md`, Eq. 21). The server knows r, so softmax(z - alpha r) is the true softmax of the row; its largest entry
 is a guess of the label. alpha is the sum of the perturbed features s o h, and the server itself sent W^ = W / s + r,
-its columns in another order. With its own head W, b it has, for the penultimate features h of the row and a constant c,
+its columns permuted. With its own head W, b it has, for the penultimate features h of the row and a constant c,
 
     W h - c 1 = z - alpha r - b,     s . h = alpha (- 1 where the head has a bias),
 
-outputs + 1 equations in the inputs of the head + 1 unknowns: exact where the head has no more inputs than outputs; else
+which are outputs + 1 equations in inputs + 1 unknowns. They are exact if the head has no more inputs than outputs; else
 the solution of least norm is claimed, the projection of h on what the equations see.
 """
 

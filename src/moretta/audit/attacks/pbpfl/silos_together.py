@@ -1,8 +1,8 @@
 """All silos of PBPFL but one put their views and rows together, to fit the head's offset.
 
-In a round all silos see the same W^, so their rows are more equations in the same m unknowns; what is left after the
-fit has more rows' covariance to go by (`gamma_least_squares`). Two silos do not expose each other in this way: neither
-sees an upload or a sum. That needs the server (`moretta.audit.attacks`, collusion of server and silo).
+In a round all silos see the same W^, so their rows are more equations in the same m unknowns, and the covariance of
+what the fit leaves is over more rows (`gamma_least_squares`). Two silos do not expose each other in this way, as
+neither sees an upload or a sum. That needs the server (`moretta.audit.attacks.common.server_and_silos`).
 """
 
 from __future__ import annotations

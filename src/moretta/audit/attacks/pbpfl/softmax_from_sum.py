@@ -6,8 +6,8 @@ row and part s (`practical.md`, Eq. 22 and 23), so that p_i = y_i - xi_s y_i k_s
     sum_s xi_s (k_s sum_(i in I_s) y_i) = sum_i y_i - 1
 
 is one linear equation a row in the m secrets xi_s of the round, although delta is drawn anew for every row. A batch of
-m rows or more gives them, and with them p; of a smaller batch the solution of least norm is claimed. With
-``variant = "probabilities"`` there is nothing to solve: the silo is handed p.
+m rows or more gives them, and with them p; for a smaller batch the solution of least norm is claimed. With ``variant =
+"probabilities"`` there is nothing to solve: the silo is handed p.
 """
 
 from __future__ import annotations

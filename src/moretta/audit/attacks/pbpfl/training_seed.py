@@ -1,9 +1,9 @@
 """A silo that has the run file builds the true model of round 1: initial weights follow from its seed alone.
 
-`moretta.models.build` draws weights from the seed of the run file, which silos usually hold as well: it is needed to
-draw batches. By how much W(1) is moved from them follows from them (`moretta.protocols.common.first_weights`), so that
-W^(1) / W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients; a model
-that starts warm from a file that only the server has does not either.
+`moretta.models.catalogue.build` draws weights from the seed of the run file, which silos usually hold too, as they draw
+batches by it. How far W(1) is moved from them follows from them (`moretta.protocols.common.first_weights`), so W^(1) /
+W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients, nor does a warm start from a file
+that only the server has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A silo follows the model's steps below the head, although scales and channels are drawn afresh every round.
 
 W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`attacks.pbpfl.canonical`). One step moves a channel little
-against how far channels lie apart, so that those of two consecutive rounds find each other by the assignment of least
-squared distance. The difference is the step that the server took, in canonical form: the part of it that changes the
-function. The head is left out, as its rows hold an unknown offset.
+compared to the distance between channels, so the assignment of least squared distance matches those of two consecutive
+rounds. The difference is the server's step in canonical form: the part of it that changes the function. The head is
+left out, as its rows hold an unknown offset.
 
 Beside it stands what the plain difference of two noisy models shows of the step: under the run's keys, under fresh
 scales with channels in their places, and if the scales of a round had stayed for the next as well.
@@ -83,8 +83,8 @@ def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Na
 def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, Named]) -> tuple[float, float]:
     """Return the cosine of a claimed step with the true one, and with the true one's rows in random order.
 
-    claimed, true: as `step_of` returns them. All steps of one kind of data have something in common, such as the inputs
-    that they follow; with rows in random order that is left, and so it is what guessing scores.
+    claimed, true: as `step_of` returns them. All steps on one kind of data have something in common, such as the
+    inputs. With rows in random order only that is left, so it is what guessing scores.
     """
     from moretta.audit.attacks.pbpfl.canonical import cosine, order, ordered
 
