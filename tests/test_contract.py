@@ -579,7 +579,7 @@ def test_no_secret_is_written_shown_or_sent(
         for contributor in held.values():
             if hasattr(contributor, "_keys"):
                 seeds += contributor._keys.agreed[0].seeds.values()
-        if keyring := getattr(client, "_keyring", None):
+        if keyring := getattr(client, "_group_keys", None):
             seeds += [*keyring._set_up.agreed[0].seeds.values(), *keyring._keys.values()]
         if EACH[name].own_root:
             own[silo] = client.state()[EACH[name].own_root]

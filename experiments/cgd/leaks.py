@@ -80,7 +80,7 @@ class Participant:
         match message:
             case Join():
                 words = np.array(message.words, order="C")
-                add_masks([words], me._keyring.row_masks(now, me._others(), words.shape, message.fraction_bits))
+                add_masks([words], me._group_keys.row_masks(now, me._others(), words.shape, message.fraction_bits))
                 self.others_z[now.round] = self._in_order(ROW_RING.decode(words, message.fraction_bits), now.round)
                 self._keep_delta(reply.sealed, now)
             case Backward():
@@ -96,7 +96,7 @@ class Participant:
 
     def _keep_delta(self, sealed: NDArray[np.uint8], now: Stamp) -> None:
         me = self.client
-        content = me._keyring.open(now, "delta", str(me._position.head), sealed)
+        content = me._group_keys.open(now, "delta", str(me._position.head), sealed)
         delta = np.frombuffer(content, me._rows.x.numpy().dtype).reshape(len(me._rows.x), -1)
         self.deltas[now.round] = self._in_order(delta, now.round)
 

@@ -107,7 +107,8 @@ def test_it_scores_what_it_holds_back_as_on_one_machine(machines: Callable[..., 
         add(many.folder / name / "silo.toml", "[data]\n", "[data]\ntest-fraction = 0.25\n")
     whole = many.on_one_machine(tmp_path / "one")
     held = [told._holding_back(silo, 0.25) for silo in whole.silos]
-    alone = replace(whole, silos=held, score_at_silos=True).train(many.rounds, 7)
+    spec = replace(whole.spec, score_at_silos=True)
+    alone = Federation.of(spec, whole.model, held, test=whole.test, out=whole.out).train(many.rounds, 7)
     many.start()
     together = many.serve(tmp_path / "many")
     assert together.record["test"]["silos"] == alone.record["test"]["silos"]

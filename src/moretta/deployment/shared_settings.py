@@ -58,9 +58,9 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     drawn = not entry_of(run_file.protocol).seeded_start and run_file.protocol.warm_start is None
     secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
     seed = secrets.randbits(63) if secret else run_file.run.seed
-    silos = silos_of(run_file)
+    silos, model = silos_of(run_file), _model(run_file, seed)
     spec = _specification(run_file, device="cpu")
-    return Federation.of(spec, _model(run_file, seed), silos, test=_test_rows(run_file), out=out)
+    return Federation.of(spec, model, silos, test=_test_rows(run_file), out=out)
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
@@ -75,13 +75,13 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     aggregation = aggregation_at(run_file, site)
     check_code(run_file.model.source, site.silo.models)
     silos, names = silos_at(run_file, site)
+    model = build_within(site.limits.parameters, lambda: _model(run_file, run_file.run.seed))
     spec = _specification(
         run_file,
         aggregation=aggregation,
         device=site.limits.device,
         insecure_secret_seed=site.silo.insecure_secret_seed,
     )
-    model = build_within(site.limits.parameters, lambda: _model(run_file, run_file.run.seed))
     return Federation.of(spec, model, silos, feature_names=names)
 
 

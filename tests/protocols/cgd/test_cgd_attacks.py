@@ -77,7 +77,7 @@ def of(protocol: CGD, rounds: int) -> Roles:
 
 def corrupted(outsider: Client) -> GroupKeys:
     """The keys of a participant that takes itself for a member of the victim's groups."""
-    honest = outsider._keyring
+    honest = outsider._group_keys
     true = honest.membership
     lies = dict.fromkeys(GROUPS, (OUTSIDER, VICTIM))
     return GroupKeys(OUTSIDER, honest._set_up, Membership(true.grid, {**true.groups, **lies}), None, 0)
@@ -90,7 +90,7 @@ def corrupted(outsider: Client) -> GroupKeys:
 def test_an_outsider_is_drawn_no_key(after_three: dict[str, Client], group: str) -> None:
     """The relay asks a member for a key for the outsider too."""
     stamp = at(SETUP, group)
-    members = after_three[VICTIM]._keyring.membership.groups[group]
+    members = after_three[VICTIM]._group_keys.membership.groups[group]
     maker = after_three[members[0]]
     for wanted in ((members[0], OUTSIDER), (*members, OUTSIDER), (OUTSIDER, *members)):
         with pytest.raises(PeerError, match="its members of the grid"):
@@ -100,15 +100,15 @@ def test_an_outsider_is_drawn_no_key(after_three: dict[str, Client], group: str)
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_key_is_taken_that_an_outsider_drew(after_three: dict[str, Client], group: str) -> None:
     """The relay hands the victim a key that the outsider made, under which it would seal D and blind its sums."""
-    before = after_three[VICTIM]._keyring.key(group)
+    before = after_three[VICTIM]._group_keys.key(group)
     forged = corrupted(after_three[OUTSIDER]).draw(at(SETUP, group), (OUTSIDER, VICTIM))[VICTIM]
     with pytest.raises(PeerError, match=r"expected `silo-0-.` to draw the key"):
         after_three[VICTIM].answer(TakeKey(stamp=at(SETUP, group), maker=OUTSIDER, sealed=forged))
-    assert after_three[VICTIM]._keyring.key(group) == before
+    assert after_three[VICTIM]._group_keys.key(group) == before
 
 
 def test_a_member_that_is_not_the_first_draws_no_key(after_three: dict[str, Client]) -> None:
-    members = after_three[MEMBER]._keyring.membership.groups["columns-2"]
+    members = after_three[MEMBER]._group_keys.membership.groups["columns-2"]
     with pytest.raises(PeerError, match="expected `silo-0-1` to draw"):
         after_three[MEMBER].answer(DrawKey(stamp=at(SETUP, "columns-2"), members=tuple(members)))
 
@@ -117,7 +117,7 @@ def test_a_member_that_is_not_the_first_draws_no_key(after_three: dict[str, Clie
 @example([VICTIM, MEMBER, "silo-2-1"], "columns-2")
 def test_a_key_is_for_the_grids_members_in_order_and_for_nobody_else(members: list[str], group: str) -> None:
     for name, client in READY.items():
-        expected = tuple(client._keyring.membership.groups[group])
+        expected = tuple(client._group_keys.membership.groups[group])
         try:
             answer = client.answer(DrawKey(stamp=at(SETUP, group), members=tuple(members)))
         except PeerError:
@@ -138,7 +138,7 @@ def test_strangers_agree_on_no_seeds(after_three: dict[str, Client]) -> None:
 
 
 def test_keys_are_of_the_set_up_and_of_no_other_time(after_three: dict[str, Client]) -> None:
-    members = tuple(after_three[VICTIM]._keyring.membership.groups["columns-2"])
+    members = tuple(after_three[VICTIM]._group_keys.membership.groups["columns-2"])
     for stamp in (NEXT, dataclasses.replace(SETUP, attempt=1), Stamp("other", 1, 0)):
         with pytest.raises(PeerError, match="expected a key of the set-up"):
             after_three[VICTIM].answer(DrawKey(stamp=at(stamp, "columns-2"), members=members))
@@ -150,7 +150,7 @@ def test_keys_are_of_the_set_up_and_of_no_other_time(after_three: dict[str, Clie
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_second_draw_gives_the_same_bytes(after_three: dict[str, Client], group: str) -> None:
     """Two keys under one nonce: the difference of what was sealed was that of the keys."""
-    members = tuple(after_three[VICTIM]._keyring.membership.groups[group])
+    members = tuple(after_three[VICTIM]._group_keys.membership.groups[group])
     ask = DrawKey(stamp=at(SETUP, group), members=members)
     first, second = (after_three[members[0]].answer(ask) for _ in range(2))
     assert isinstance(first, GroupKey)
@@ -160,19 +160,19 @@ def test_a_second_draw_gives_the_same_bytes(after_three: dict[str, Client], grou
 
 def test_a_second_key_of_a_set_up_is_not_taken(after_three: dict[str, Client]) -> None:
     """Not by a first member that is on the relay's side either."""
-    first = after_three[VICTIM]._keyring
+    first = after_three[VICTIM]._group_keys
     again = GroupKeys(VICTIM, first._set_up, first.membership, None, 0)
     members, stamp = first.membership.groups["columns-2"], at(SETUP, "columns-2")
     other = again.draw(stamp, members)[MEMBER]
     taken = after_three[MEMBER].answer(TakeKey(stamp=stamp, maker=VICTIM, sealed=other))
     assert isinstance(taken, KeyTaken)
     assert not taken.opened
-    assert after_three[MEMBER]._keyring.key("columns-2") == first.key("columns-2")
+    assert after_three[MEMBER]._group_keys.key("columns-2") == first.key("columns-2")
 
 
 @given(st.binary(min_size=32, max_size=64), st.binary(min_size=32, max_size=64))
 def test_two_contents_under_one_stamp_share_no_keystream(one: bytes, other: bytes) -> None:
-    keyring, stamp = READY[VICTIM]._keyring, at(NEXT, "columns-2")
+    keyring, stamp = READY[VICTIM]._group_keys, at(NEXT, "columns-2")
     sealed = [keyring.seal(stamp, "delta", VICTIM, content).tobytes() for content in (one, other)]
     if one == other:
         assert sealed[0] == sealed[1]
@@ -193,7 +193,7 @@ def forged(member: Client, stamp: Stamp, steps: int, columns: int = 2) -> CatchU
     """D that a relay with a member of the victim's columns chooses: it moves one unit of the first layer a column."""
     chosen = member.displacement[FIRST].copy()
     chosen[:columns, :columns] += SCALE * np.eye(columns)
-    sealed = member._keyring.seal(stamp, _displacement_after(steps), MEMBER, chosen.tobytes())
+    sealed = member._group_keys.seal(stamp, _displacement_after(steps), MEMBER, chosen.tobytes())
     return CatchUp(stamp=stamp, maker=MEMBER, sealed=sealed, steps=steps)
 
 
@@ -312,7 +312,7 @@ def test_a_head_takes_one_z_a_take(fresh: dict[str, Client], attempt: int) -> No
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_holder_takes_one_delta_a_take(fresh: dict[str, Client], attempt: int) -> None:
-    row, victim, head = at(NEXT, "row=row-0"), fresh[VICTIM], fresh[HEAD]._keyring
+    row, victim, head = at(NEXT, "row=row-0"), fresh[VICTIM], fresh[HEAD]._group_keys
     z = victim.answer(Forward(stamp=row, fraction_bits=BITS)).words  # type: ignore[attr-defined]
     deltas = [np.full(z.shape, value).tobytes() for value in (1.0, 2.0)]
     victim.answer(Backward(stamp=row, sealed=head.seal(row, "delta", HEAD, deltas[0])))
@@ -336,10 +336,10 @@ def test_a_head_plays_no_other_of_its_row(after_three: dict[str, Client]) -> Non
 
 
 def test_of_different_grids_no_key_opens_and_no_masks_cancel(after_three: dict[str, Client]) -> None:
-    true, stamp = after_three[VICTIM]._keyring, at(SETUP, "columns-2")
+    true, stamp = after_three[VICTIM]._group_keys, at(SETUP, "columns-2")
     members = true.membership.groups["columns-2"]
     other = GroupKeys(
-        MEMBER, after_three[MEMBER]._keyring._set_up, Membership(bytes(32), true.membership.groups), None, 0
+        MEMBER, after_three[MEMBER]._group_keys._set_up, Membership(bytes(32), true.membership.groups), None, 0
     )
     assert not other.take(stamp, VICTIM, true.draw(stamp, members)[MEMBER])
     masks = true.row_masks(stamp, [MEMBER], (2, 2), BITS), other.row_masks(stamp, [VICTIM], (2, 2), BITS)

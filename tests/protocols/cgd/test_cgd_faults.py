@@ -345,7 +345,7 @@ def test_garbage_of_one_of_three_holders() -> None:
 @pytest.mark.parametrize("what", ["short", "infinite"])
 def test_a_delta_that_was_sealed_wrongly_costs_the_round_only(what: str) -> None:
     def wrap(players: Roles) -> None:
-        keyring = participants(players)["silo-0-0"]._keyring
+        keyring = participants(players)["silo-0-0"]._group_keys
         seal = keyring.seal
 
         def sealing(stamp: Any, name: str, maker: str, content: bytes) -> Any:

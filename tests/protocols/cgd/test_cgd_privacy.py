@@ -76,7 +76,7 @@ class Truth:
 
             contributor.read = reading
         if client.runs_jointly:
-            keyring = client._keyring
+            keyring = client._group_keys
             seal = keyring.seal
 
             def sealing(stamp: Any, what: str, maker: str, content: bytes) -> Any:
@@ -264,13 +264,13 @@ def test_a_row_keeps_its_delta_from_other_rows(tmp_path: Path, monkeypatch: pyte
     for silo, ask in backs:
         row = f"row-{silo[5]}"
         head = found.players.server._grid.heads[row]  # type: ignore[attr-defined]
-        assert len(clients[silo]._keyring.open(ask.stamp, "delta", head, ask.sealed)) == ask.sealed.size - 28
+        assert len(clients[silo]._group_keys.open(ask.stamp, "delta", head, ask.sealed)) == ask.sealed.size - 28
         other = next(name for name in clients if name[5] != silo[5])
         with pytest.raises(MorettaError, match=r"no key yet|is not as"):
-            clients[other]._keyring.open(ask.stamp, "delta", head, ask.sealed)
+            clients[other]._group_keys.open(ask.stamp, "delta", head, ask.sealed)
         later = dataclasses.replace(ask.stamp, round=ask.stamp.round + 1)
         with pytest.raises(PeerError, match="is not as"):
-            clients[silo]._keyring.open(later, "delta", head, ask.sealed)
+            clients[silo]._group_keys.open(later, "delta", head, ask.sealed)
     assert len({ask.sealed.tobytes() for _, ask in backs}) == 4 * ROUNDS
 
 
@@ -285,10 +285,10 @@ def test_secrets_are_in_no_representation_and_no_log(tmp_path: Path, caplog: pyt
     said = [(tmp_path / "run" / "log.txt").read_text(), caplog.text, repr(found.result), repr(found.players.server)]
     assert "silo-0-1" in said[0]
     for client in clients.values():
-        secrets += [client.state()["root"], *client._keyring._keys.values()]
-        agreement, _ = client._keyring._set_up.agreed
+        secrets += [client.state()["root"], *client._group_keys._keys.values()]
+        agreement, _ = client._group_keys._set_up.agreed
         secrets += list(agreement.seeds.values())
-        said += [repr(client), repr(client._keyring), repr(client._root), repr(agreement)]
+        said += [repr(client), repr(client._group_keys), repr(client._root), repr(agreement)]
         said += [repr(contributor) for contributor in client._contributors.values()]
     said += [repr(message) for _, ask, answer in seen.messages for message in (ask, answer)]
     for secret in secrets:
