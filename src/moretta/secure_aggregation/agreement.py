@@ -6,15 +6,14 @@
       PeerKeys(all adverts)     -->       checks them; one shared secret with every neighbour
                                 <--     KeysAccepted(cohort digest)
 
-So it is in a complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph_seed`).
+This is the complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph_seed`).
 
-Keys are fresh at each set-up, come from the operating system, live in memory only, and never follow from a role's
-root: a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
+Keys come from the operating system, are fresh at each set-up, live in memory only, and never follow from a role's root:
+a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
 
-With a roster every advert is signed by its silo's long-lived key (`moretta.secure_aggregation.identity`) together with
-the roster's digest, run id, set-up and name. A server that puts a key of its own in a silo's place, brings an old
-advert, or shows silos different rosters is refused by each silo that it tries this on, which names whose advert it was.
-Without one, silos trust what they are relayed.
+With a roster each silo signs its advert by its long-lived key (`moretta.secure_aggregation.identity`), together with
+the roster's digest, run id, set-up and name. Silos refuse a server's own key in another's place, an old advert, or
+another roster, and name whose advert it was. Without a roster silos trust the keys that they are sent.
 """
 
 from __future__ import annotations

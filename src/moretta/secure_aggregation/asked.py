@@ -1,13 +1,13 @@
-"""What a silo was asked when it uploaded: a digest that all silos of a sum must have alike.
+"""What a silo was asked when it uploaded: a digest that must be the same for all silos of a sum.
 
-SHA-256 goes over the message that asked, as it was decoded, without its stamp and without the fields that are the
-addressee's own (`Message.OWN`), and over what was agreed on before: at the set-up, under cross-entropy in the message
-before it. It is part of every mask's label, so that uploads to different questions do not add up; it travels beside
-the upload, so that a difference is named before anything is opened; and it stands, in the label, under the survivors'
-signatures. One question that is crafted for all silos alike is not found by it.
+It is SHA-256 over the message that asked, as decoded, without its stamp and the addressee's own fields (`Message.OWN`),
+and over what was agreed before: at the set-up, or under cross-entropy in the message before it. The digest is used
+three times. In every mask's label, it keeps uploads to different questions from adding up. Beside the upload, it names
+a difference before anything is opened. In the label, it stands under the survivors' signatures. It does not find one
+question that is crafted for all silos alike.
 
-How the answer is encoded is part of it: of sums of the same numbers, rounded to steps of a server's choice, single ones
-could be told. So an encoding follows from how many silos play a round, and not from how many are there.
+The answer's encoding is part of it. If the server chose the rounding steps, sums of the same numbers under different
+steps could reveal single ones. So the encoding follows from how many silos play a round, not from how many are present.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A cohort: who agreed on keys with whom, and how many must be left for a sum to be revealed.
 
-Everybody computes it from the same public keys and the same rules, so nobody has to be told, and its digest is part
-of every mask's label: with another graph, threshold or key there is no common mask.
+All roles compute it from the same public keys and rules, so it need not be sent. Its digest is part of every mask's
+label: with another graph, threshold or key there is no common mask.
 """
 
 from __future__ import annotations

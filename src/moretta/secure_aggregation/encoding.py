@@ -2,11 +2,11 @@
 
 `moretta.secure_aggregation.ring` has the numbers.
 
-**What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements, and any weight. Fraction
-bits leave the ring just enough room that no sum reads as more than twice all silos at their limit. Within that, what
-silos that follow the protocol cannot come to is clipped to what they can, and the log says so: a total weight to 1 a
-silo to W, a mean to the range that each silo's own entries have. So a silo neither ends a run by an impossible weight
-nor makes means large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
+**What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements and any weight. The fraction
+bits leave just enough room that no sum reads as more than twice all silos at their limit. Within that, a result that
+honest silos cannot reach is clipped to what they can, and the log says so: the total weight to between 1 a silo and W,
+a mean to the range of each silo's own entries. So one silo can neither end a run by an impossible weight nor make means
+large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
 """
 
 from __future__ import annotations

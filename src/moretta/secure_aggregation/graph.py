@@ -1,30 +1,30 @@
-"""Who shares masks with whom: everybody with everybody, or each silo with k neighbours (k-regular).
+"""Who shares masks with whom: all silos with each other, or each silo with k neighbours (a k-regular graph).
 
 **Theory** (Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure Single-Server Aggregation with (Poly)Logarithmic
 Overhead", CCS 2020). n silos stand on a ring in random order; neighbours are at most k/2 steps apart (Harary's graph).
 A silo's self-mask is shared among its m = k + 1 *members*, itself and its neighbours (all n in a complete graph), and
-any t of them give it back. C silos may be corrupt and collude with the server, D may drop out. As the order is random,
-corrupt or dropped members are counted by the hypergeometric law. `plan` takes k and t for which these chances, over
-all silos, are small:
+any t of them can restore it. C silos may be corrupt and collude with the server, D may drop out. As the order is
+random, corrupt or dropped members follow the hypergeometric law. `plan` takes k and t that keep these chances small
+over all silos:
 
-    both   2^-40  a server that tells silos different survivors gets all masks of one silo, and so its upload, although
-                  a roster has them signed by all who are in. An honest member gives its share of it or
-                  the mask between them, never both; the silo itself gives masks with at most m - t members, as it
-                  insists on t survivors. So c corrupt members are enough only where t <= (m - t) + c.
-    split  2^-40  it gets the sum of a part of the honest survivors. A part is apart only where k/2 places on either
-                  side of it have no honest survivor. Its outermost silo then has k/2 + 1 members that may be honest,
-                  so t - 1 - k/2 corrupt ones or more must be among those places: twice, on disjoint arcs.
-    retry  2^-20  more than m - t members drop out, so that a self-mask stays. Less strict because no secret is lost
-                  by it, only a round, which is tried again.
+    both   2^-40  a server that sends silos different survivors gets all masks of one silo, and so its upload, although
+                  with a roster all survivors sign. An honest member gives its share of the self-mask or the mask
+                  between them, never both. The silo itself gives masks with at most m - t members, as it insists on
+                  t survivors. So c corrupt members are enough only where t <= (m - t) + c.
+    split  2^-40  the server gets the sum of a part of the honest survivors. A part is separate only where k/2 places
+                  on either side of it have no honest survivor. Its outermost silo then has at most k/2 + 1 honest
+                  members, so at least t - 1 - k/2 corrupt ones must be among those places: twice, on disjoint arcs.
+    retry  2^-20  more than m - t members drop out, so that a self-mask stays. It is less strict because no secret is
+                  lost, only a round, which is tried again.
 
 A sum over n silos bounds `both` and `retry`; `split` is below C(n, 2) P[one arc]^2, as counts on disjoint arcs of a
 random permutation are negatively associated (Joag-Dev and Proschan 1983). From `both`, t > m / 2: of two disjoint sets
 of members at most one reaches t.
 
-Differs from the paper: there, that who drops out is random bounds `split`. Here t does, also against a server that
-sees the graph and chooses who is said to be lost; k grows for it, by a tenth at 1000 silos, a third at 100. It takes
-that all silos that answer were told the same survivors. That corrupt silos stand at random places is taken by all
-three: see `neighbourhoods` for why it is so, and what set-ups that are begun anew do to it.
+Differs from the paper: there, `split` is bounded because dropouts are random. Here t bounds it, also against a server
+that sees the graph and chooses who is said to be lost; k grows for it, by a tenth at 1000 silos, a third at 100. It
+assumes that all silos that answer were sent the same survivors. All three assume that corrupt silos stand at random
+places: `neighbourhoods` says why they do, and what set-ups that are begun anew change.
 """
 
 from __future__ import annotations

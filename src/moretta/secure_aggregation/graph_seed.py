@@ -1,4 +1,4 @@
-"""Where not everybody is everybody's neighbour: the graph follows from parts that silos commit to before they see keys.
+"""In a sparse graph: the graph follows from random parts that silos commit to before they see keys.
 
     server                                     silo k
       AdvertiseCommitted             -->         fresh key pair, and 32 random bytes s_k
@@ -8,17 +8,18 @@
       GraphParts(all s_j)            -->         checks each against its H(s_j); seeds with its neighbours
                                      <--       KeysAccepted(cohort digest)
 
-The graph follows from the cohort's digest, which is of all names, keys and parts (`moretta.secure_aggregation.cohort`).
-When silo k shows its part, the keys and commitments of its cohort are fixed, and the part was random and known to
-nobody. So whoever speaks last, server or silo, has nothing left to choose: what comes of it is as a fair draw.
+The graph follows from the cohort's digest, which covers all names, keys and parts
+(`moretta.secure_aggregation.cohort`). When silo k shows its part, the keys and commitments of its cohort are fixed, and
+the part was random and known to nobody. So whoever speaks last, server or silo, can choose nothing: the graph is a fair
+draw.
 
-Whoever does not like the graph can still have the set-up fail, by vanishing, and another one begin: another draw. It
-takes a set-up of all honest silos, which their logs show, as each shows one part at a stamp, and with a roster the
-others' adverts are signed for that stamp. Keys drawn anew until the graph suits took nobody's help. Without a roster
-keys are taken on trust, and a server that makes up silos needs no graph to read an upload.
+A party that does not like the graph can still vanish, so that the set-up fails and another one begins: another draw.
+But each draw takes a set-up of all honest silos. Their logs show it, as each silo shows one part at a stamp, and with a
+roster the others' adverts are signed for that stamp. Redrawing keys alone would have taken nobody's help. Without a
+roster keys are taken on trust, and a server that makes up silos needs no graph to read an upload.
 
-Differs from the paper, where the server draws the graph, and in the version against an active server each silo draws
-neighbours of its own once all have committed to their keys. Here all know one graph, which every mask is bound to.
+Differs from the paper: there, the server draws the graph, or, against an active server, each silo draws neighbours of
+its own once all have committed to their keys. Here all know one graph, which every mask is bound to.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Masks: keystreams that are added to uploads in the ring, and what their labels are bound to.
+"""Masks: keystreams that are added to uploads in the ring, and the labels that they are bound to.
 
 An upload is masked in one pass over its weight and then its tensors in the order of their names, by one stream of
-AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to what the sum is about, its
-`Label`: run, round, attempt, take, the cohort's digest (names, keys and graph), and what is summed: the names, shapes
-and encoding of all tensors, and the digest of what was asked (`moretta.secure_aggregation.asked`). A server that asks
-one silo for another encoding than the rest, so that theirs round to nothing beside its own, or sends it another model,
-gets masks that do not cancel.
+AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to the sum's `Label`: run,
+round, attempt, take, the cohort's digest (names, keys and graph), the names, shapes and encoding of all tensors, and
+the digest of what was asked (`moretta.secure_aggregation.asked`). A server might ask one silo for another encoding, so
+that the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
 """
 
 from __future__ import annotations

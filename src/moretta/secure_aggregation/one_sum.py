@@ -1,43 +1,43 @@
 """One sum of a round: what a silo has helped to open, and what it answers to any other sum of the same uploads.
 
-**Why.** Two sums of the same uploads over different silos are subtracted, and the difference is a silo's own. A round
-may be asked for again: by a server that was killed and goes on from a checkpoint, by one that repeats what failed, or
-by one that wants to subtract. A silo cannot tell them apart, so it treats them alike: of the uploads of one round and
-take it helps to open one sum, over one set S of survivors, once in its life.
+**Why.** Two sums of the same uploads over different silos can be subtracted, and the difference is a silo's own
+numbers. A server may ask for a round again because it was killed and resumes from a checkpoint, because it repeats what
+failed, or because it wants to subtract. A silo cannot tell these apart, so it treats them alike: of the uploads of one
+round and take it helps to open one sum, over one set S of survivors, once in its life.
 
-**What a silo keeps** of each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
-asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether shares were given. What is
-summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. What
-a silo answers of a round before it uploads (cross-entropy under PBPFL) is kept likewise, without an S: in a take it
-answers one question. Where the run is a CGD group's, the group is in its id.
+**What a silo keeps** for each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
+asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether it gave shares. What is
+summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. The
+silo also keeps what it answers before it uploads (cross-entropy under PBPFL), without an S: in a take it answers one
+question. In a run of a CGD group, the run id has the group's name in it.
 
 **States** of one such sum:
 
-    FREE     nothing of it was helped to open
-    BOUND    the silo has said who is in it: with a roster by its signature of S, without by giving shares
-    GIVEN    shares may have left
+    FREE     the silo has helped to open nothing of it
+    BOUND    the silo has said who is in it: with a roster by its signature of S, without one by giving shares
+    GIVEN    shares may have been sent
 
-**What is asked** is, against what was kept, of a LOWER take, the SAME (take, digest and, where it is known, S), of the
-same take and OTHER than that, or of a HIGHER take. Of whole rows (a batch of more than half of them, local epochs) all
-takes have the same rows, so any further take is OTHER too; and what is summed once a run (statistics, scores) is the
-SAME over the same S alone.
+**What is asked** relates in one of four ways to what was kept: a LOWER take; the SAME take, digest and (once known) S;
+the same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
+epochs), all takes have the same rows, so any further take is OTHER too. What is summed once a run (statistics, scores)
+is the SAME over the same S alone.
 
-`TABLE` has all moves. What is not in it raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
-the server goes on to the take that the silo names, with other rows, or for whole rows asks S again for what it asked.
+`TABLE` has all moves. Any other move raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
+the server goes on to the take that the silo names, with other rows, or where all rows are used repeats its ask to S.
 
     event   the silo is about to
-    ASKED   compute an upload, of which nobody knows yet who survives it
+    ASKED   compute an upload; its survivors are not known yet
     BINDS   say who is in the sum
     GIVES   give shares, which says so too
 
-**On disk.** A line is written, and not only buffered, before what it says leaves the silo, so that a killed process
-forgets nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves
-`AHEAD` rounds: after a loss of power those that were reserved and of which nothing is known count as spent.
+**On disk.** A line is written, and not only buffered, before what it says leaves the silo, so a killed process forgets
+nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves `AHEAD` rounds:
+after a loss of power, reserved rounds of which nothing is known count as spent.
 
-**What this does not stop.** Round number and model are the server's own words. One that sends nearly the same model
-under two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no set
-from which one that it helped before differs by 1 to m - 1 silos on either side, in any round of any run. So does noise
-(differential privacy).
+**What this does not stop.** Round number and model are the server's own words. A server that sends nearly the same
+model in two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no
+set that differs by 1 to m - 1 silos, on either side, from one it helped before, in any round of any run. Noise
+(differential privacy) also does.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ error of at most K / (2 * 2^f N).
     2^f W limit (1 + 2^-53) + K / 2 < 2^(b - 1)
 
 so the sum of K rounded entries cannot wrap: W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
-float64 product N_k x (exact below 53 bits, which is all that float64 can hold of it), K / 2 the rounding to integers.
-f may be negative. As f is the largest, 2^(b - 1) / 2^f, the largest sum that any ring elements read as, is at most
-twice W limit (and K / 2^f of rounding): so far can one silo that does not follow the protocol bring a sum. Nearly the
-whole ring is used: 2^f W limit is at least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2).
-Where W itself does not fit, as it must to be summed, there is no headroom.
+float64 product N_k x (exact below 53 bits, the most that float64 can hold), and K / 2 the rounding to integers. f may
+be negative. As f is the largest, no ring elements read as a sum above 2^(b - 1) / 2^f, at most twice W limit (and K /
+2^f of rounding): one silo that deviates can move a sum no further. Nearly the full ring is used: 2^f W limit is at
+least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2). W itself is summed too; where it does
+not fit the ring there is no headroom.
 
-For the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Weights as raw
-counts, with f chosen beforehand, are what would leave no room.
+This serves the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Only raw
+counts as weights, with f fixed beforehand, would leave no room.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ share of point x >= 1 is its value there. Any t shares give s back by Lagrange's
 
     s = sum_j w_j f(x_j)  mod p,     w_j = prod_{m != j} x_m / (x_m - x_j)
 
-t - 1 shares go with every secret equally well: they tell nothing, whatever the computing power. Nothing here notices
-a share that is wrong yet in the field: it gives another secret, and who needs to know must be able to check that.
+t - 1 shares fit every secret equally well: they tell nothing, whatever the computing power. A wrong share that is in
+the field is not noticed here: it gives another secret, which the caller must check.
 
 Field elements are 32 bytes, little-endian (as X25519 writes them), below p: each has one encoding. A secret is a field
 element and not any 32 bytes; `random_secret` draws one, with 254.9 bits of entropy.

@@ -1,4 +1,4 @@
-"""Rows, means and deviations over all silos, from secure sums alone: data is standardised and never pooled.
+"""Rows, means and deviations over all silos, from secure sums alone: data is standardised without being pooled.
 
     server                                   silo k
       AskMoments(what, order=1, center=0) -->
@@ -6,14 +6,14 @@
       AskMoments(what, order=2, center=mean) -->
                                           <--  upload of rows, sum of (x - mean)^2 by column
 
-Who learns what: the server learns the number of rows of all silos together, and mean and standard deviation of each
-column over them; the silos learn the mean from the second ask. With the scheme ``none`` the server sees each silo's.
+The server learns the number of rows of all silos together, and each column's mean and standard deviation over them; the
+silos learn the mean from the second ask. With the scheme ``none`` the server sees each silo's.
 
 **Wide integers.** Columns may have any scale, and the server must not know a silo's scale to choose a range. So a
-column's sum v is made the integer round(2^120 v), |v| < 2^118, and cut into 12 balanced limbs of 20 bits, each an
-entry of its own of the upload, with weight 1. Limbs are whole numbers, so their sums are exact in either ring for up
-to 4,000 silos, and the server joins them with Python's integers: over silos there is no rounding. The fixed grid of
-2^-120 keeps 12 digits of the squares of a column whose scale is 1e-12.
+column's sum v becomes the integer round(2^120 v), |v| < 2^118. It is cut into 12 balanced limbs of 20 bits, each an
+entry of the upload with weight 1. Limbs are whole numbers, so their sums are exact in either ring for up to 4,000
+silos, and the server joins them with Python's integers: adding over silos rounds nothing. The fixed grid of 2^-120
+keeps 12 digits of the squares of a column whose scale is 1e-12.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a secure sum is asked for, what it gives, and the two faces that every scheme has."""
+"""What a secure sum is asked for, what it gives, and the two interfaces of every scheme: `Aggregator`, `Contributor`."""
 
 from __future__ import annotations
 

@@ -1,35 +1,35 @@
-"""Unmasking: how the sum of those who are left is completed, and how a silo guards each step.
+"""Unmasking: how the sum over the survivors is completed, and how a silo guards each step.
 
-A silo's upload hides behind the masks of its pairs and behind a mask of its own. The server may learn either, never
-both: the pairs' of a silo that dropped out, whose upload is not counted; the own one of a survivor.
+A silo's upload hides behind its pair masks and its self-mask. The server may learn either, never both: the pair masks
+of a silo that dropped out, whose upload is not counted; the self-mask of a survivor.
 
     server                                      silo k, a survivor
-      (somebody dropped out, or there is a roster)
-      Survivors(S)                        -->     S fits what it was told; signs it
+      (a silo dropped out, or there is a roster)
+      Survivors(S)                        -->     S fits what it was sent before; signs it
                                           <--   Confirmed(signature, mask keys with k's neighbours outside S)
-      ... again with a smaller S while somebody fails to answer, unless there is a roster
+      ... again with a smaller S while a silo fails to answer, unless there is a roster
       Unmask(S, signatures, sealed shares) -->    S is the same; all of S signed it; opens the shares
                                           <--   SelfMaskShares(a share of each neighbour's secret in S;
                                                                with a roster its own secret too)
 
-Each upload brings a fresh secret for the self-mask, split by Shamir's scheme (`moretta.secure_aggregation.shamir`) into
-a share for each neighbour, sealed to it. The server passes them on when it asks to unmask.
+Each upload brings a fresh secret for the self-mask. Shamir's scheme (`moretta.secure_aggregation.shamir`) splits it
+into a share for each neighbour, sealed to it. The server passes the shares on when it asks to unmask.
 
-Differs from the paper (Bonawitz et al., CCS 2017, figure 4): there, shares of the key-agreement keys are given out at
-the set-up, so that the pair masks of a silo that dropped out can be computed; it must have new keys after that, and
-so must everybody in every round. Here one set-up serves many rounds. If it handed out a silo's key, the pair masks of
-all its earlier uploads would fall, and their self-masks are long known. So the survivors give the keys of the masks
-they share with the lost silo in this one sum, which are one-way from the seed. The price: if a silo uploads while
-another is already lost, and vanishes before it has confirmed, its upload is left out too; the exchange repeats.
+Differs from the paper (Bonawitz et al., CCS 2017, figure 4): there, silos share their key-agreement keys at set-up, so
+that a lost silo's pair masks can be computed. That silo needs new keys after that, and so do all silos in every round.
+Here one set-up serves many rounds: to reveal a silo's key would reveal the pair masks of all its earlier uploads, whose
+self-masks are known by then. So the survivors give the keys of the masks that they share with the lost silo in this one
+sum, which are one-way from the seed. The price: a silo that uploads while another is already lost, and vanishes before
+it has confirmed, is left out too, and the exchange repeats.
 
-With a roster the server is not taken to keep to this. A silo then signs one S in a sum and gives shares only once all
-of S have signed it, so that two sets that are unmasked have no honest silo in common. The price: when somebody vanishes
-between uploading and confirming, the round is played again as its next take. As all of S have signed, each gives its
-own secret too, so that a silo that withholds its shares holds up nobody who answers.
+With a roster the server is not trusted to keep to this. A silo then signs one S in a sum and gives shares only once all
+of S have signed it, so two sets that are unmasked have no honest silo in common. The price: when a silo vanishes
+between uploading and confirming, the round is played again as its next take. As all of S have signed, each also gives
+its own secret, so a silo that withholds its shares holds nobody up.
 
-Before a silo signs S, or without a roster before it gives shares, it keeps that it has helped to open this sum, and
-from then on helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). What is asked of it
-again, word for word, it answers again, byte for byte.
+Before a silo signs S, or without a roster before it gives shares, it records that it has helped to open this sum; it
+helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). It answers a repeated question, equal
+word for word, by the same bytes.
 """
 
 from __future__ import annotations
