@@ -83,7 +83,7 @@ class SealedShares(Message):
     asked: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless shares can be what they are said to be, and the weight one."""
+        """Raise `moretta.errors.PeerError` unless shares, digest and weight can be valid."""
         _check_sealed(self.shares)
         check_digest(self.TAG, self.asked)
         if self.weight < 0:
@@ -97,7 +97,7 @@ class AddShares(Message):
     shares: Tensors
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless shares can be what they are said to be."""
+        """Raise `moretta.errors.PeerError` unless shares can be valid."""
         _check_sealed(self.shares)
 
 
@@ -105,14 +105,14 @@ class AddShares(Message):
 class AddedShares(Message):
     """E^i, uint32[d] or uint64[d]: the weight, if it is hidden, and the tensors in the order of their names.
 
-    unopened: sorted, whose shares could not be opened; then there are no words.
+    unopened: the makers of shares that could not be opened, sorted; words is then empty.
     """
 
     words: Array
     unopened: tuple[str, ...]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there is a vector of ring elements, or names, each once."""
+        """Raise `moretta.errors.PeerError` unless there is either a vector of ring elements or names, each once."""
         if self.words.dtype.name not in ("uint32", "uint64") or self.words.ndim != 1:
             raise PeerError(f"{self.TAG}: expected a vector of ring elements")
         if list(self.unopened) != sorted(set(self.unopened)):
@@ -146,7 +146,7 @@ def _check_size(size: int) -> None:
 
 @dataclass(frozen=True, repr=False)
 class _Kept:
-    """What a silo keeps of its upload until shares are added. share: E_i^i, and then their sum; secret."""
+    """What a silo keeps of its upload until shares are added. share: secret; E_i^i, and later the sum of shares."""
 
     stamp: Stamp
     label: Label
@@ -155,7 +155,7 @@ class _Kept:
 
 
 class AdditiveContributor:
-    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.contributor`."""
+    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.schemes.contributor`."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class AdditiveContributor:
                 unopened.append(maker)
             else:
                 np.add(kept.share, share, out=kept.share)
-        # Where some do not open, what was added is forgotten: it may not be looked at without the rest.
+        # Where some do not open, the partial sum is dropped: nobody may see it without the rest.
         words = np.empty(0, self._ring.dtype) if unopened else kept.share
         self._added = asked, AddedShares(stamp=asked.stamp, words=words, unopened=tuple(unopened))
         return self._added[1]
@@ -334,7 +334,7 @@ class AdditiveAggregator:
         *,
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
-        """Ask for shares, have them added, and add the sums. Aborts where any silo is missing, be it `whole` or not."""
+        """Ask for shares, have silos add them, and add the sums. Aborts where any silo is missing, whatever `whole`."""
         relayed = yield from self.relay(ask, wanted, expected)
         if isinstance(relayed, Aborted):
             return relayed
@@ -343,7 +343,7 @@ class AdditiveAggregator:
     def relay(
         self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
     ) -> Exchange[Relayed | Aborted]:
-        """Ask and add up as `sum` does, and leave the sum as it is."""
+        """Ask and add up as `sum` does, without decoding the sum."""
         cohort = self._agreed
         if cohort is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -419,7 +419,7 @@ def _same(one: AddShares, other: AddShares) -> bool:
 
 
 def _unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
-    """Return the tensors that lie behind each other in a vector, in the order of their names, without a copy."""
+    """Return the tensors that a vector holds one after the other, in the order of their names, without a copy."""
     tensors, start = dict[str, Words](), 0
     for name in sorted(shapes):
         count = math.prod(shapes[name])

@@ -30,10 +30,10 @@ BYTES = 32
 class Asked:
     """What an upload answers.
 
-    digest: 32 bytes. once: the name of what is summed once a run, and nothing for the upload of a round. whole: whether
-    the upload is of the same rows in every take of the round. lasting: whether it is of rows alone, and so the same in
-    every run. own: a digest of what was sent to this silo alone and its upload depends on; nothing where there is none,
-    or while it is not known. No label may have it, as it differs from silo to silo; the silo keeps it.
+    digest: 32 bytes. once: the name of what is summed once a run; empty for the upload of a round. whole: whether the
+    upload is of the same rows in every take of the round. lasting: whether it depends on rows alone, and so is the same
+    in every run. own: a digest of what was sent to this silo alone and its upload depends on; empty where there is
+    none, or while it is not known. It differs between silos, so no label has it; the silo keeps it.
     """
 
     digest: bytes
@@ -44,13 +44,13 @@ class Asked:
 
 
 def asked(message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False) -> Asked:
-    """Return what an upload that answers this message answers. agreed: digests of what was agreed on before."""
+    """Return the `Asked` of an upload that answers this message. agreed: digests of what was agreed on before."""
     digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
     return Asked(digest, once, whole, lasting)
 
 
 def message_digest(message: Message) -> bytes:
-    """Return SHA-256 of a message's tag and fields, without its stamp and what is its addressee's own.
+    """Return SHA-256 of a message's tag and fields, without its stamp and its addressee's own fields.
 
     It is computed once for a message that goes to all silos of a process.
     """
@@ -61,18 +61,18 @@ def message_digest(message: Message) -> bytes:
             digest.update(encode_parts(name))
             _add(digest, getattr(message, name))
         found = digest.digest()
-        object.__setattr__(message, "_digest", found)  # frozen: the fields it is of never change
+        object.__setattr__(message, "_digest", found)  # the message is frozen, so its digest never changes
     return found
 
 
 def check_digest(tag: str, digest: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for what cannot be the digest of what was asked."""
+    """Raise `moretta.errors.PeerError` for bytes that cannot be the digest of what was asked."""
     if len(digest) != BYTES:
         raise PeerError(f"{tag}: expected a digest of {BYTES} bytes of what was asked, got {len(digest)}")
 
 
 def _add(digest: hashlib._Hash, value: Any) -> None:
-    """Add a field's value. Kinds have different beginnings, and lengths stand before contents."""
+    """Add a field's value: a prefix for its kind, then lengths before contents."""
     match value:
         case np.ndarray():
             little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))

@@ -39,7 +39,7 @@ PART_BYTES = 32
 
 @message("secure-aggregation/advertise-committed")
 class AdvertiseCommitted(Message):
-    """Draw a fresh key pair and a part of the graph's seed; say the public key, and commit to the part."""
+    """Draw a fresh key pair and a part of the graph's seed; send the public key, and commit to the part."""
 
 
 @message("secure-aggregation/committed-advert")
@@ -51,7 +51,7 @@ class CommittedAdvert(Message):
     commitment: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless the key is one that hides something, and there is a commitment."""
+        """Raise `moretta.errors.PeerError` for a bad key or signature length, or without a commitment."""
         check_public_key(self.public_key)
         check_signature_length(self.signature)
         _check_lengths("commitment", {"": self.commitment})
@@ -66,7 +66,7 @@ class CommittedKeys(Message):
     commitments: Mapping[str, bytes]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless two silos or more have good keys, all different, and commitments."""
+        """Raise `moretta.errors.PeerError` unless two silos or more have valid, different keys and commitments."""
         check_keys(self.keys, self.signatures)
         if set(self.commitments) != set(self.keys):
             raise PeerError("expected a commitment with each silo's key")
@@ -99,7 +99,7 @@ MESSAGES = (AdvertiseCommitted, CommittedAdvert, CommittedKeys, GraphPart, Graph
 
 
 def draw_part(setup: Stamp, me: str, insecure: SecretRoot | None, session: int) -> bytes:
-    """Return s_k from the operating system; for tests, where there is an insecure root, from that."""
+    """Return s_k from the operating system, or from the insecure root that a test gives."""
     if insecure is None:
         return os.urandom(PART_BYTES)
     return insecure.derive("graph part", setup.run, setup.round, setup.attempt, setup.take, me, session)
@@ -112,7 +112,7 @@ def commitment(setup: Stamp, silo: str, part: bytes) -> bytes:
 
 
 def check_part(setup: Stamp, silo: str, part: bytes, committed: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless a part is the one that its silo committed itself to."""
+    """Raise `moretta.errors.PeerError` unless a part is the one that its silo committed to."""
     if not hmac.compare_digest(commitment(setup, silo, part), committed):
         raise PeerError(f"the part of `{silo}` in the graph's seed is not the one it was committed to")
 

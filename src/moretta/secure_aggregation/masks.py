@@ -42,7 +42,7 @@ def label_of(
 
 
 def pair_key(seed: bytes, label: Label, one: str, other: str) -> bytes:
-    """Return the key of the mask that two silos share in one sum; it tells nothing of their other sums."""
+    """Return the key of the mask that two silos share in one sum; it reveals nothing of their other sums."""
     lower, higher = sorted((one, other))
     return derive(seed, "mask", *label, lower, higher)
 
@@ -60,8 +60,8 @@ def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
 def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     """Add masks to arrays of one ring, in place, as if the arrays were one.
 
-    words: contiguous uint32 or uint64, of any shapes. The work goes by chunks that fit a processor's cache, so that
-    each costs the cipher and one addition, whatever the number of masks.
+    words: contiguous uint32 or uint64, of any shapes. It works by chunks that fit a processor's cache, so each mask
+    costs the cipher and one addition.
     """
     streams = [(np.add if adds else np.subtract, Keystream(key)) for adds, key in masks]
     buffer = np.empty(CHUNK, dtype=words[0].dtype)
@@ -76,9 +76,9 @@ def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
 
 
 class Labels:
-    """The tensors that were masked since a set-up; each is good for one upload under a stamp.
+    """The tensors that were masked since a set-up; each may be masked once under a stamp.
 
-    Stamps only go forward, so those of the latest are enough to know.
+    Stamps only go forward, so it keeps the tensors of the latest stamp alone.
     """
 
     def __init__(self, setup: Stamp) -> None:
@@ -87,7 +87,7 @@ class Labels:
     def use(self, stamp: Stamp, tensors: Iterable[str]) -> None:
         """Mark tensors as used. Raises `moretta.errors.MisuseError`, and marks nothing, if one is not fresh.
 
-        Two uploads under one mask differ by the bare data, and two sums of one tensor over different silos too.
+        The difference of two uploads under one mask, or of two sums of one tensor over different silos, is bare data.
         """
         if stamp.run != self._stamp.run or stamp < self._stamp:
             raise MisuseError(f"expected an upload of this run, not before {self._stamp}; got {stamp}")

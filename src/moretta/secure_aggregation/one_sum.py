@@ -51,7 +51,7 @@ from moretta.contract.messages import Stamp
 from moretta.errors import PeerError, SumSpent
 from moretta.secure_aggregation.asked import Asked
 
-AHEAD = 16  # rounds that one force to the disk is good for
+AHEAD = 16  # rounds that one force to the disk reserves
 BEFORE = "before the upload"  # the name of what a silo answers before it uploads
 DIGEST = 16  # bytes of each digest that are kept
 
@@ -59,7 +59,7 @@ Survivors = tuple[str, ...]
 
 
 class State(Enum):
-    """Of one sum, at one silo."""
+    """The state of one sum at one silo."""
 
     FREE = auto()
     BOUND = auto()
@@ -67,7 +67,7 @@ class State(Enum):
 
 
 class Relation(Enum):
-    """Of what is asked to what was helped to open."""
+    """How what is asked relates to what the silo has helped to open."""
 
     LOWER = auto()
     SAME = auto()
@@ -87,7 +87,7 @@ TABLE: Mapping[tuple[State, Relation, Event], State] = {
     (State.FREE, Relation.HIGHER, Event.ASKED): State.FREE,
     (State.FREE, Relation.HIGHER, Event.BINDS): State.BOUND,
     (State.FREE, Relation.HIGHER, Event.GIVES): State.GIVEN,
-    # The same again, under any attempt or session, tells nothing that was not told.
+    # The same again, under any attempt or session, reveals nothing new.
     (State.BOUND, Relation.SAME, Event.ASKED): State.BOUND,
     (State.BOUND, Relation.SAME, Event.BINDS): State.BOUND,
     (State.BOUND, Relation.SAME, Event.GIVES): State.GIVEN,
@@ -102,12 +102,12 @@ TABLE: Mapping[tuple[State, Relation, Event], State] = {
     (State.GIVEN, Relation.HIGHER, Event.BINDS): State.BOUND,
     (State.GIVEN, Relation.HIGHER, Event.GIVES): State.GIVEN,
 }
-"""From a state, by how what is asked relates to it, and by what the silo is about to do, to the next state."""
+"""The next state, by the state, the relation of what is asked to it, and what the silo is about to do."""
 
 
 @dataclass(frozen=True)
 class Helped:
-    """What is kept of one sum. survivors: none where a loss of power has lost them."""
+    """What is kept of one sum. survivors: empty where a loss of power has lost them."""
 
     state: State
     take: int
@@ -120,18 +120,18 @@ Key = tuple[str, str, int]  # run, what is summed, round
 
 
 def _forget(line: str, force: bool) -> None:
-    """Keep nothing: of a run without a folder."""
+    """Keep nothing: for a run without a folder."""
 
 
 class HelpedSums:
     """All sums that one silo has helped to open.
 
-    lines: what `keep` was given in earlier processes, in order. keep: is given a line, and whether it is to be on the
-    disk before it returns. powered: names the time since the machine was started: another name says that lines may be
-    lost which were not forced. over_runs: whether a statistic is of one set in all runs together, as where a silo is a
-    site of its own, or in each. apart: see the opening. repeats: whether whole rows may be summed over other sets too,
-    as the silo's owner allowed. fewest: silos that it helps to sum.
-    Raises `moretta.errors.PeerError` for lines that are none of its own.
+    lines: what `keep` was given in earlier processes, in order. keep: takes a line, and whether the disk must have it
+    before it returns. powered: a name for the time since the machine was started; under another name, lines that were
+    not forced may be lost. over_runs: whether a statistic is over one set in all runs together (where a silo is a site
+    of its own), or in each run. apart: see the opening. repeats: whether the silo's owner allows sums of all its rows
+    over other sets too. fewest: the fewest silos that it helps to sum.
+    Raises `moretta.errors.PeerError` for lines that are not its own.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class HelpedSums:
         self._helped = dict[Key, Helped]()
         self._last = dict[tuple[str, str], int]()  # the latest round that was bound
         self._reserved = dict[tuple[str, str], int]()
-        self._lost = dict[tuple[str, str], int]()  # the last round that a loss of power may have made forgotten
+        self._lost = dict[tuple[str, str], int]()  # the last round that a loss of power may have lost
         self._sets = dict[Survivors, int]()
         self._read(lines)
 
@@ -164,10 +164,10 @@ class HelpedSums:
             raise _spent(helped, stamp, asked)
 
     def answer(self, stamp: Stamp, asked: Asked) -> None:
-        """Keep that this silo answers before it uploads, before it does so: in a take for one question alone.
+        """Record, beforehand, that this silo answers a question before it uploads; in a take, one question alone.
 
-        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another in this take, or one of a
-        later take.
+        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another question in this take, or one
+        of a later take.
         """
         key = stamp.run, BEFORE, stamp.round
         helped = self._kept_of(key)
@@ -177,7 +177,7 @@ class HelpedSums:
             self._write(key, found)
 
     def bind(self, stamp: Stamp, asked: Asked, survivors: Survivors, *, gives: bool) -> None:
-        """Keep that this silo says who is in a sum, before it says so. gives: whether it gives shares.
+        """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
 
         Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
         `moretta.errors.PeerError` where that set is not `apart` enough from an earlier one.
@@ -199,7 +199,7 @@ class HelpedSums:
         return self._helped.get(key, _FREE)
 
     def _key(self, stamp: Stamp, asked: Asked) -> Key:
-        if asked.lasting and self._over_runs:  # what stands before a run's id is a group's name
+        if asked.lasting and self._over_runs:  # a run's id may begin with a group's name
             return stamp.run.rpartition("/")[0], asked.once, 0
         return (stamp.run, asked.once, 0) if asked.once else (stamp.run, "", stamp.round)
 
@@ -217,7 +217,7 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        # What was sent to this silo alone is not known yet when it is first asked.
+        # When the silo is first asked, what was sent to it alone is not known yet.
         same = asked.once or (stamp.take == helped.take and helped.digest.startswith(_kept(asked)))
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
@@ -242,7 +242,7 @@ class HelpedSums:
     def _write(self, key: Key, found: Helped) -> None:
         run, what, number = key
         if found.survivors not in self._sets:
-            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # which no reserved round stands for
+            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # no reserved round covers it
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
         # Else it is a repetition, of a round that counts as spent already, or of a further take, which a reserved round

@@ -34,8 +34,8 @@ from moretta.errors import ParameterError, PeerError, RangeError
 Words = NDArray[np.unsignedinteger]
 """Ring elements, uint32 or uint64."""
 
-EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so that no power of two below leaves float64
-CHUNK = 1 << 14  # entries that are worked on at once: so few stay in a processor's cache
+EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so every power of two here fits float64
+CHUNK = 1 << 14  # entries worked on at once, few enough for a processor's cache
 ROUNDING = 1 + Fraction(1, 2**53)  # of one float64 product
 
 
@@ -75,7 +75,7 @@ class Ring:
 
     @property
     def most_weight(self) -> int:
-        """The largest total weight: it must fit the ring, and the 64-bit field in which it is announced."""
+        """The largest total weight: it must fit the ring, and the 64-bit field that announces it."""
         return int(min(2**self.bits, 2**63)) - 1
 
     def _room(self, parties: int) -> Fraction:
@@ -113,7 +113,7 @@ class Ring:
         most = _not_below(self.largest(fraction_bits, most_weight, parties))
         words = np.empty(values.shape, dtype=self.dtype)
         flat, into = values.reshape(-1), words.reshape(-1).view(f"int{self.bits}")
-        # One factor: a power of two scales exactly, so only the product with N_k rounds, as if it were taken alone.
+        # One factor: a power of two scales exactly, so only the product with N_k rounds.
         factor = math.ldexp(float(weight), fraction_bits)
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
@@ -141,7 +141,7 @@ class Ring:
 
 
 def _not_below(bound: Fraction) -> float:
-    """Return the smallest float64 that is not below a bound: a float is below the one if it is below the other."""
+    """Return the smallest float64 that is not below a bound: a float is below either if it is below both."""
     nearest = float(min(bound, Fraction(2**1023)))
     return nearest if Fraction(nearest) >= bound else math.nextafter(nearest, math.inf)
 

@@ -29,9 +29,9 @@ RULES = Rules()
 
 
 def aggregator(scheme: str, ring_bits: int = 64, rules: Rules = RULES) -> Aggregator:
-    """Return the server's half of a scheme. Raises `moretta.errors.ParameterError` for one that is not there.
+    """Return the server's half of a scheme. Raises `moretta.errors.ParameterError` for an unknown scheme.
 
-    ring_bits: 32 or 64, the b of Z_2^b; without meaning for the scheme ``none``.
+    ring_bits: 32 or 64, the b of Z_2^b; ignored by the scheme ``none``.
     """
     match scheme:
         case "pairwise":
@@ -54,14 +54,14 @@ def contributor(
     session: int = 0,
     helped: HelpedSums | None = None,
 ) -> Contributor:
-    """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for a scheme that is not there.
+    """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for an unknown scheme.
 
     credentials: the silo's identity and roster; None trusts the keys that the server relays.
     insecure: for tests only, a root from which key pairs, self-masks and shares follow; None draws them from the
         operating system.
-    session: how often the run was resumed, so that even then no key is used twice.
-    helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by whoever gives it; None
-        begins with nothing, and forgets it with this object.
+    session: how often the run was resumed, so that no key is used twice.
+    helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller; None begins
+        empty, and lasts as long as this object.
     """
     helped = HelpedSums() if helped is None else helped
     match scheme:
