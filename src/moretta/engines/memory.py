@@ -1,4 +1,4 @@
-"""How much memory this process takes, and what stops it far above a limit. In MiB, 2^20 bytes."""
+"""How much memory this process takes, and a cap that stops it far above a limit. In MiB, 2^20 bytes."""
 
 from __future__ import annotations
 
