@@ -1,4 +1,4 @@
-"""The names a run file gives: `module:function` beside the run file, and the nearest known name for a wrong one.
+"""The `module:function` names that a run file gives, imported from beside the run file.
 
 A module is looked for in the run file's folder first, then wherever Python looks. The folder is on `sys.path` only
 while the user's code is imported or called.

@@ -1,8 +1,7 @@
-"""Tables: a CSV file as numbers, and the values it lacks.
+"""Tables: a CSV file as numbers, with its absent values.
 
-Strings are encoded here, over the whole table, because every owner needs the same columns. Absent values stay NaN
-until the rows are split: each owner then fills in its *own* median (`fill_missing`), so that filling moves nothing
-from one owner to another.
+Strings are encoded here, over the whole table, because all owners need the same columns. Absent values stay NaN until
+the rows are split. Each owner then fills in its *own* median (`fill_missing`), so no value moves between owners.
 """
 
 import csv

@@ -194,7 +194,7 @@ class Driver:
     def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:
         """Wait for silos that cannot be reached, where the engine can; return who is back.
 
-        least: how many must be back; 0 means all, as the round needs each of them.
+        least: how many must be back; 0 or less means all, as the round needs each of them.
         """
         away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
         return self._engine.back(away, least if least > 0 else len(away)) if away else []
