@@ -98,7 +98,7 @@ def _public(private: X25519PrivateKey) -> str:
 class ServerSession:
     """One session of a run as the server has it. hello: with the session's keys and their certificate.
 
-    identity: the server's own, long-lived. hello: what sites are told first.
+    identity: the server's own, long-lived. hello: the first request to each site.
     """
 
     def __init__(self, identity: Identity, hello: Hello) -> None:
