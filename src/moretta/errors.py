@@ -7,14 +7,13 @@
     │   └── MissingExtra        an optional dependency is not installed
     ├── PeerError               the other side: it sent what the protocol does not allow
     │   ├── CodecError          the bytes are no message; the only error of `moretta.contract.codec.Codec.decode`
-    │   └── Disconnected        it is gone: its process or its connection ended before it had answered
-    ├── SumSpent                nobody: this silo has helped to open another sum of the round, and tells the next take
+    │   └── Disconnected        its process or connection ended before it had answered
+    ├── SumSpent                nobody: this silo has helped to open another sum of the round, and names the next take
     ├── MisuseError             the caller of this library: a call in the wrong order
-    └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is whole (exit code 1)
+    └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is complete (exit code 1)
 
-A message says what was expected, what came and what to do, in one sentence. It never holds a key; of data it tells at
-most one magnitude (`RangeError`).
-A silo that raises costs the round only itself; see `moretta.engines.driver`.
+A message says what was expected, what came and what to do, in one sentence. It never holds a key, and of data at most
+one magnitude (`RangeError`). A silo that raises costs the round only itself; see `moretta.engines.driver`.
 """
 
 
@@ -47,13 +46,13 @@ class CodecError(PeerError):
 
 
 class Disconnected(PeerError):
-    """A peer is gone, or no longer speaks the protocol; what it was asked has no answer."""
+    """A peer is gone, or no longer speaks the protocol; its question stays unanswered."""
 
 
 class SumSpent(MorettaError):
-    """A silo has helped to open a sum of this round, and what is asked now is not that sum.
+    """A silo has helped to open a sum of this round, and is now asked for another one.
 
-    next_take, survivors, whole: see `moretta.contract.messages.Spent`, which an engine makes of it.
+    next_take, survivors, whole: see `moretta.contract.messages.Spent`, into which an engine turns it.
     """
 
     def __init__(self, next_take: int, survivors: tuple[str, ...], whole: bool) -> None:
@@ -66,4 +65,4 @@ class MisuseError(MorettaError):
 
 
 class RunFailed(MorettaError):
-    """The run cannot go on; what it had reached is in its last checkpoint."""
+    """The run cannot go on; its last checkpoint has its progress."""

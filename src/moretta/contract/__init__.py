@@ -1,10 +1,11 @@
-"""What roles and engines agree on: messages, what a role does with them, and their bytes.
+"""The contract between roles and engines: messages, the interfaces of roles, and the bytes of messages.
 
     messages.py   `Stamp`, the kinds of fields, and `Message`
-    roles.py      what a server asks and is told, and the faces of `Server` and `Client`
+    roles.py      what a server asks and receives, and the interfaces `Server` and `Client`
     codec.py      a message <-> bytes; no pickle, and no class names on the wire
-    settings.py   what a section of settings is
-    wording.py    how sentences about wrong words and values are put
+    framing.py    parts of bytes behind their lengths
+    settings.py   the base of a section of settings
+    wording.py    how error sentences show wrong words and values
 
-Knows numpy, and in `settings` pydantic.
+It needs numpy, safetensors in `codec`, and pydantic in `settings`.
 """

@@ -1,7 +1,7 @@
-"""Parts of bytes behind their lengths: the one way in which files, envelopes and pipes keep them apart.
+"""Parts of bytes behind their lengths: how files, envelopes and pipes all separate them.
 
-A length is little-endian, of 8 bytes unless a format says otherwise, and it is compared with a limit, and with what is
-there, before any memory is taken for what it announces.
+A length is little-endian, of 8 bytes unless a format says otherwise. It is compared with a limit and with the bytes
+present before any memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def length_of(part: bytes | memoryview, width: int = WIDTH) -> bytes:
 def find(
     data: bytes, start: int = 0, *, limit: int = LIMIT, width: int = WIDTH, gap: int = 0, what: str = "a part"
 ) -> slice:
-    """Return where in some bytes the part lies whose length is at `start`.
+    """Return where in `data` the part lies whose length is at `start`.
 
     width: bytes of the length. gap: bytes between the length and the part. what: its name, for an error.
     Raises CodecError for a part that is longer than `limit`, or than what is left.
@@ -40,14 +40,14 @@ def find(
 
 
 def write(stream: BinaryIO, part: bytes | memoryview) -> None:
-    """Write a part behind its length. Raises OSError where nobody reads."""
+    """Write a part behind its length. Raises OSError where the reader is gone."""
     stream.write(length_of(part))
     stream.write(part)
     stream.flush()
 
 
 def read(stream: BinaryIO, limit: int = LIMIT) -> bytes | None:
-    """Return the next part, or None at the end. Raises CodecError for a long one, or half of one."""
+    """Return the next part, or None at the end. Raises CodecError for one that is too long or cut short."""
     length = read_length(stream)
     if length is None:
         return None
@@ -70,7 +70,7 @@ def read_length(stream: BinaryIO) -> int | None:
 
 
 def fill(stream: BinaryIO, memory: memoryview) -> None:
-    """Read a part, after its length, to where it is to stay. Raises CodecError where less comes."""
+    """Read a part, after its length, straight into `memory`. Raises CodecError where less comes."""
     filled = 0
     while filled < len(memory):
         more = stream.readinto(memory[filled:])  # type: ignore[attr-defined]  # every binary stream has it

@@ -1,4 +1,4 @@
-"""Messages: what travels between roles, when it belongs, and what its fields may be."""
+"""Messages: what roles send each other, the stamp that says when, and the kinds of their fields."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Tensors = Mapping[str, Array]
 class Stamp:
     """When a message belongs: the run, the round (0 is before the first), the attempt at it, and the take of it.
 
-    An attempt renews keys and masks, and asks for the same as the one before. A take renews what is asked: rows,
-    dropout, keys of a perturbation, lots and noise follow `drawn`, so that two takes of a round have no upload in
-    common (`moretta.secure_aggregation.one_sum`). The ordinary take is 0.
+    A new attempt has new keys and masks, and asks for the same. A new take asks for something else: rows, dropout, keys
+    of a perturbation, lots and noise follow `drawn`, so two takes of a round share no upload
+    (`moretta.secure_aggregation.one_sum`). The first take is 0.
     Every message carries a stamp, every mask is labelled with one, and a stamp is never used for two uploads.
     """
 
@@ -44,7 +44,7 @@ class Stamp:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """What is drawn anew for each take follows from this: the round, and the take where it is not the first."""
+        """The round, and the take where it is not the first: the seed of everything that each take draws anew."""
         return (self.round, self.take) if self.take else (self.round,)
 
     def __str__(self) -> str:
@@ -147,16 +147,16 @@ def _describe(value: object) -> str:
 class Message:
     """One arrow of a protocol's figure; subclasses are declared with `message`.
 
-    Fields are of the kinds in `FIELD_KINDS` and are checked when the message is built, from a peer's bytes or from
-    our own code alike, so that a role never sees a bad one. Raises `moretta.errors.PeerError`.
+    Fields are of the kinds in `FIELD_KINDS` and are checked when the message is built, whether from a peer's bytes or
+    by our own code, so a role never sees an invalid one. Raises `moretta.errors.PeerError`.
     """
 
     TAG: ClassVar[str] = ""
     KINDS: ClassVar[Mapping[str, Any]] = {}
     SHARES: ClassVar[frozenset[str]] = frozenset()
-    """The plain fields whose bytes count as keys and shares, and not as what the message is about."""
+    """The plain fields whose bytes count as keys and shares, not as the message's content."""
     OWN: ClassVar[frozenset[str]] = frozenset()
-    """The fields of an ask that each addressee has of its own; the rest is the same for all."""
+    """The fields of an ask that differ between addressees; the others are the same for all."""
 
     stamp: Stamp
 
@@ -203,11 +203,11 @@ def message(tag: str) -> Callable[[M], M]:
 
 @message("spent")
 class Spent(Message):
-    """The silo has helped to open a sum of this round before, and answers what it answered then, or another take.
+    """The silo has helped to open a sum of this round before; it repeats those answers, or takes part in another take.
 
-    next_take: the first one that it has not spent. survivors: of the sum that it helped to open, sorted; none where it
-    has forgotten. whole: it uploads all of its rows, the same in every take, so that only the same sum, over the same
-    survivors, is ever played again; next_take is that sum's own then.
+    next_take: the first take that it has not spent. survivors: of the sum that it helped to open, sorted; empty where
+    it no longer knows. whole: it uploads all its rows, the same in every take, so it repeats only the same sum over the
+    same survivors; next_take is then that sum's.
     """
 
     next_take: int
@@ -215,7 +215,7 @@ class Spent(Message):
     whole: bool
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a take that cannot come, or survivors out of order."""
+        """Raise `moretta.errors.PeerError` for an impossible take, or survivors out of order."""
         least = 0 if self.whole else self.stamp.take + 1
         if not least <= self.next_take < 2**31 or list(self.survivors) != sorted(set(self.survivors)):
             raise PeerError(f"{self.TAG}: expected a take after this one, and survivors in order, each once")

@@ -26,11 +26,11 @@ from moretta.contract.messages import Message, Spent, Stamp, Tensors
 from moretta.errors import MisuseError, SumSpent
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""Given by the engine, which owns the clock: ``with self.phase("local_forward"): ...`` marks a stretch of work."""
+"""Marks a stretch of work, ``with self.phase("local_forward"): ...``; the engine, which owns the clock, gives it."""
 
 
 State = Mapping[str, Any]
-"""What a role needs to go on after a restart: a flat mapping of arrays, bytes, text and numbers."""
+"""What a role needs to resume after a restart: a flat mapping of arrays, bytes, text and numbers."""
 
 
 def no_phase(name: str) -> AbstractContextManager[None]:
@@ -63,8 +63,8 @@ class Missing:
 class Ask:
     """What a server asks: one message for each addressee, and what a valid answer is.
 
-    check, given a silo and its answer, raises `moretta.errors.PeerError` for one that is well-formed but not what was
-    asked for; that silo is then missing for the reason `Reason.MALFORMED`.
+    check: takes a silo and its well-formed answer, and raises `moretta.errors.PeerError` if it does not fit the
+    question; that silo is then missing for the reason `Reason.MALFORMED`.
     """
 
     messages: Mapping[str, Message]
@@ -88,8 +88,8 @@ class Ask:
 class Replies:
     """The valid answers that came in time, in the order of the ask, and who is missing and why.
 
-    What an engine hands over is read, in any order and more than once, and never written to. So the arrays of an answer
-    need not be in memory: an engine may later back those above a size by files that are mapped read-only.
+    Roles read answers in any order and more than once, and never write to them. So an engine may later back large
+    arrays by files that are mapped read-only.
     """
 
     answers: Mapping[str, Any]
@@ -100,9 +100,9 @@ class Replies:
 class Aborted:
     """An exchange that could not be completed; the engine repeats it without those who are missing.
 
-    because: a sentence for the log, where the missing do not say it all.
-    opened: who held it up after others had signed who is in its sum, or had given shares; nobody before. What follows
-    is another take then.
+    because: a sentence for the log, where the reasons of the missing are not enough.
+    opened: the silos that held it up after others had signed the survivors or given shares, so that another take
+    follows; empty if none had.
     """
 
     missing: Mapping[str, Missing]
@@ -112,9 +112,9 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Report:
-    """What a round came to: figures for the history, by name.
+    """The result of a round: figures for the history, by name.
 
-    left_out: silos whose answers were valid, but which the server did without, and why.
+    left_out: silos with valid answers that the server did not use, and why.
     """
 
     figures: Mapping[str, float]
@@ -123,14 +123,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
     parameters: the true model as the server holds it (parameters and buffers by PyTorch's names).
     released: the model that silos may be given, where the protocol makes one.
     models: each silo's own model, for protocols without a common one.
     facts: what the protocol states about the run, for ``result.json``.
-    unperturbed: for protocols that hide the model from silos, the tensors of which something stays as it is, and why.
-    scores: on all rows that silos hold back together, where that was asked for (`moretta.protocols.common.scoring`).
+    unperturbed: for protocols that hide the model from silos, the tensors that are not fully hidden, and why.
+    scores: on all silos' held-out rows together, where that was asked for (`moretta.protocols.common.scoring`).
     """
 
     parameters: Tensors
@@ -143,7 +143,7 @@ class Outcome:
 
 R = TypeVar("R")
 Exchange = Generator[Ask, Replies, R]
-"""A conversation in the making: yields what is asked, receives the replies, returns its result."""
+"""A generator of one exchange: it yields what is asked, receives the replies, and returns its result."""
 
 
 class Server(Protocol):
@@ -155,10 +155,10 @@ class Server(Protocol):
         """Prepare for a cohort: keys, statistics, headroom. Runs at the start and whenever the cohort changes."""
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
-        """Play one round; nothing of the server's state has changed where it aborts."""
+        """Play one round; an aborted one leaves the server's state unchanged."""
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release."""
+        """Release the run's result."""
 
     def state(self) -> State:
         """Return all that `restore` needs to go on from the end of a round."""

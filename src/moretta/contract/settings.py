@@ -1,4 +1,4 @@
-"""What a section of settings is: frozen, validated once, its keys with dashes in a file and underscores in Python.
+"""The base of a settings section: frozen, validated once, its keys with dashes in a file and underscores in Python.
 
 Needs pydantic, so no role of an inference-only process imports it.
 """
@@ -26,7 +26,7 @@ def kebab(name: str) -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """Whose a key is, where silos are on machines of their own; one without a mark is told to all of them."""
+    """Who sets a key where silos are on machines of their own; a key without a mark is a shared setting."""
 
     owner: str
 

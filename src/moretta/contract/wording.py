@@ -1,4 +1,4 @@
-"""How sentences about wrong words and values are put."""
+"""How error sentences show wrong words and values."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from moretta.errors import ParameterError
 
 @dataclass(frozen=True)
 class Wish:
-    """What the run file says about rows and targets, whatever the source."""
+    """What the run file says about rows and targets, for any source."""
 
     name: str
     task: Task | None
@@ -117,7 +117,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
 def from_parts(
     arrays: Mapping[str, Array], wish: Wish, *, pixels: bool = False, class_names: tuple[str, ...] = ()
 ) -> Dataset:
-    """A source with a test part; the task is decided on all targets together, so that both parts pose the same one."""
+    """A source with a test part; the task is decided on all targets together, so that both parts have the same."""
     y_train, y_test = arrays["y_train"], arrays["y_test"]
     if y_train.shape[1:] != y_test.shape[1:] or y_train.ndim == 0:
         raise ParameterError(f"{wish.name}: y_train {list(y_train.shape)} and y_test {list(y_test.shape)} do not match")
@@ -194,5 +194,5 @@ def _absent(x: Array, missing: MissingValues) -> tuple[int, ...]:
 
 
 def _is_table(x: Array, name: str) -> bool:
-    """Whether to standardise unless the run file says: tables of numbers, but not what a user's function prepared."""
+    """Whether to standardise by default: tables of numbers do, the arrays of a user's function do not."""
     return x.ndim == 2 and x.dtype.kind == "f" and name.endswith(".npz")

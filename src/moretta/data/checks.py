@@ -1,6 +1,6 @@
-"""What arrays may be samples and targets, and the sentence about those that may not.
+"""Which arrays may be samples and targets, and the errors for those that may not.
 
-`as_features` and `as_targets` turn what a user has into the types of `moretta.data.dataset`; the `check_` functions
+`as_features` and `as_targets` turn a user's arrays into the types of `moretta.data.dataset`; the `check_` functions
 raise ParameterError, naming the owner, and return nothing.
 """
 

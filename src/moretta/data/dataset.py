@@ -1,4 +1,4 @@
-"""What a loader returns: arrays that were checked once, with the task they pose.
+"""What a loader returns: arrays that were checked once, and their task.
 
     Dataset    train, validation and test rows of one source, before they are split over silos
     SiloData   one owner's rows
@@ -28,9 +28,9 @@ class SiloData:
     """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1, all finite.
 
     row: in a grid, the name of its row part, "row-1" ...; else empty. columns: in a grid, which columns of the whole
-    flat sample x has, in their order; else empty. ids: str[n], whose each row is, if the source says so.
-    holds_labels: false for the participants of a grid whose y somebody else holds.
-    Raises ParameterError, naming the silo and the column, if they are not.
+    flat sample x has, in their order; else empty. ids: str[n], each row's id, if the source has one.
+    holds_labels: false for participants of a grid whose labels another participant holds.
+    Raises ParameterError, naming the silo and the column, for other arrays.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Dataset:
     standardise: bool = True
 
     def __post_init__(self) -> None:
-        if self.x_validation.ndim == 1 and len(self.x_validation) == 0:  # left out: the same shape with no rows
+        if self.x_validation.ndim == 1 and len(self.x_validation) == 0:  # not given: the same shape with no rows
             object.__setattr__(self, "x_validation", self.x_train[:0])
             object.__setattr__(self, "y_validation", self.y_train[:0])
         for part, x, y in self.parts():
@@ -105,7 +105,7 @@ class Dataset:
                     f"{self.x_train.shape[1:]} and {self.x_train.dtype}; make them the same"
                 )
             self._check_task(y, where)
-            if part != "training":  # whose rows are checked when they have owners, who are then named
+            if part != "training":  # training rows are checked with their owners, so that the error can name one
                 check_finite(x, self.feature_names, where, allow_missing=self.missing != "error")
         if self.feature_names and (self.x_train.ndim != 2 or len(self.feature_names) != self.x_train.shape[1]):
             raise ParameterError(

@@ -1,13 +1,13 @@
-"""Several image domains out of one source: every row is dealt to one domain, and its image changed as that one is.
+"""Several image domains from one source: each row is dealt to one domain, and its image changed as that domain demands.
 
     plain       the image as it is
     rotated     by 30 degrees about its centre, counter-clockwise, bilinear, edge pixels continued outwards
     blurred     Gaussian of sigma 1 pixel, cut off at 4 pixels, edge pixels continued outwards
-    recoloured  the channels moved on by one (red gets what green was) and the values turned upside down between the
-                image's own least and greatest; of a grey image that is its negative
+    recoloured  the channels moved on by one (red gets what green was) and the values inverted between the image's own
+                minimum and maximum; a grey image becomes its negative
 
-The classes stay what they are while the inputs differ: feature non-iid silos, if the partition is "by-domain". numpy
-alone, nothing drawn but which row goes where.
+The classes stay while the inputs differ: with the partition "by-domain", silos are non-iid in their features. It needs
+numpy alone, and only the assignment of rows is random.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ def into_domains(dataset: Dataset, names: Sequence[str], seed: int) -> Dataset:
 
 def _deal(y: Array, names: Sequence[str], seed: int, key: int) -> NDArray[np.str_]:
     """The domain of each row of targets y: rows shuffled, sorted by class, and dealt in turn like cards."""
-    # A stream of its own: drawn from the partition's, "iid" might shuffle alike and hand out whole domains.
+    # A stream of its own: with the partition's stream, "iid" might shuffle alike and hand out whole domains.
     order = generator(seed, key).permutation(len(y))
     labels = class_of(y)
     if labels is not None:

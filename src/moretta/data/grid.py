@@ -3,8 +3,8 @@
     grid        the columns cut in their order, near-equal
     by-feature  the columns of each part named, by feature or by index
 
-Rows are dealt as "iid" deals them. A column is one number of a sample, so samples of several axes are flattened. Every
-participant is given the targets of its rows, whoever may see them: `SiloData.holds_labels` says whose they are.
+Rows are dealt as by "iid". A column is one number of a sample, so samples of several axes are flattened. Every
+participant gets the targets of its rows here; `SiloData.holds_labels` says which one may use them.
 """
 
 import math
@@ -157,7 +157,7 @@ def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> Non
 
 
 def _row_parts(rows: int, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
-    """What "iid" deals to as many silos, in words about row parts."""
+    """Deal rows as "iid" does to as many silos; errors speak of row parts."""
     if parts > rows:
         raise ParameterError(f"{rows} training rows cannot be cut into {parts} row parts; use at most {rows} row parts")
     if sizes is not None and (len(sizes) != parts or not all(math.isfinite(size) and size > 0 for size in sizes)):

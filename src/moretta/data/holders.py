@@ -1,4 +1,4 @@
-"""Who holds which rows and which columns of the data, where it is split by column too: the grid m_h x m_v of CGD."""
+"""Who holds which rows and columns of data that is also split by column: the grid m_h x m_v of CGD."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from moretta.secure_aggregation.keystream import encode_purpose
 
 
 def grid_of(silos: Sequence[Silo]) -> Grid:
-    """Return who holds which rows and columns; a silo without a row of the grid is one by itself.
+    """Return who holds which rows and columns; a silo outside the grid is a row by itself.
 
-    The labels of a row are with the first of its silos that has any: `Silo.holds_labels`.
+    The first silo of a row that has labels holds them: `Silo.holds_labels`.
     """
     parts = {silo.name: Part(silo.name, silo.row or silo.name, silo.columns) for silo in silos}
     heads = {parts[silo.name].row: silo.name for silo in reversed(silos) if silo.holds_labels}
@@ -69,7 +69,8 @@ class Grid:
     def digest(self, *, joint: bool) -> bytes:
         """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.
 
-        Two that were told different grids have different digests, so no key in common (`group_keys`).
+        Silos that were sent different grids have different digests, so no common key
+        (`moretta.protocols.cgd.group_keys`).
         """
         said: list[int | str] = ["joint" if joint else "independent"]
         for part in self.parts.values():

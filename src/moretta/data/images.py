@@ -35,8 +35,8 @@ _KAGGLE = np.array([0, 1, 2, 3, 5, 6, 4])  # hmnist_28_28_RGB.csv counts nv 4, v
 class Images:
     """Pixels uint8[n, channels, height, width] and labels int64[n].
 
-    The test part is None if the publisher made no split; `group` [n] then says which rows show the same lesion, and
-    `domain` [n] which domain each is from.
+    The test part is None if the publisher made no split. Then rows of equal `group` [n] show the same lesion, and
+    `domain` [n] is the domain of each row.
     """
 
     x: Pixels
@@ -206,7 +206,7 @@ def _kaggle(path: Path) -> Images:
 
 
 def _lesions(path: Path, y: Integers) -> Integers | None:
-    """The lesion of each row by the metadata, whose rows must be the table's; None without metadata."""
+    """The lesion of each row by the metadata, which must have the table's rows; None without metadata."""
     if not path.is_file():
         return None
     _, columns = cells_of(read_bytes(path), path.name)

@@ -1,7 +1,7 @@
 """The rows that one owner has in a file of its own, read so that all owners' columns and classes mean the same.
 
-Where each owner reads its rows alone, nothing may depend on what happens to be in its file: a category that another
-lacks, a class that it has no row of. So text is refused here, and classes are whole numbers from 0 as the run has them.
+As each owner reads its rows alone, nothing may depend on its file's content: another file may lack a category or a
+class. So text is refused here, and classes are whole numbers from 0, numbered as in the run.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from moretta.errors import ParameterError
 
 @dataclass(frozen=True)
 class ExpectedRows:
-    """What a run expects of everybody's rows.
+    """What a run expects of every owner's rows.
 
     inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
     targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
@@ -46,7 +46,7 @@ def read_rows(
     id_column: str | None = None,
     base: Path = Path("."),
 ) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
-    """Return inputs [rows, ...], targets, whose each row is if that is said, and the columns' names if they have any.
+    """Return inputs [rows, ...], targets, the rows' ids if given, and the columns' names if they have any.
 
     source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
     "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.

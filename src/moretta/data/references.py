@@ -1,4 +1,4 @@
-"""The names a run file gives: `module:function` beside the run file, and the nearest known name for a wrong one.
+"""The `module:function` names that a run file gives, imported from beside the run file.
 
 A module is looked for in the run file's folder first, then wherever Python looks. The folder is on `sys.path` only
 while the user's code is imported or called.
@@ -74,9 +74,9 @@ def said(error: BaseException) -> str:
 
 
 def _import(name: str, base: Path) -> ModuleType:
-    """Import `name`; a module of that name from elsewhere gives way to the one in `base`.
+    """Import `name` from `base` first, even if another module of that name is loaded.
 
-    A library or standard module of the same name is put back afterwards, so that the rest of the program keeps its own.
+    A library or standard module of that name is put back afterwards, so the other code keeps its own.
     """
     top = name.partition(".")[0]
     spec = PathFinder.find_spec(top, [str(base.resolve())])

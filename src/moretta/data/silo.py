@@ -16,12 +16,12 @@ from moretta.errors import ParameterError
 class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
-    Where data is split by column too (`CGD`): row names the row of the grid, whose silos hold different columns of the
-    same rows in the same order, columns are the indices of x's among all, ids say whose each row is, and y may have no
-    entries where another silo of the row holds the labels.
-    remote: its rows are on a machine of its own; x and y have none here, and only tell what they look like, and
-    `labelled` whether it has the labels of them.
-    held_out: rows that are not trained on, inputs and targets as x and y are, on which it scores models at the end.
+    row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
+    the same rows in the same order. columns: the indices of x's columns among all. ids: the person or thing that each
+    row is about. y may be empty where another silo of the row holds the labels.
+    remote: its rows are on another machine; x and y have no rows here and only show shapes and dtypes, and `labelled`
+    says whether it has labels.
+    held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Silo:
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:
-    """Return a digest of all silos' rows and targets, by which an audit knows that it scores against the run's own."""
+    """Return a digest of all silos' rows and targets, by which an audit checks that it scores against the run's own."""
     found = hashlib.sha256()
     for silo in silos:
         for array in (silo.x, silo.y):
@@ -50,7 +50,7 @@ def rows_digest(silos: Sequence[Silo]) -> str:
 
 
 def check_least(silo: Silo, least: int | None) -> None:
-    """Raise `moretta.errors.ParameterError` where a silo has fewer rows than was agreed beforehand."""
+    """Raise `moretta.errors.ParameterError` where a silo has fewer rows than agreed beforehand."""
     if least is not None and len(silo.x) < least:
         raise ParameterError(
             f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "

@@ -39,11 +39,11 @@ def load(
     """Load a source; relative paths and modules start at `base`, the run file's folder.
 
     `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
-    tables, and for .csv files `id_column`, the column that says whose a row is and is no feature. `image_size` is for
-    office-home, whose images become squares of so many pixels a side; left out it is 64. The fractions are of all rows,
-    stratified by class (office-home: by domain and class) and drawn from `seed`; left out they are 0.2 for test
-    (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with a test part of its own keeps it, and
-    gives its validation part from the training rows.
+    tables. `id_column` is for .csv files: the column of row ids, which is no feature. `image_size` is for office-home,
+    whose images become squares of so many pixels a side, by default 64. The fractions are of all rows, stratified by
+    class (office-home: by domain and class) and drawn from `seed`; by default 0.2 for test (bank-marketing 0.1) and 0
+    for validation (bank-marketing 0.1). A source with its own test part keeps it; validation rows then come from the
+    training rows.
     Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn or
     Pillow.
     """
@@ -111,7 +111,7 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish
             f'source = "bank-marketing" needs path, bank-additional-full.csv (or .csv.gz) or its folder, got {got}; '
             "get it at https://archive.ics.uci.edu/dataset/222/bank+marketing"
         )
-    # how long a call lasted is known only after it, when the answer is known too
+    # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()
     return from_table(read_table(file, target=target or "y", encoding=encoding, missing=wish.missing, drop=drop), wish)
 

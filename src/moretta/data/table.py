@@ -1,8 +1,7 @@
-"""Tables: a CSV file as numbers, and the values it lacks.
+"""Tables: a CSV file as numbers, with its absent values.
 
-Strings are encoded here, over the whole table, because every owner needs the same columns. Absent values stay NaN
-until the rows are split: each owner then fills in its *own* median (`fill_missing`), so that filling moves nothing
-from one owner to another.
+Strings are encoded here, over the whole table, because all owners need the same columns. Absent values stay NaN until
+the rows are split. Each owner then fills in its *own* median (`fill_missing`), so no value moves between owners.
 """
 
 import csv
@@ -58,11 +57,11 @@ def read_table(
 ) -> Table:
     """Read a .csv or .csv.gz file: UTF-8, a header, ',' or ';' between cells, quotes and CRLF understood.
 
-    The target is the column named `target`, or the last; without `labelled` there is none but a named one, which is
-    left out. Numeric columns stay; other columns become one 0/1 column per
-    category ("one-hot") or the category's number in sorted order ("ordinal"). An empty cell, NA, NaN or ? is absent:
-    refused with missing = "error", else NaN in a numeric column and a category of its own, "missing", in the others.
-    The column named `id_column` is no feature, and lacks no cell.
+    The target is the column named `target`, or the last. Without `labelled` there is no target, and a column of that
+    name is left out. Numeric columns stay; other columns become one 0/1 column per category ("one-hot") or the
+    category's number in sorted order ("ordinal"). An empty cell, NA, NaN or ? is absent: refused with missing =
+    "error", else NaN in a numeric column and a category of its own, "missing", in the others. The column named
+    `id_column` is no feature, and none of its cells may be absent.
     Raises ParameterError, naming the file and the column or line, for anything that cannot be read so.
     """
     check_choice("encoding", encoding, get_args(Encoding))
@@ -113,8 +112,8 @@ def fill_missing(
     """Fill NaN in x [n, d] with the owner's own column medians; returns the filled (x, names), x itself untouched.
 
     "indicator" also appends a 0/1 column, 1 where the value was absent, for each of `columns`: those with an absent
-    value in the whole table (`Dataset.missing_columns`), so that all owners have the same columns; left out, those of
-    x. "error" changes nothing. Raises ParameterError, naming the owner, for a column it has no value of.
+    value in the whole table (`Dataset.missing_columns`), so that all owners have the same columns; by default those of
+    x. "error" changes nothing. Raises ParameterError, naming the owner, for a column without any value.
     """
     if how == "error" or x.ndim != 2 or x.dtype.kind != "f":
         return x, names

@@ -1,1 +1,1 @@
-"""Engines: what delivers a server's asks to its clients. One adapter each; they translate and decide nothing."""
+"""Engines deliver a server's messages to its clients and bring back the answers; protocols make all decisions."""

@@ -48,7 +48,7 @@ def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, Stat
     for role, state in states.items():
         write_atomically(partial / f"{role}.safetensors", _pack(state), mode=0o600)
     _write_id(partial, place)
-    if final.exists():  # a resumed run that comes by again; one rename, so that no half of it is ever found
+    if final.exists():  # of an earlier session; one rename, so that half of it is never found
         rename(final, folder / f".{final.name}.old.partial")
     rename(partial, final)
     for old in _found(folder)[:-kept] if kept else ():
@@ -58,9 +58,9 @@ def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, Stat
 
 
 def begin_session(folder: Path, place: CheckpointId) -> None:
-    """Note in the last checkpoint, at whose round `place` stands, that a further session has begun.
+    """Note in the last checkpoint, whose round `place` has, that another session has begun.
 
-    So a session that is killed before its first checkpoint has a number of its own, and views of its own.
+    So a session that is killed before its first checkpoint still has its own number and views.
     """
     _write_id(_found(folder)[-1], place)
 

@@ -1,4 +1,4 @@
-"""A silo in a process of its own, so that its memory is its own: what it is asked goes through its standard input."""
+"""A silo in a process of its own, so that its memory can be measured and limited; its standard input takes messages."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from moretta.errors import CodecError, Disconnected, MisuseError
 log = logging.getLogger("moretta")
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each has buffers of its own
-START = 120.0  # seconds in which it is to start and take its rows up, whatever the deadline
-LONGEST = 600.0  # seconds in which it is to answer where no deadline is given: one that hangs is not to hang the run
-PATIENCE = 5.0  # seconds to end in, once its input has
+START = 120.0  # seconds to start and load its rows, whatever the deadline
+LONGEST = 600.0  # seconds to answer where no deadline is given, so that a process that hangs does not hang the run
+PATIENCE = 5.0  # seconds to end in, once its input has ended
 STDERR_TAIL = 4096  # bytes in which the last line is looked for
 
 
 class ChildClient:
-    """Plays a silo's role by a process of its own, which starts when the first message comes.
+    """Plays a silo's role by a process of its own, which starts with the first message.
 
-    The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up,
-    sends what is no answer, or none in time, costs the silo that exchange (`moretta.errors.Disconnected`); the next
-    message starts another in its place, with the state that it had last told of, which a new set-up can go on from.
+    The process answers until `close`, or until this object or the interpreter ends. A process that dies, hangs up, or
+    sends no valid answer in time costs the silo that exchange (`moretta.errors.Disconnected`). The next message starts
+    another process with the last state that was sent back, from which a new set-up can continue.
 
-    settings: `moretta.protocols.baffle.edge.settings.Settings`, dumped. state: the role's at first, of which its
+    settings: `moretta.protocols.baffle.edge.settings.Settings`, dumped. state: the role's first one, from which its
     secrets follow.
     command: of the process. x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
     charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
-    deadline: seconds in which it is to take a message, and again to answer it; `START` where it has to start first.
-    ends: how often its process has ended by itself, or had to be.
-    starting: the seconds of the last answer in which it started, which are no part of what a deadline bounds.
+    deadline: seconds to take a message, and again to answer it; `START` where it has to start first.
+    ends: how often its process ended by itself or was ended.
+    starting: the seconds of the last answer that went to starting; the deadline does not count them.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class ChildClient:
         return self._exchange(message)
 
     def state(self) -> State:
-        """Return the state that the process told of last; it is told of with each answer that changes it."""
+        """Return the last state that the process sent; it sends one with each answer that changes it."""
         return dict(self._state)
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned. A process that is gone is none to tell: the next one starts with it."""
+        """Restore what `state` returned. If no process runs, the next one starts with it."""
         self._state = dict(state)
         if self._process is not None:
             try:
@@ -171,7 +171,7 @@ class _Process:
         self._finalizer = weakref.finalize(self, _end, self._popen, errors)  # also where the interpreter ends
 
     def wait_until(self, moment: float) -> None:
-        """Let what is read or written from now on raise TimeoutError after a moment of `time.monotonic`."""
+        """Let reads and writes raise TimeoutError after a moment of `time.monotonic`."""
         for pipe in self._pipes:
             pipe.until = moment
 
@@ -180,7 +180,7 @@ class _Process:
         self._popen.kill()
 
     def close(self) -> str:
-        """End it: its input ends, and if it does not follow it is killed. Return what it left to say."""
+        """Close its input, and kill it if it does not end. Return how it ended, with its last line of stderr."""
         return self._finalizer() or ""
 
 

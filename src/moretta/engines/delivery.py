@@ -1,4 +1,4 @@
-"""What an engine is to whoever plays a run: it delivers what a server asks, and decides nothing."""
+"""The interface between an engine and the driver of a run: it delivers what a server asks, and decides nothing."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Delivery(Protocol):
         """Hand each silo its message; return the valid answers and why the others are missing."""
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
+        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
 
     @property
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Wait, if that makes sense, until so many of these silos can be reached again; return who can."""
+        """Wait, where waiting can help, until at least `least` of these silos can be reached; return those."""
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return who of some silos is known not to answer now, and why, so that no round is begun with them."""
+        """Return which of these silos are known not to answer now, and why, so that no round begins with them."""
 
     def renewed(self) -> bool:
-        """Return whether, since this was last called, a silo has come as another process than it was."""
+        """Return whether any silo's process has been replaced since the last call."""
 
     def keep(self, place: CheckpointId) -> None:
-        """Let silos that are elsewhere keep their states as of a round's end."""
+        """Let silos on other machines keep their states as of a round's end."""
 
     def close(self) -> None:
         """End what was started for silos."""
@@ -59,7 +59,7 @@ class TrafficCounter:
         self._bytes["down", message.TAG] += length
 
     def up(self, asked: Message, answer: Message) -> None:
-        """Count a silo's answer; what of it is keys and shares by itself."""
+        """Count a silo's answer; its keys and shares are counted separately."""
         whole, spoken = size(answer), size(answer, without=answer.SHARES)
         self._bytes["up", asked.TAG] += spoken
         if answer.SHARES:
@@ -72,7 +72,7 @@ class TrafficCounter:
 
 
 def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) -> Replies:
-    """Return what came of an ask, in its order, and log who is missing. answer: gives a silo's answer, or why none."""
+    """Return the replies to an ask, in its order, and log who is missing. answer: a silo's answer, or why none came."""
     answers: dict[str, Message] = {}
     missing: dict[str, Missing] = {}
     for silo, message in ask.messages.items():
@@ -86,7 +86,7 @@ def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) ->
 
 
 def valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:
-    """Return an answer to a message of an ask, or why it is none."""
+    """Return an answer to a message of an ask, or why it is not valid."""
     if isinstance(answer, Spent) and answer.stamp == message.stamp:
         return Missing(Reason.SPENT, str(answer), answer)
     if not isinstance(answer, ask.reply):

@@ -1,13 +1,13 @@
-"""What every engine does alike: play rounds, repeat what was cut short, set up anew when the cohort changes.
+"""What every engine does alike: play rounds, repeat a failed round, set up anew when the cohort changes.
 
-The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends what was not asked for is
-named and costs the round only itself. Where the protocol cannot do without it, the round is repeated with the rest, as
-the next attempt, after a new set-up, so no mask is used twice. It is asked again in the next round.
+The driver decides; an engine only delivers. A silo that is late, refuses, fails or sends something else than what was
+asked is named and costs the round only itself; the next round asks it again. Where the protocol needs it, the others
+repeat the round as the next attempt, after a new set-up, so no mask is used twice.
 
-A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Where silos were bound to one before the
-attempt failed, or say that they had been (`Reason.SPENT`), what follows is the next take, with other rows; and where
-silos upload all their rows, the same take by the same silos, for whom the driver waits. A silo that was silent when
-others were bound has cost a take; one that has cost two is left out until the run is resumed.
+A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Silos may have been bound to a sum before
+the attempt failed, or say that they were before (`Reason.SPENT`). Then the next take follows, with other rows; where
+silos upload all their rows, the same silos repeat the same take, and the driver waits for them. A silo that was silent
+when others were bound has cost a take. One that has cost two is left out until the run is resumed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError,
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
-SAYS = 3  # times in a round that a silo may say that a take is spent; one that follows the protocol says it less often
+SAYS = 3  # times in a round that a silo may say that a take is spent; an honest silo says it less often
 COSTS = 2  # takes that a silo may cost before it is left out
 
 R = TypeVar("R")
@@ -52,10 +52,10 @@ class DroppedSilo:
 
 @dataclass(frozen=True)
 class RoundEnd:
-    """A finished round: which attempt succeeded, at which take, with which silos, what it came to, who missed some.
+    """A finished round: the attempt and take that succeeded, its silos, its result, and who was missing.
 
-    cohort: of the set-up that the successful attempt stood on. dropped: everyone who was missing from any answer of the
-    round, in its cohort or not, each with the first reason.
+    cohort: of the successful attempt's set-up. dropped: every silo that missed an answer of the round, in its cohort or
+    not, each with the first reason.
     """
 
     number: int
@@ -90,7 +90,7 @@ class Driver:
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
         before: Sequence[DroppedSilo] = ()
-        if self._chosen is not None:  # statistics are of all silos, whoever is chosen first
+        if self._chosen is not None:  # statistics are over all silos, whoever plays the first round
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
@@ -138,9 +138,9 @@ class Driver:
         begin: Callable[[Stamp], Exchange[R | Aborted]],
         lost: dict[str, Missing],
     ) -> tuple[R | Aborted, MorettaError | None]:
-        """Return what an attempt came to, and the failure where the protocol cannot do without those who are missing.
+        """Return an attempt's result, and the failure where the protocol needs the silos that are missing.
 
-        lost: is told who was missing.
+        lost: receives who was missing.
         """
         try:
             ended = self._attempt(now, present, begin, lost)
@@ -194,7 +194,7 @@ class Driver:
     def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:
         """Wait for silos that cannot be reached, where the engine can; return who is back.
 
-        least: how many have to be; where that is none, the round cannot do without any.
+        least: how many must be back; 0 or less means all, as the round needs each of them.
         """
         away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
         return self._engine.back(away, least if least > 0 else len(away)) if away else []
@@ -235,7 +235,7 @@ class Driver:
 
 
 class _Takes:
-    """Which take of a round is played next, and by whom, by what silos say that have helped to open a sum of it.
+    """Which take of a round is played next and by whom, as silos that have helped to open a sum of it say.
 
     only: the silos that alone may play it; none for all.
     """
@@ -251,7 +251,7 @@ class _Takes:
         return [silo for silo in self.only or wanted if silo not in lost]
 
     def after(self, ended: Aborted) -> dict[str, Missing]:
-        """Take up what an attempt was aborted by; return who is to be left out as it says that too often."""
+        """Note why an attempt was aborted; return the silos to leave out because they said that too often."""
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
         self._said.update(spent.keys())
         often = [silo for silo in spent if self._said[silo] > SAYS]
@@ -265,7 +265,7 @@ class _Takes:
         return dict.fromkeys(often, _OFTEN)
 
     def without_them(self) -> dict[str, Missing]:
-        """Let all play the next take but those who would play the last one again; return those."""
+        """Let all play the next take except silos that would only repeat the last one; return those."""
         left_out = dict.fromkeys(self._bound, _BOUND)
         self.take, self.only, self._bound = self.take + bool(left_out), (), []
         return left_out
@@ -291,7 +291,7 @@ def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> s
 
 
 def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
-    """Add who is missing; the first reason is the one that led to the others. Who names another take is there."""
+    """Add who is missing, by the first reason, which led to the others. A silo that names another take is present."""
     for silo, why in missing.items():
         if why.spent is None:
             gone.setdefault(silo, why)
@@ -315,5 +315,5 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
 
 
 def _nothing(now: Stamp) -> Exchange[None]:
-    """Ask nothing: what is wanted is the set-up before it."""
+    """Ask nothing: only the set-up before it is wanted."""
     yield from ()

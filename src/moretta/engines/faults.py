@@ -1,7 +1,7 @@
-"""Faults on purpose: which silo vanishes, answers late or is cut short, so that one sees a federation bear it.
+"""Deliberate faults: which silo vanishes, answers late or is cut short, to show that a federation survives it.
 
-What happens depends on the settings, the round, the silo and the phase of a message alone, never on the time of day or
-on who was asked first: a resumed run meets the same faults as an uninterrupted one.
+A fault depends only on the settings, the round, the silo and the phase of a message, never on the time of day or on the
+order of asking: a resumed run meets the same faults as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ INJECTED = "fault injection: "
 
 @dataclass(frozen=True)
 class Mishap:
-    """What befalls one message and its answer.
+    """What happens to one message and its answer.
 
-    gone: why the silo is never reached. seconds: by how much the answer is late. cut: whether its last byte is lost.
+    gone: why the silo is never reached. seconds: how late the answer is. cut: whether its last byte is lost.
     """
 
     gone: Missing | None = None
@@ -35,7 +35,7 @@ NO_MISHAP = Mishap()
 
 
 class Injector:
-    """Decides what befalls each message, in the order in which they are sent.
+    """Decides what happens to each message, in the order of sending.
 
     phases: the phase of a message by its tag, where that is not "upload".
     """

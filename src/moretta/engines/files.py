@@ -1,8 +1,7 @@
-"""Files that are either whole or not there, also after a power cut.
+"""Files that are either complete or absent, also after a power cut.
 
-A file's bytes are on the disk before it gets its name, and the folder that has the name is written out after: without
-the second, a machine that loses power may come back with the old file, or with none, of what a role has promised to
-remember.
+A file's bytes are on the disk before it gets its name, and then its folder is synced too. Without the second step, a
+machine that loses power may come back with the old file, or with none, of what a role must remember.
 """
 
 from __future__ import annotations

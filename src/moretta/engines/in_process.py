@@ -23,10 +23,9 @@ log = logging.getLogger("moretta")
 class InProcess:
     """Delivers asks to clients that live in this process, or in one each that this one started.
 
-    strict: pass every message through the codec, both ways, so that only what survives the wire is seen.
-    recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a process of
-    a silo's own that has not answered by then is ended.
-    injector: makes things go wrong.
+    strict: pass every message through the codec, both ways, as a network would.
+    recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a silo's own
+    process that has not answered by then is ended. injector: injects faults.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class InProcess:
         return replies_of(ask, exchanged)
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
+        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
         return self._traffic.take()
 
     @property
@@ -81,15 +80,15 @@ class InProcess:
         return max((child.peak_mib for child in self._children), default=None)
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
-        """Return nobody: a silo that does not answer in this process does not come back by waiting."""
+        """Return none: a silo of this process does not come back by waiting."""
         return ()
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
-        """Return nobody: who is not here is found as it is asked."""
+        """Return none: a missing silo is noticed when it is asked."""
         return {}
 
     def renewed(self) -> bool:
-        """Return whether the process of a silo has ended since this was last called; another one answers from now."""
+        """Return whether a silo's process has ended since the last call, so that another answers from now."""
         ends, before = sum(child.ends for child in self._children), self._ends
         self._ends = ends
         return ends > before

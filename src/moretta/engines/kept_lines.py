@@ -1,4 +1,4 @@
-"""A file that lines are only added to: what a silo must not forget, whatever state it goes back to."""
+"""An append-only file of lines: what a silo must not forget, even if it goes back to an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 class KeptLines:
     """Whole lines of a file with mode 0600, which is made with its folder by the first of them.
 
-    forces: whether a line that asks for it is forced to the disk, and with it all before it. Where one machine plays
-    all roles it need not be: what a loss of power could tell whom is on that machine anyway.
+    forces: whether a line that asks for it is forced to the disk, with all before it. This is not needed where one
+    machine plays all roles: what a loss of power could reveal is on that machine anyway.
     """
 
     def __init__(self, path: Path, *, forces: bool) -> None:
         self._path, self._forces = path, forces
 
     def read(self) -> list[str]:
-        """Return the lines. Half a line at the end, of a process killed while it wrote, is taken off the file."""
+        """Return the lines. Half a line at the end, left by a killed process, is removed from the file."""
         if not self._path.exists():
             return []
         data = self._path.read_bytes()
@@ -67,7 +67,7 @@ class HelpedFile:
 
     @cached_property
     def opened(self) -> HelpedSums:
-        """What the file says, and is told. Raises `moretta.errors.ParameterError` for a file that is damaged."""
+        """Return what the file keeps, and keep more in it. Raises `moretta.errors.ParameterError` for a damaged one."""
         lines = KeptLines(Path(self.path), forces=self.forces)
         try:
             return HelpedSums(
@@ -87,7 +87,7 @@ class HelpedFile:
 
 
 def powered_since() -> str:
-    """Return a name of the time since this machine was started; the same on every machine that does not say."""
+    """Return a name for the time since this machine was started; a constant on machines that do not tell."""
     try:
         return BOOT.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory this process takes, and what stops it far above a limit. In MiB, 2^20 bytes."""
+"""How much memory this process takes, and a cap that stops it far above a limit. In MiB, 2^20 bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 import sys
 from pathlib import Path
 
-HEADROOM = 64  # MiB above a limit in which an overrun is measured, and told of with what would do, instead of stopped
+HEADROOM = 64  # MiB above a limit in which an overrun is reported, with a limit that would suffice, instead of stopped
 
 
 def peak_mib() -> float:

@@ -1,16 +1,16 @@
-"""What passes between a silo's own process and who runs it, on the process's standard input and output.
+"""What a silo's own process and its parent send each other, on the process's standard input and output.
 
-Each part goes behind its length (`moretta.contract.framing`): a message of the codec, or of an array what lies in its
-memory. Nothing else is ever on standard output, and nothing secret is on the command line or in the environment.
+Each part follows its length (`moretta.contract.framing`): a message of the codec, or the bytes of an array. Nothing
+else is ever on standard output, and nothing secret is on the command line or in the environment.
 
-    whoever runs it                                 the process
+    parent                                          the process
       BeSilo(settings, its state), x, y         -->   makes its role
-      Restore(state)                            -->   takes it up
+      Restore(state)                            -->   restores it
       any message of the protocol               -->   answers it
-                                                <--   AnswerHeader, and unless it tells of an error, the answer, or
-                                                      Acknowledged where none was asked for
+                                                <--   AnswerHeader, and unless it has an error, the answer, or
+                                                      Acknowledged where the message needs none
 
-An array is two parts: dtype and shape as JSON, and its bytes, which are read where they are to stay.
+An array is two parts: dtype and shape as JSON, and its bytes, which are read straight into place.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ SENTENCE = 10_000  # characters
 
 @message("edge/be-silo")
 class BeSilo(Message):
-    """Be this silo: its settings (`moretta.protocols.baffle.edge.settings`) and its state; its rows come in frames of
-    their own.
+    """Be this silo: its settings (`moretta.protocols.baffle.edge.settings`) and state; its rows follow as arrays.
 
     insecure: for tests, the root from which its keys follow; no bytes: the operating system draws them.
     """
@@ -60,10 +59,10 @@ class Acknowledged(Message):
 
 @message("edge/envelope")
 class AnswerHeader(Message):
-    """What comes before an answer, and of which protocols know nothing.
+    """What comes before an answer; protocols do not see it.
 
     seconds: by phase. peak_mib: the most memory the process has had resident. state: the silo's, where it has changed.
-    error: the class of what went wrong, of `moretta.errors` or any other, and its sentence; then no answer follows.
+    error: the error's class, of `moretta.errors` or any other, and its sentence; then no answer follows.
     """
 
     seconds: Mapping[str, float]
@@ -81,7 +80,7 @@ _ERRORS = {
 
 
 def error_of(envelope: AnswerHeader) -> Exception:
-    """Return the error that an envelope tells of, of the same class if it is one of ours."""
+    """Return the error in an envelope, of the same class if it is one of ours."""
     kind = _ERRORS.get(envelope.error)
     return RuntimeError(f"{envelope.error}: {envelope.sentence}") if kind is None else kind(envelope.sentence)
 

@@ -2,17 +2,17 @@
 
 run.toml               the run file as resolved            checkpoint/   the last two (engines.checkpoint)
 history.jsonl          a line a round                      views/        what each role saw (engines.views)
-checkpoint/releases.txt   under dp-noise, each noised sum before it is asked for (protocols.releases)
-result.json            what it came to                     log.txt       warnings and failures in full
+checkpoint/releases.txt   under dp-noise, each noised sum before it is asked for (protocols.common.releases)
+result.json            the run's result                    log.txt       warnings and failures in full
 model.safetensors      the true model, as the server holds it
-released.safetensors   what the silos may be given
+released.safetensors   the model that silos may be given
 models/<silo>.safetensors   where each silo has its own
 participants/<name>/confined.safetensors   of CGD, and only where one machine simulates all participants; then
-                     model.safetensors is D, what they have all moved by
+                     model.safetensors is D, their common displacement
 truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
-audit.json  audit/     what attacks came to (moretta.audit), and their pictures
+audit.json  audit/     the results of attacks (moretta.audit), and their pictures
 inputs.json            what inputs mean: columns, standardisation, classes
-best/                  under early stopping, checkpoints of the best rounds, secrets and all
+best/                  under early stopping, checkpoints of the best rounds, secrets included
 helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
 """
 

@@ -1,4 +1,4 @@
-"""Settings of where silos live, and of the mishaps to inject."""
+"""Settings of where silos run, and of the faults to inject."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FaultPhase = Literal["set-up", "upload", "unmasking"]
 
 
 class Fault(Section):
-    """One silo's mishap in one round.
+    """One silo's fault in one round.
 
     round: counted from 1; the release after the last round is one more. silo: its name.
     phase: "set-up", where keys and common statistics are agreed on; "upload", the silo's answers of the round itself;
@@ -30,15 +30,14 @@ class Fault(Section):
 class Delay(Fault):
     """A silo's answers of one phase come so many seconds later.
 
-    seconds: by a clock that only the deadline knows. Nobody waits for them, and without a deadline they are logged
-        and change nothing.
+    seconds: they count towards the deadline, but nobody waits for them; without a deadline they are only logged.
     """
 
     seconds: Positive
 
 
 class Faults(Section):
-    """Mishaps to inject, so that one sees a federation bear them.
+    """Faults to inject, to show that a federation survives them.
 
     drop: the silo cannot be reached from that phase on to the end of that round. In "upload" it vanishes before it
         uploads, in "unmasking" after. "set-up" takes hold in a round without one too; a round whose sum is not masked
@@ -82,7 +81,7 @@ class Engine(Section):
         (`moretta.protocols.baffle.onnx_export`).
     memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
     micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
-    faults: mishaps to inject; None: none. They befall silos, so centralised training has none.
+    faults: to inject; None: none. They happen to silos, so centralised training has none.
     """
 
     name: EngineName = "in-process"

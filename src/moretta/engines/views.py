@@ -1,11 +1,11 @@
 """Recorded views: exactly the messages that a role saw, as the codec's bytes, a file for each role and round.
 
-``views/<role>/round-000012.0.bin`` holds round 12 as seen in session 0 (a resumed run is in its next session). Each
-record is two parts behind their lengths (`moretta.contract.framing`): a JSON line (``{"direction": "sent" | "received",
-"peer": ..}``) and the message. A file begins with `MAGIC`.
+``views/<role>/round-000012.0.bin`` holds round 12 as seen in session 0 (a resumed run is in its next session). It
+begins with `MAGIC`. Each record is two parts behind their lengths (`moretta.contract.framing`): a JSON line
+(``{"direction": "sent" | "received", "peer": ..}``) and the message.
 
-``views/index.jsonl`` says of which run they are, and then has a line for each file with its SHA-256; the digest of the
-index is in the run's ``result.json``. A file without a line is of a round that was never finished.
+``views/index.jsonl`` names the run, and then has a line for each file with its SHA-256; ``result.json`` has the digest
+of the index. A file without a line belongs to a round that was never finished.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Views:
     def open(cls, folder: Path, run: str, wanted: str) -> Views:
         """Open a run's ``views``. run: its id; wanted: the digest of its index, both from ``result.json``.
 
-        Raises `moretta.errors.ParameterError` where there are none, or they are another run's or version's, or not as
-        they were recorded.
+        Raises `moretta.errors.ParameterError` where there are none, or they are another run's or version's, or were
+        changed.
         """
         index = folder / INDEX
         if not index.exists() and any(folder.glob("*/round-*.bin")):

@@ -1,4 +1,4 @@
-"""Lines that are on disk before what they announce is done, so that a process that is killed has forgotten none."""
+"""Lines that are on disk before what they announce is done, so that a killed process has forgotten none."""
 
 from __future__ import annotations
 

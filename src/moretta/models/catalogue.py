@@ -1,9 +1,4 @@
-"""Models: from a run file's `[model]` section to a torch module with seeded weights.
-
-Built-in are the architectures of the papers: `mlp`, `resnet`, `densenet`, and BAFFLE's `lenet`, `wrn`, `mobilenet`,
-each small, traceable by torch.fx, and ending in an `nn.Linear` whose result is the output. `module:function` gives any
-other. Importing this package needs no torch; building a model does.
-"""
+"""The built-in models by their names, and how any model is built and identified."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
 
 
 def code_of(source: str, base: Path = Path(".")) -> bytes:
-    """Return the file that a model's function is in; nothing of a built-in one, or of what Python did not define."""
+    """Return the content of a model function's file; empty for a built-in model or a function not written in Python."""
     if source not in BUILT_IN:
         with suppress(TypeError, OSError):  # what Python code did not define has no file
             return Path(inspect.getfile(inspect.unwrap(resolve(source, base)))).read_bytes()
@@ -45,9 +40,9 @@ def build(
 ) -> nn.Module:
     """Build a model for samples of shape `inputs`, with `outputs` outputs.
 
-    `source` is a built-in name, or `module:function` looked for in `base`, the run file's folder, first; that is called
-    with `arguments` only. Dashes in the names of arguments are underscores. Initial weights depend on `seed` alone;
-    torch's global generator stays as it was.
+    `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
+    with `arguments` only. Dashes in argument names become underscores. Initial weights depend on `seed` alone; torch's
+    global generator is unchanged.
     Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
     for a function that fails or returns no module; MissingExtra without torch.
     """

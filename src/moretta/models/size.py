@@ -1,4 +1,4 @@
-"""How large a model may be: told of before it takes memory, where that can be."""
+"""How large a model may be: checked before it takes memory, where possible."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TENSORS = 10_000  # as many as a message's header has room for
 
 
 def build_within(most: int, build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model of at most so many numbers in parameters and buffers, and at most `TENSORS` of those.
+    """Build a model of at most `most` numbers in at most `TENSORS` parameters and buffers.
 
-    It is built twice: first without memory, on PyTorch's meta device. Code that cannot do that, as a site's own may
-    not, is counted while it is built, tensor by tensor. Raises `moretta.errors.ParameterError` for a larger one.
+    It is built twice: first without memory, on PyTorch's meta device. Where its code cannot do that, its tensors are
+    counted while it is built. Raises `moretta.errors.ParameterError` for a larger one.
     """
     with suppress(Exception), _counted(most) as found, torch.device("meta"):
         build()
@@ -34,7 +34,7 @@ def build_within(most: int, build: Callable[[], nn.Module]) -> nn.Module:
 
 @contextmanager
 def _counted(most: int) -> Iterator[list[int]]:
-    """Count the numbers of each tensor that modules are given in this thread, and stop when there are too many."""
+    """Count the numbers of each tensor that this thread registers in a module, and stop when there are too many."""
     found, thread = list[int](), threading.get_ident()
 
     def count(owner: nn.Module, name: str, tensor: Tensor | None) -> None:

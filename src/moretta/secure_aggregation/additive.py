@@ -1,16 +1,16 @@
 """Additive shares: each silo splits its part of a sum among all silos, and only sums of shares are put together.
 
-**Theory** (CGD's paper, appendix A, over Z_2^b; b = 32 there). Silo i's v_i, its weight N_i and its tensors
-2^f N_i x_i as one vector of d ring elements (`moretta.secure_aggregation.ring`), is split into n shares::
+**Theory** (CGD's paper, appendix A, over Z_2^b; b = 32 there). Silo i's weight N_i and tensors 2^f N_i x_i form one
+vector v_i of d ring elements (`moretta.secure_aggregation.ring`). It is split into n shares::
 
     E_i^1 + E_i^2 + ... + E_i^n = v_i   mod 2^b
 
-E_i^j for the others j is uniform, expanded from a fresh key of the operating system, and E_i^i is the remainder. Any
+For each other silo j, E_i^j is uniform, expanded from a fresh key of the operating system; E_i^i is the remainder. Any
 n - 1 of them are uniform and say nothing of v_i. Silo j adds the shares it holds to E^j = sum_i E_i^j, and
 
     E^1 + E^2 + ... + E^n = v_1 + v_2 + ... + v_n   mod 2^b
 
-exactly, in any order, in the ring elements that `moretta.secure_aggregation.pairwise` comes to.
+exactly, in any order: the same ring elements as by `moretta.secure_aggregation.pairwise`.
 
     server                              silo i
       a protocol's own ask      -->       computes x_i, N_i; splits v_i
@@ -18,24 +18,24 @@ exactly, in any order, in the ring elements that `moretta.secure_aggregation.pai
       AddShares(E_j^i of all j) -->       opens and adds them
                                 <--     AddedShares(E^i)                     sum -> means, N
 
-Set-up is that of `moretta.secure_aggregation.agreement`, in which everybody is everybody's neighbour. A share is sealed
-under a key that the two silos alone can make, for this maker, holder and sum, and bound to the tensors' shapes.
+Set-up is that of `moretta.secure_aggregation.agreement`, with the complete graph. A share is sealed under a key that
+only its maker and holder can derive, for this sum alone, and is bound to the tensors' shapes.
 
 **Threat model.** That of `moretta.secure_aggregation`: server and up to n - 2 silos together learn the sum over the
 others and nothing else of them. The server relays sealed shares and sees E^i; a silo sees one uniform share of each
-other silo. With a roster keys are signed. No set of survivors need be, as there is one, the whole cohort: a silo adds
-shares once for each upload, and only if there is one of each other silo that it agreed on keys with.
+other silo. With a roster keys are signed. The only set of survivors is the complete cohort. A silo adds shares once for
+each upload, and only if it has one from every silo that it agreed on keys with.
 
-**Dropouts.** All must be there. Whoever is missing in either step aborts the sum and is named; it begins again with a
-fresh set-up of those present, as the next take, with other rows, if sums of shares may have left. A silo whose E^i
-arrives only after that completes the first take's sum, and nothing of the next.
+**Dropouts.** All silos must stay. One that is missing in either step aborts the sum and is named. Those present begin
+again with a fresh set-up; if sums of shares may have been sent, as the next take, with other rows. A silo whose E^i
+arrives only after that completes the first take's sum, and reveals nothing of the next.
 
-A share that does not open is reported by its holder. Whether its maker, the holder or the server is at fault cannot be
-told, so for each such pair one of the two goes: whoever is in most of them, the maker where it is even. That costs a
-round; a silo that lies so may cost an honest one its place, if it accuses that one alone.
+The holder of a share that does not open reports it. Nobody can tell whether its maker, the holder or the server is at
+fault. So of each such pair one silo is left out: the one in most pairs, or the maker where they are even. That costs a
+round. A silo that accuses one honest silo alone may so cost it its place.
 
-**Cost.** A silo sends n times its vector (n - 1 shares up, a sum) and receives n - 1 times, so the server moves about
-2 n^2 of them in a round, where pairwise masks cost n.
+**Cost.** A silo sends n times its vector (n - 1 shares up, a sum) and receives n - 1 times. So the server moves about
+2 n^2 vectors in a round, where pairwise masks cost n.
 
 Differs from the paper: shares go by way of the server, sealed, as silos have no channels to each other; and uniform
 means pseudorandom, by AES-128 in counter mode.
@@ -83,7 +83,7 @@ class SealedShares(Message):
     asked: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless shares can be what they are said to be, and the weight one."""
+        """Raise `moretta.errors.PeerError` unless shares, digest and weight can be valid."""
         _check_sealed(self.shares)
         check_digest(self.TAG, self.asked)
         if self.weight < 0:
@@ -97,7 +97,7 @@ class AddShares(Message):
     shares: Tensors
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless shares can be what they are said to be."""
+        """Raise `moretta.errors.PeerError` unless shares can be valid."""
         _check_sealed(self.shares)
 
 
@@ -105,14 +105,14 @@ class AddShares(Message):
 class AddedShares(Message):
     """E^i, uint32[d] or uint64[d]: the weight, if it is hidden, and the tensors in the order of their names.
 
-    unopened: sorted, whose shares could not be opened; then there are no words.
+    unopened: the makers of shares that could not be opened, sorted; words is then empty.
     """
 
     words: Array
     unopened: tuple[str, ...]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there is a vector of ring elements, or names, each once."""
+        """Raise `moretta.errors.PeerError` unless there is either a vector of ring elements or names, each once."""
         if self.words.dtype.name not in ("uint32", "uint64") or self.words.ndim != 1:
             raise PeerError(f"{self.TAG}: expected a vector of ring elements")
         if list(self.unopened) != sorted(set(self.unopened)):
@@ -146,7 +146,7 @@ def _check_size(size: int) -> None:
 
 @dataclass(frozen=True, repr=False)
 class _Kept:
-    """What a silo keeps of its upload until shares are added. share: E_i^i, and then their sum; secret."""
+    """What a silo keeps of its upload until shares are added. share: secret; E_i^i, and later the sum of shares."""
 
     stamp: Stamp
     label: Label
@@ -155,7 +155,7 @@ class _Kept:
 
 
 class AdditiveContributor:
-    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.contributor`."""
+    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.schemes.contributor`."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class AdditiveContributor:
                 unopened.append(maker)
             else:
                 np.add(kept.share, share, out=kept.share)
-        # Where some do not open, what was added is forgotten: it may not be looked at without the rest.
+        # Where some do not open, the partial sum is dropped: nobody may see it without the rest.
         words = np.empty(0, self._ring.dtype) if unopened else kept.share
         self._added = asked, AddedShares(stamp=asked.stamp, words=words, unopened=tuple(unopened))
         return self._added[1]
@@ -334,7 +334,7 @@ class AdditiveAggregator:
         *,
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
-        """Ask for shares, have them added, and add the sums. Aborts where any silo is missing, be it `whole` or not."""
+        """Ask for shares, have silos add them, and add the sums. Aborts where any silo is missing, whatever `whole`."""
         relayed = yield from self.relay(ask, wanted, expected)
         if isinstance(relayed, Aborted):
             return relayed
@@ -343,7 +343,7 @@ class AdditiveAggregator:
     def relay(
         self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
     ) -> Exchange[Relayed | Aborted]:
-        """Ask and add up as `sum` does, and leave the sum as it is."""
+        """Ask and add up as `sum` does, without decoding the sum."""
         cohort = self._agreed
         if cohort is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -419,7 +419,7 @@ def _same(one: AddShares, other: AddShares) -> bool:
 
 
 def _unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
-    """Return the tensors that lie behind each other in a vector, in the order of their names, without a copy."""
+    """Return the tensors that a vector holds one after the other, in the order of their names, without a copy."""
     tensors, start = dict[str, Words](), 0
     for name in sorted(shapes):
         count = math.prod(shapes[name])

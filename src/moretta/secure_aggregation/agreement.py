@@ -6,15 +6,14 @@
       PeerKeys(all adverts)     -->       checks them; one shared secret with every neighbour
                                 <--     KeysAccepted(cohort digest)
 
-So it is in a complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph_seed`).
+This is the complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph_seed`).
 
-Keys are fresh at each set-up, come from the operating system, live in memory only, and never follow from a role's
-root: a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
+Keys come from the operating system, are fresh at each set-up, live in memory only, and never follow from a role's root:
+a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
 
-With a roster every advert is signed by its silo's long-lived key (`moretta.secure_aggregation.identity`) together with
-the roster's digest, run id, set-up and name. A server that puts a key of its own in a silo's place, brings an old
-advert, or shows silos different rosters is refused by each silo that it tries this on, which names whose advert it was.
-Without one, silos trust what they are relayed.
+With a roster each silo signs its advert by its long-lived key (`moretta.secure_aggregation.identity`), together with
+the roster's digest, run id, set-up and name. Silos refuse a server's own key in another's place, an old advert, or
+another roster, and name whose advert it was. Without a roster silos trust the keys that they are sent.
 """
 
 from __future__ import annotations
@@ -58,18 +57,18 @@ RUN_DIGEST = 16  # hex digits of the roster's digest that a run id ends with
 
 @message("secure-aggregation/advertise-key")
 class AdvertiseKey(Message):
-    """Draw a fresh key pair and say its public key."""
+    """Draw a fresh key pair and send its public key."""
 
 
 @message("secure-aggregation/key-advert")
 class KeyAdvert(Message):
-    """A silo's public key of this set-up, 32 bytes of X25519, and with a roster its signature, else no bytes."""
+    """A silo's public key of this set-up, 32 bytes of X25519, and its signature (no bytes without a roster)."""
 
     public_key: bytes
     signature: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless the key is one that hides something."""
+        """Raise `moretta.errors.PeerError` for a key of another length or of low order, or a bad signature length."""
         check_public_key(self.public_key)
         check_signature_length(self.signature)
 
@@ -82,7 +81,7 @@ class PeerKeys(Message):
     signatures: Mapping[str, bytes]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless two silos or more have good keys, all different."""
+        """Raise `moretta.errors.PeerError` unless at least two silos have valid keys, all different."""
         check_keys(self.keys, self.signatures)
 
 
@@ -101,7 +100,7 @@ def check_advert(
 ) -> None:
     """Raise `moretta.errors.PeerError` unless a silo's key is signed for this set-up, or no roster is in use.
 
-    committed: to the silo's part of the graph's seed, which is signed with the key; none in a complete graph.
+    committed: the silo's commitment to its part of the graph's seed, signed with the key; empty in a complete graph.
     """
     if roster is None:
         if signature:
@@ -117,7 +116,7 @@ def check_advert(
 
 
 def check_run(roster: Roster | None, run: str) -> None:
-    """Raise `moretta.errors.PeerError` unless a run's id ends with the digest of one's own roster, if there is one."""
+    """Raise `moretta.errors.PeerError` unless a run's id ends with the digest of this roster, if there is one."""
     if roster is not None and not run.endswith(f".{roster.digest[:RUN_DIGEST]}"):
         raise PeerError("the run's id is of another roster; expected every role to have the same roster file")
 
@@ -152,8 +151,8 @@ class Agreement:
 class Offer:
     """A silo's key pair of one set-up, until the others' keys come.
 
-    credentials: None trusts what is relayed. insecure, session: see `moretta.secure_aggregation.contributor`; None
-    takes the key from the operating system. commits: draw a part of the graph's seed too, and commit to it.
+    credentials: None trusts the keys that the server relays. insecure, session: see
+    `moretta.secure_aggregation.schemes.contributor`. commits: also draw a part of the graph's seed and commit to it.
     """
 
     def __init__(
@@ -176,22 +175,22 @@ class Offer:
         self.public_key = self._private.public_key().public_bytes_raw()
         self._part = draw_part(setup, me, insecure, session) if commits else b""
         self.commitment = commitment(setup, me, self._part) if commits else b""
-        self._shown: CommittedKeys | None = None  # for which the part was revealed
+        self._shown: CommittedKeys | None = None  # the keys for which the part was revealed
         self.signature = b""
         if credentials is not None:
             statement = _statement(credentials.roster, setup, me, self.public_key, self.commitment)
             self.signature = credentials.identity.sign(*statement)
 
     def agree(self, peers: PeerKeys, rules: Rules) -> Agreement:
-        """Return the seeds with all neighbours, which are all others.
+        """Return the seeds with all neighbours, in the complete graph.
 
-        Raises `moretta.errors.PeerError` for keys not of this set-up, and for a cohort whose graph has to be drawn.
+        Raises `moretta.errors.PeerError` for keys of another set-up, and for a cohort whose graph has to be drawn.
         """
         self._check(peers, rules, {})
         return self._agreement(Cohort.of(peers.keys, rules))
 
     def reveal(self, peers: CommittedKeys, rules: Rules) -> bytes:
-        """Return the own part of the graph's seed, once. Raises `moretta.errors.PeerError` as `agree`."""
+        """Return this silo's part of the graph's seed, once. Raises `moretta.errors.PeerError` as `agree`."""
         if self._shown is not None:
             raise PeerError("the part in the graph's seed was revealed for the keys that were shown first; set up anew")
         if peers.commitments.get(self._me) != self.commitment:
@@ -245,17 +244,17 @@ class SetUp:
         self._me, self._rules, self._credentials = me, rules, credentials
         self._insecure, self._session = insecure, session
         self._offer: Offer | None = None
-        self._revealed = set[Stamp]()  # at which a part of a graph's seed was shown
+        self._revealed = set[Stamp]()  # the set-ups at which a part of a graph's seed was shown
         self._agreed: tuple[Agreement, Labels] | None = None
 
     @property
     def members(self) -> Sequence[str]:
-        """Who agreed on keys, sorted; nobody before."""
+        """Who agreed on keys, sorted; empty before."""
         return () if self._agreed is None else sorted(self._agreed[0].cohort.names)
 
     @property
     def agreed(self) -> tuple[Agreement, Labels]:
-        """The last set-up's agreement, and the masks' labels used since. Raises `moretta.errors.MisuseError` before."""
+        """The last set-up's agreement and mask labels used since. Raises `moretta.errors.MisuseError` before one."""
         if self._agreed is None:
             raise MisuseError("an upload was asked for without a set-up; expected keys to be agreed on")
         return self._agreed
@@ -263,7 +262,7 @@ class SetUp:
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of the key agreement, None to any other. A new set-up forgets the last one's seeds.
 
-        Raises `moretta.errors.PeerError` as `Offer`, `moretta.errors.MisuseError` for others' keys that come unasked.
+        Raises `moretta.errors.PeerError` as `Offer`, `moretta.errors.MisuseError` for peers' keys without a set-up.
         """
         match message:
             case AdvertiseKey():
@@ -273,7 +272,7 @@ class SetUp:
                     stamp=message.stamp, public_key=self._offer.public_key, signature=self._offer.signature
                 )
             case AdvertiseCommitted():
-                if message.stamp in self._revealed:  # else one silo's parts could be drawn until its graph suits
+                if message.stamp in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
                     raise PeerError(
                         f"the part in the graph's seed of {message.stamp} was shown; set up as another attempt"
                     )
@@ -312,7 +311,7 @@ class SetUp:
 
 
 def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[Cohort | Aborted]:
-    """Relay public keys among silos, the server's half of a set-up. Aborts where one is missing or has a bad key.
+    """Relay public keys among silos: the server's half of a set-up. Aborts where one is missing or has a bad key.
 
     Raises `moretta.errors.ParameterError` for fewer than 2 silos.
     """

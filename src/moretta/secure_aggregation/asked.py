@@ -1,13 +1,13 @@
-"""What a silo was asked when it uploaded: a digest that all silos of a sum must have alike.
+"""What a silo was asked when it uploaded: a digest that must be the same for all silos of a sum.
 
-SHA-256 goes over the message that asked, as it was decoded, without its stamp and without the fields that are the
-addressee's own (`Message.OWN`), and over what was agreed on before: at the set-up, under cross-entropy in the message
-before it. It is part of every mask's label, so that uploads to different questions do not add up; it travels beside
-the upload, so that a difference is named before anything is opened; and it stands, in the label, under the survivors'
-signatures. One question that is crafted for all silos alike is not found by it.
+It is SHA-256 over the message that asked, as decoded, without its stamp and the addressee's own fields (`Message.OWN`),
+and over what was agreed before: at the set-up, or under cross-entropy in the message before it. The digest is used
+three times. In every mask's label, it keeps uploads to different questions from adding up. Beside the upload, it names
+a difference before anything is opened. In the label, it stands under the survivors' signatures. It does not find one
+question that is crafted for all silos alike.
 
-How the answer is encoded is part of it: of sums of the same numbers, rounded to steps of a server's choice, single ones
-could be told. So an encoding follows from how many silos play a round, and not from how many are there.
+The answer's encoding is part of it. If the server chose the rounding steps, sums of the same numbers under different
+steps could reveal single ones. So the encoding follows from how many silos play a round, not from how many are present.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BYTES = 32
 class Asked:
     """What an upload answers.
 
-    digest: 32 bytes. once: the name of what is summed once a run, and nothing for the upload of a round. whole: whether
-    the upload is of the same rows in every take of the round. lasting: whether it is of rows alone, and so the same in
-    every run. own: a digest of what was sent to this silo alone and its upload depends on; nothing where there is none,
-    or while it is not known. No label may have it, as it differs from silo to silo; the silo keeps it.
+    digest: 32 bytes. once: the name of what is summed once a run; empty for the upload of a round. whole: whether the
+    upload is of the same rows in every take of the round. lasting: whether it depends on rows alone, and so is the same
+    in every run. own: a digest of what was sent to this silo alone and its upload depends on; empty where there is
+    none, or while it is not known. It differs between silos, so no label has it; the silo keeps it.
     """
 
     digest: bytes
@@ -44,13 +44,13 @@ class Asked:
 
 
 def asked(message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False) -> Asked:
-    """Return what an upload that answers this message answers. agreed: digests of what was agreed on before."""
+    """Return the `Asked` of an upload that answers this message. agreed: digests of what was agreed on before."""
     digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
     return Asked(digest, once, whole, lasting)
 
 
 def message_digest(message: Message) -> bytes:
-    """Return SHA-256 of a message's tag and fields, without its stamp and what is its addressee's own.
+    """Return SHA-256 of a message's tag and fields, without its stamp and its addressee's own fields.
 
     It is computed once for a message that goes to all silos of a process.
     """
@@ -61,18 +61,18 @@ def message_digest(message: Message) -> bytes:
             digest.update(encode_parts(name))
             _add(digest, getattr(message, name))
         found = digest.digest()
-        object.__setattr__(message, "_digest", found)  # frozen: the fields it is of never change
+        object.__setattr__(message, "_digest", found)  # the message is frozen, so its digest never changes
     return found
 
 
 def check_digest(tag: str, digest: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for what cannot be the digest of what was asked."""
+    """Raise `moretta.errors.PeerError` for bytes that cannot be the digest of what was asked."""
     if len(digest) != BYTES:
         raise PeerError(f"{tag}: expected a digest of {BYTES} bytes of what was asked, got {len(digest)}")
 
 
 def _add(digest: hashlib._Hash, value: Any) -> None:
-    """Add a field's value. Kinds have different beginnings, and lengths stand before contents."""
+    """Add a field's value: a prefix for its kind, then lengths before contents."""
     match value:
         case np.ndarray():
             little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))

@@ -1,7 +1,7 @@
 """A cohort: who agreed on keys with whom, and how many must be left for a sum to be revealed.
 
-Everybody computes it from the same public keys and the same rules, so nobody has to be told, and its digest is part
-of every mask's label: with another graph, threshold or key there is no common mask.
+All roles compute it from the same public keys and rules, so it need not be sent. Its digest is part of every mask's
+label: with another graph, threshold or key there is no common mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NONE: Mapping[str, bytes] = {}
 
 @dataclass(frozen=True)
 class Participation:
-    """Who plays a round: computed by silos and server alike from what is public, so that nobody has to be told.
+    """Who plays a round: silos and server compute it alike from public values, so it need not be sent.
 
     silos: of the run, in its order. count: how many of them play a round. seed: of the training.
     """
@@ -43,20 +43,20 @@ class Participation:
 
 @dataclass(frozen=True)
 class Rules:
-    """What all roles of a run must have set alike.
+    """Settings of secure aggregation that must be the same for all roles of a run.
 
-    degree: neighbours of a silo, even; None is everybody in cohorts of up to 50 silos, and beyond as few as the rates
-        allow (`moretta.secure_aggregation.graph.plan`).
-    threshold: how many of a silo and its neighbours must be left; None is two thirds of a complete cohort, rounded
-        down, and one more, or by the rates.
-    corrupt_rate, dropout_rate: the parts of the silos that may collude with the server, and that may vanish.
-    min_survivors: the fewest silos whose sum may be revealed. With masks it is 2 whatever stands here, as a threshold
-        is a majority.
+    degree: neighbours of a silo, even; None is all others in cohorts of up to 50 silos, and above that as few as the
+        rates allow (`moretta.secure_aggregation.graph.plan`).
+    threshold: how many of a silo and its neighbours must be left; None is floor(2 n / 3) + 1 in a complete cohort of n,
+        else it follows from the rates.
+    corrupt_rate, dropout_rate: the fractions of silos that may collude with the server, and that may vanish.
+    min_survivors: the fewest silos whose sum may be revealed. With masks it is at least 2, as a threshold is a
+    majority.
     public_weights: whether a silo's weight is uploaded in the clear.
     roster: the silos' long-lived keys; None trusts whatever keys the server relays.
-    participation: who plays a round. Degree and threshold follow from their number, and where silos are missing from a
-        cohort they stay what they were: a threshold that shrank with the cohort would let whoever leaves silos out read
-        pairs. None takes the cohort for all there are.
+    participation: who plays a round. Degree and threshold follow from their number, and stay where silos are missing
+        from a cohort: if the threshold shrank too, a server that leaves silos out could read sums of two. None takes
+        the cohort for all silos.
     """
 
     degree: int | None = None
@@ -69,7 +69,7 @@ class Rules:
     participation: Participation | None = None
 
     def check(self, silos: int) -> None:
-        """Raise `moretta.errors.ParameterError` unless degree and threshold fit a cohort of all silos as they are."""
+        """Raise `moretta.errors.ParameterError` unless degree and threshold, as given, fit a cohort of all silos."""
         if silos < 2:
             raise ParameterError('one silo needs scheme = "none": its sum would be its own data')
         graph.plan(silos, self.corrupt_rate, self.dropout_rate, self.degree, self.threshold)
@@ -79,7 +79,7 @@ class Rules:
         least = silos
         silos = self.parties(silos)
         degree = self.degree if self.degree is not None and self.degree < silos - 1 else None
-        if self.degree is not None and degree is None:  # everybody, also where the rates would do with fewer
+        if self.degree is not None and degree is None:  # all others, even if the rates would allow fewer
             chosen = Plan(None, silos * 2 // 3 + 1)
         else:
             chosen = graph.plan(silos, self.corrupt_rate, self.dropout_rate, degree)
@@ -91,17 +91,17 @@ class Rules:
         return Plan(chosen.degree if thinned else None, threshold)
 
     def least(self, scheme: str) -> int:
-        """Return the fewest silos of a round: so many as masks' threshold asks for, and as a sum may be revealed of."""
+        """Return the fewest silos of a round: the threshold of masks, or `min_survivors` where that is more."""
         if self.participation is None or scheme != "pairwise":
             return self.min_survivors
         return max(self.min_survivors, self.plan(self.participation.count).threshold)
 
     def parties(self, there: int) -> int:
-        """Return how many silos' entries a sum has at most, where so many are there."""
+        """Return how many silos' entries a sum has at most. there: silos that are present."""
         return max(there, self.participation.count if self.participation else 0)
 
     def check_playing(self, stamp: Stamp, cohort: Iterable[str]) -> None:
-        """Raise `moretta.errors.PeerError` for a cohort with silos that are not to play the round."""
+        """Raise `moretta.errors.PeerError` for a cohort with silos that do not play the round."""
         playing = self.participation
         if playing is not None and (strangers := sorted(set(cohort) - set(playing.of_round(stamp.round)))):
             raise PeerError(
@@ -111,13 +111,13 @@ class Rules:
 
 
 def complete(rules: Rules) -> Rules:
-    """Return the rules with everybody as everybody's neighbour, and no threshold beyond those who are there."""
+    """Return the rules with the complete graph, and no threshold beyond the silos that are present."""
     return replace(rules, degree=2**62, threshold=None, participation=None)
 
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """How a silo proves who it is: its own long-lived key, and everybody's public ones."""
+    """How a silo proves who it is: its own long-lived key, and the public keys of all."""
 
     identity: Identity
     roster: Roster
@@ -141,8 +141,8 @@ class Cohort:
     def of(cls, keys: Mapping[str, bytes], rules: Rules, seed_parts: Mapping[str, bytes] = NONE) -> Cohort:
         """Return the cohort that has these keys.
 
-        seed_parts: by silo, what the graph follows from (`moretta.secure_aggregation.graph_seed`); none where all are
-        everybody's neighbours. Raises `moretta.errors.MisuseError` for parts of others than the graph's silos.
+        seed_parts: by silo, the parts of the graph's seed (`moretta.secure_aggregation.graph_seed`); empty for the
+        complete graph. Raises `moretta.errors.MisuseError` for parts of other silos than the graph's.
         """
         plan, names = rules.plan(len(keys)), tuple(sorted(keys))
         if len(names) < plan.threshold and rules.participation is not None:
@@ -168,7 +168,7 @@ class Cohort:
         return self._points[silo]
 
     def circle(self, silo: str) -> frozenset[str]:
-        """Return a silo and its neighbours: those who hold a share of its self-mask's secret."""
+        """Return a silo and its neighbours: the holders of shares of its self-mask's secret."""
         return self.neighbours[silo] | {silo}
 
     def shortage(self, survivors: Collection[str]) -> str | None:

@@ -2,11 +2,11 @@
 
 `moretta.secure_aggregation.ring` has the numbers.
 
-**What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements, and any weight. Fraction
-bits leave the ring just enough room that no sum reads as more than twice all silos at their limit. Within that, what
-silos that follow the protocol cannot come to is clipped to what they can, and the log says so: a total weight to 1 a
-silo to W, a mean to the range that each silo's own entries have. So a silo neither ends a run by an impossible weight
-nor makes means large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
+**What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements and any weight. The fraction
+bits leave just enough room that no sum reads as more than twice all silos at their limit. Within that, a result that
+honest silos cannot reach is clipped to what they can, and the log says so: the total weight to between 1 a silo and W,
+a mean to the range of each silo's own entries. So one silo can neither end a run by an impossible weight nor make means
+large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_rea
 log = logging.getLogger("moretta")
 
 MOST_WEIGHT = "most weight"
-"""The entry of an encoding that announces the upper bound W of the total weight; no tensor may have this name.
+"""The entry of an encoding that announces W, the upper bound of the total weight; no tensor may have this name.
 
-Each silo needs W to refuse what could wrap: it knows neither the others' weights nor the server's limits.
+A silo needs W to refuse values that could wrap, as it knows neither the others' weights nor the server's limits.
 """
 
 
@@ -48,7 +48,7 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
 def encode(ring: Ring, tensors: Tensors, weight: int, encoding: Mapping[str, int], parties: int) -> dict[str, Words]:
     """Return round(2^f N_k x_k) mod 2^b by tensor, new contiguous arrays of the ring in the tensors' shapes.
 
-    weight, encoding: as for `moretta.secure_aggregation.sums.Contributor.upload`, which raises the same; beside that
+    weight, encoding: as for `moretta.secure_aggregation.sums.Contributor.upload`. Raises the same as that, and
     `moretta.errors.PeerError` for an encoding of other tensors.
     """
     check_weight(weight)
@@ -69,12 +69,12 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def in_order(tensors: Mapping[str, Words], weight: Words | None) -> list[Words]:
-    """Return what is hidden, in the order in which it is: the weight, unless it is public, and the tensors by name."""
+    """Return what is masked, in that order: the weight (None if it is public), and the tensors by name."""
     return [*([] if weight is None else [weight]), *(tensors[name] for name in sorted(tensors))]
 
 
 def add_up(words: Sequence[Words]) -> Words:
-    """Return the sum modulo 2^b, contiguous: the same for any order. What was received is never written to."""
+    """Return the sum modulo 2^b, contiguous, the same for any order. The arrays given are not written to."""
     total = np.array(words[0], order="C")
     for others in words[1:]:
         np.add(total, others, out=total)
@@ -90,7 +90,7 @@ def read(
     *,
     public_weights: bool,
 ) -> Sum:
-    """Return what a relayed sum came to: take off the blinds of all who are in it, and decode.
+    """Return the result of a relayed sum: take off the blinds of all silos in it, and decode.
 
     Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible encoding or weight.
     """
@@ -100,14 +100,14 @@ def read(
     if set(encoding) != {*relayed.tensors, MOST_WEIGHT}:
         raise PeerError(f"expected a sum of the tensors {sorted(relayed.tensors)!r:.200}")
     if any(not -EXPONENTS - 60 <= encoding[name] <= EXPONENTS + 64 for name in relayed.tensors):
-        raise PeerError("expected fraction bits that a limit leads to")  # others leave float64
+        raise PeerError("expected fraction bits that a limit leads to")  # others leave float64's range
     tensors = {name: np.array(words, order="C") for name, words in relayed.tensors.items()}
     weight = np.array(relayed.weight)
     if blind is not None:
         hidden = in_order(tensors, None if public_weights else weight)
         add_masks(hidden, [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
     wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
-    if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # here also what another key leaves is read
+    if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # also where another blind's key was used
         raise PeerError(
             f"expected weights that sum to {len(relayed.silos)} to {wanted.most_weight}, got {int(weight)}; some silo "
             "did not follow the protocol"
@@ -118,9 +118,8 @@ def read(
 def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], wanted: Wanted) -> Sum:
     """Return the means that sums in the ring stand for.
 
-    tensors: contiguous, of the shapes wanted; with 64 bits they are overwritten, and their memory is the means'.
-    silos: that are in the sum, sorted.
-    What cannot be a sum of silos that follow the protocol is clipped to what can; whose fault it is stays hidden.
+    tensors: contiguous, of the shapes wanted; with 64 bits the means overwrite their memory. silos: in the sum, sorted.
+    Means that honest silos cannot reach are clipped to what they can; whose fault it is stays hidden.
     """
     parties, possible = len(silos), min(max(weight, len(silos)), wanted.most_weight)
     if weight != possible:
@@ -138,7 +137,7 @@ def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequenc
         mean = ring.decode(words, bits)
         means[name] = np.divide(mean, weight, out=mean)
         steps[name] = parties * 2.0 ** -(bits + 1) / weight
-        # Where all of W is there, a mean beyond this range would have wrapped.
+        # Where the total weight is W, a mean beyond this range would have wrapped.
         most = float(ring.largest(bits, wanted.most_weight, parties)) + steps[name]
         largest = largest_magnitude(name, mean) if weight < wanted.most_weight else 0.0
         if largest > most:

@@ -1,30 +1,30 @@
-"""Who shares masks with whom: everybody with everybody, or each silo with k neighbours (k-regular).
+"""Who shares masks with whom: all silos with each other, or each silo with k neighbours (a k-regular graph).
 
 **Theory** (Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure Single-Server Aggregation with (Poly)Logarithmic
 Overhead", CCS 2020). n silos stand on a ring in random order; neighbours are at most k/2 steps apart (Harary's graph).
 A silo's self-mask is shared among its m = k + 1 *members*, itself and its neighbours (all n in a complete graph), and
-any t of them give it back. C silos may be corrupt and collude with the server, D may drop out. As the order is random,
-corrupt or dropped members are counted by the hypergeometric law. `plan` takes k and t for which these chances, over
-all silos, are small:
+any t of them can restore it. C silos may be corrupt and collude with the server, D may drop out. As the order is
+random, corrupt or dropped members follow the hypergeometric law. `plan` takes k and t that keep these chances small
+over all silos:
 
-    both   2^-40  a server that tells silos different survivors gets all masks of one silo, and so its upload, although
-                  a roster has them signed by all who are in. An honest member gives its share of it or
-                  the mask between them, never both; the silo itself gives masks with at most m - t members, as it
-                  insists on t survivors. So c corrupt members are enough only where t <= (m - t) + c.
-    split  2^-40  it gets the sum of a part of the honest survivors. A part is apart only where k/2 places on either
-                  side of it have no honest survivor. Its outermost silo then has k/2 + 1 members that may be honest,
-                  so t - 1 - k/2 corrupt ones or more must be among those places: twice, on disjoint arcs.
-    retry  2^-20  more than m - t members drop out, so that a self-mask stays. Less strict because no secret is lost
-                  by it, only a round, which is tried again.
+    both   2^-40  a server that sends silos different survivors gets all masks of one silo, and so its upload, although
+                  with a roster all survivors sign. An honest member gives its share of the self-mask or the mask
+                  between them, never both. The silo itself gives masks with at most m - t members, as it insists on
+                  t survivors. So c corrupt members are enough only where t <= (m - t) + c.
+    split  2^-40  the server gets the sum of a part of the honest survivors. A part is separate only where k/2 places
+                  on either side of it have no honest survivor. Its outermost silo then has at most k/2 + 1 honest
+                  members, so at least t - 1 - k/2 corrupt ones must be among those places: twice, on disjoint arcs.
+    retry  2^-20  more than m - t members drop out, so that a self-mask stays. It is less strict because no secret is
+                  lost, only a round, which is tried again.
 
 A sum over n silos bounds `both` and `retry`; `split` is below C(n, 2) P[one arc]^2, as counts on disjoint arcs of a
 random permutation are negatively associated (Joag-Dev and Proschan 1983). From `both`, t > m / 2: of two disjoint sets
 of members at most one reaches t.
 
-Differs from the paper: there, that who drops out is random bounds `split`. Here t does, also against a server that
-sees the graph and chooses who is said to be lost; k grows for it, by a tenth at 1000 silos, a third at 100. It takes
-that all silos that answer were told the same survivors. That corrupt silos stand at random places is taken by all
-three: see `neighbourhoods` for why it is so, and what set-ups that are begun anew do to it.
+Differs from the paper: there, `split` is bounded because dropouts are random. Here t bounds it, also against a server
+that sees the graph and chooses who is said to be lost; k grows for it, by a tenth at 1000 silos, a third at 100. It
+assumes that all silos that answer were sent the same survivors. All three assume that corrupt silos stand at random
+places: `neighbourhoods` says why they do, and what set-ups that are begun anew change.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ SECRECY_BITS, RETRY_BITS = 40, 20
 def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dict[str, frozenset[str]]:
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
-    degree: even and at least 2; None, or as many as there are other silos or more, for the complete graph.
+    degree: even and at least 2; None, or at least the number of other silos, for the complete graph.
     seed: 32 public bytes that nobody chose: the digest of the cohort's names, fresh keys and parts of the graph's seed.
     Raises `moretta.errors.MisuseError` for a name that comes twice, `moretta.errors.ParameterError` for the degree.
 
-    Every party computes the graph, so the server cannot dictate it. Nor does who speaks last choose it, as the parts of
-    its seed are committed to before keys are seen (`moretta.secure_aggregation.graph_seed`). A server can still have a
-    set-up fail and another one begin, also without some silos: G set-ups raise the chances of `both` and `split` up to
-    G-fold, from 2^-40. Each takes all honest silos' time and is in their logs, so that G stays a number of set-ups.
+    Every party computes the graph, so the server cannot dictate it. The last to speak cannot choose it either, as the
+    parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph_seed`). A server can make
+    a set-up fail and begin another, also without some silos: G set-ups raise the chances of `both` and `split` at most
+    G-fold, from 2^-40. Each takes all honest silos' time and is in their logs, so G stays small.
     """
     ordered = sorted(names)
     count = len(ordered)
@@ -71,7 +71,7 @@ def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dic
 
 
 def connected(neighbourhoods: Mapping[str, Collection[str]], among: Collection[str]) -> bool:
-    """Return whether the silos `among` hang together by edges between them; none or one does."""
+    """Return whether the silos `among` are connected by edges between them; zero or one silo is."""
     unseen = set(among)
     at_edge = {unseen.pop()} if unseen else set()
     while at_edge:
@@ -91,7 +91,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Risks:
-    """Upper bounds, from 0.0 to 1.0, of the chances that the module's docstring names."""
+    """Upper bounds, from 0.0 to 1.0, of the three chances in the module's docstring."""
 
     both: float
     split: float
@@ -107,12 +107,11 @@ def plan(
 ) -> Plan:
     """Return degree and threshold for a cohort.
 
-    silos: n >= 2. corrupt_rate, dropout_rate: in [0, 1); C and D are these parts of n, rounded up.
-    degree, threshold: None to have them chosen. To 50 silos that is the complete graph and t = floor(2 m / 3) + 1,
-    whatever the rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t that drop out. Above 50 it is
-    the smallest k that does, with the largest t that keeps `retry` low, or the complete graph where no k does. Of
-    what is given only the shape is checked (`risks` says what it is worth); beside a degree, t left out is floor(2 m
-    / 3) + 1.
+    silos: n >= 2. corrupt_rate, dropout_rate: in [0, 1); C and D are these fractions of n, rounded up.
+    degree, threshold: None to have them chosen. Up to 50 silos that is the complete graph and t = floor(2 m / 3) + 1,
+    whatever the rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t dropouts. Above 50 it is the
+    smallest k that meets the bounds, with the largest t that keeps `retry` low, or the complete graph where no k does.
+    With a degree but no threshold, t is floor(2 m / 3) + 1. Given values are checked for range only (see `risks`).
     Raises `moretta.errors.ParameterError`, saying what is possible.
 
     >>> plan(10)
@@ -146,7 +145,7 @@ def plan(
 
 
 def risks(silos: int, plan: Plan, corrupt_rate: float = CORRUPT_RATE, dropout_rate: float = DROPOUT_RATE) -> Risks:
-    """Return what a plan is worth, exact sums of the bounds above. Rates and errors as in `plan`."""
+    """Return a plan's risks, exact sums of the bounds above. Rates and errors as in `plan`."""
     corrupt, dropped = _part(silos, corrupt_rate, "corrupt"), _part(silos, dropout_rate, "dropout")
     members, t = _members(silos, plan.degree), plan.threshold
     both = silos * tail(silos, corrupt, members, 2 * t - members)
@@ -165,18 +164,18 @@ def table(
 
 
 def tail(population: int, marked: int, drawn: int, least: int) -> Fraction:
-    """Return the exact chance of `least` marked ones or more among `drawn` of a population: hypergeometric."""
+    """Return the exact chance of at least `least` marked among `drawn` of a population: hypergeometric."""
     ways = (ways for x, ways in _ways(population, marked, drawn) if x >= least)
     return Fraction(sum(ways), math.comb(population, drawn))
 
 
 def _ways(population: int, marked: int, drawn: int) -> Iterator[tuple[int, int]]:
-    """Yield x and in how many draws x are marked, from the largest x down to 0."""
+    """Yield x and the number of draws with x marked, from the largest x down to 0."""
     x = min(marked, drawn)
     ways = math.comb(marked, x) * math.comb(population - marked, drawn - x)
     while x >= 0:
         yield x, ways
-        # Both binomials change by small factors; the quotient is a whole number, and 0 where there is no way.
+        # Both binomials change by small factors; the quotient is a whole number, 0 where no draw has x marked.
         ways = ways * x * (population - marked - drawn + x) // ((marked - x + 1) * (drawn - x + 1))
         x -= 1
 
@@ -209,7 +208,7 @@ def _search(silos: int, corrupt: int, dropped: int) -> Plan:
     degrees = range(2, silos - 1, 2)
     found = bisect_left(degrees, True, key=suffices)
     if found < len(degrees):
-        # Whole numbers make the bounds not quite monotone in k: a few smaller ones may do where the next does not.
+        # Rounding makes the bounds not quite monotone in k: a few smaller k may meet them where the next does not.
         best = next(degree for degree in degrees[max(found - 4, 0) :] if suffices(degree))
         return Plan(best, largest_threshold(best))
     if 2 * (silos - dropped) > silos + corrupt:

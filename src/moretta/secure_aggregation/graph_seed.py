@@ -1,4 +1,4 @@
-"""Where not everybody is everybody's neighbour: the graph follows from parts that silos commit to before they see keys.
+"""In a sparse graph: the graph follows from random parts that silos commit to before they see keys.
 
     server                                     silo k
       AdvertiseCommitted             -->         fresh key pair, and 32 random bytes s_k
@@ -8,17 +8,18 @@
       GraphParts(all s_j)            -->         checks each against its H(s_j); seeds with its neighbours
                                      <--       KeysAccepted(cohort digest)
 
-The graph follows from the cohort's digest, which is of all names, keys and parts (`moretta.secure_aggregation.cohort`).
-When silo k shows its part, the keys and commitments of its cohort are fixed, and the part was random and known to
-nobody. So whoever speaks last, server or silo, has nothing left to choose: what comes of it is as a fair draw.
+The graph follows from the cohort's digest, which covers all names, keys and parts
+(`moretta.secure_aggregation.cohort`). When silo k shows its part, the keys and commitments of its cohort are fixed, and
+the part was random and known to nobody. So whoever speaks last, server or silo, can choose nothing: the graph is a fair
+draw.
 
-Whoever does not like the graph can still have the set-up fail, by vanishing, and another one begin: another draw. It
-takes a set-up of all honest silos, which their logs show, as each shows one part at a stamp, and with a roster the
-others' adverts are signed for that stamp. Keys drawn anew until the graph suits took nobody's help. Without a roster
-keys are taken on trust, and a server that makes up silos needs no graph to read an upload.
+A party that does not like the graph can still vanish, so that the set-up fails and another one begins: another draw.
+But each draw takes a set-up of all honest silos. Their logs show it, as each silo shows one part at a stamp, and with a
+roster the others' adverts are signed for that stamp. Redrawing keys alone would have taken nobody's help. Without a
+roster keys are taken on trust, and a server that makes up silos needs no graph to read an upload.
 
-Differs from the paper, where the server draws the graph, and in the version against an active server each silo draws
-neighbours of its own once all have committed to their keys. Here all know one graph, which every mask is bound to.
+Differs from the paper: there, the server draws the graph, or, against an active server, each silo draws neighbours of
+its own once all have committed to their keys. Here all know one graph, which every mask is bound to.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PART_BYTES = 32
 
 @message("secure-aggregation/advertise-committed")
 class AdvertiseCommitted(Message):
-    """Draw a fresh key pair and a part of the graph's seed; say the public key, and commit to the part."""
+    """Draw a fresh key pair and a part of the graph's seed; send the public key, and commit to the part."""
 
 
 @message("secure-aggregation/committed-advert")
@@ -50,7 +51,7 @@ class CommittedAdvert(Message):
     commitment: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless the key is one that hides something, and there is a commitment."""
+        """Raise `moretta.errors.PeerError` for a bad key or signature length, or without a commitment."""
         check_public_key(self.public_key)
         check_signature_length(self.signature)
         _check_lengths("commitment", {"": self.commitment})
@@ -65,7 +66,7 @@ class CommittedKeys(Message):
     commitments: Mapping[str, bytes]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless two silos or more have good keys, all different, and commitments."""
+        """Raise `moretta.errors.PeerError` unless two silos or more have valid, different keys and commitments."""
         check_keys(self.keys, self.signatures)
         if set(self.commitments) != set(self.keys):
             raise PeerError("expected a commitment with each silo's key")
@@ -98,7 +99,7 @@ MESSAGES = (AdvertiseCommitted, CommittedAdvert, CommittedKeys, GraphPart, Graph
 
 
 def draw_part(setup: Stamp, me: str, insecure: SecretRoot | None, session: int) -> bytes:
-    """Return s_k from the operating system; for tests, where there is an insecure root, from that."""
+    """Return s_k from the operating system, or from the insecure root that a test gives."""
     if insecure is None:
         return os.urandom(PART_BYTES)
     return insecure.derive("graph part", setup.run, setup.round, setup.attempt, setup.take, me, session)
@@ -111,7 +112,7 @@ def commitment(setup: Stamp, silo: str, part: bytes) -> bytes:
 
 
 def check_part(setup: Stamp, silo: str, part: bytes, committed: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless a part is the one that its silo committed itself to."""
+    """Raise `moretta.errors.PeerError` unless a part is the one that its silo committed to."""
     if not hmac.compare_digest(commitment(setup, silo, part), committed):
         raise PeerError(f"the part of `{silo}` in the graph's seed is not the one it was committed to")
 

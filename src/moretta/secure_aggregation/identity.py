@@ -5,13 +5,13 @@
     roster.toml     [[silo]]
                     name = "hospital-a"
                     key = "moretta-public-1 <base64>"          # what `moretta keys show` prints
-                    engine-name = "site-1"                     # the silo's name in the engine, if it has another there
-                    [server]                                   # if there is one: whose envelopes sites take
-                    key = "moretta-public-1 <base64>"          # or a list of two, while one takes the other's place
+                    engine-name = "site-1"                     # the silo's name in the engine, where it differs
+                    [server]                                   # optional: the server whose envelopes sites accept
+                    key = "moretta-public-1 <base64>"          # or a list of two, while one replaces the other
 
-What is signed is a purpose (`moretta.secure_aggregation.keystream.encode_purpose`) that begins with "signed", so that
-different statements have different bytes and a signature serves one use. Whoever holds the same roster knows whose
-statement it is; that all silos hold the same one is for them to see to, by comparing its digest.
+A signature is of a purpose (`moretta.secure_aggregation.keystream.encode_purpose`) that begins with "signed", so
+different statements have different bytes and a signature serves one use. Silos must compare the roster's digest to see
+that all hold the same one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ KEY_BYTES = 32
 KEY_FILE, PUBLIC_FILE = "identity.key", "identity.pub"
 _SECRET, _PUBLIC = "moretta-identity-1", "moretta-public-1"
 _ENTRY = ("name", "key", "engine-name")
-SERVER_KEYS = 2  # the server's own, and while it changes the next one
+SERVER_KEYS = 2  # the server's own, and the next one during a change
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P) % _P
 
 
 class Identity:
-    """A private key, and what it signs. Its representation shows the public key's fingerprint alone.
+    """A private key, and what it signs. Its representation shows only the public key's fingerprint.
 
     private: 32 bytes of the operating system. Raises `moretta.errors.ParameterError` for another length.
     """
@@ -69,7 +69,7 @@ class Identity:
         """
         path = Path(path, KEY_FILE) if os.path.isdir(path) else Path(path)
         text, mode = _read(path, "the key file")
-        if os.name == "posix" and mode & 0o077:  # elsewhere these bits say nothing
+        if os.name == "posix" and mode & 0o077:  # on other systems these bits say nothing
             raise ParameterError(f"{path} is open to others (mode {mode & 0o777:04o}); run: chmod 600 {path}")
         private = _decode(_SECRET, text.removesuffix("\n"))
         if private is None:  # nothing of the text is shown: most of it may be a key
@@ -93,7 +93,7 @@ class Identity:
         _create(folder / PUBLIC_FILE, public_line(self.public_key), 0o644)
 
     def sign(self, *purpose: int | str | bytes) -> bytes:
-        """Return the signature of a statement, 64 bytes, the same each time.
+        """Return the signature of a statement, 64 bytes, the same for equal statements.
 
         purpose: as for `moretta.secure_aggregation.keystream.encode_purpose`; first what kind of statement it is.
         """
@@ -104,7 +104,7 @@ class Identity:
 
 
 def verify(public_key: bytes, signature: bytes, *purpose: int | str | bytes) -> bool:
-    """Return whether the key's owner signed this statement; False also for a key that no roster may hold."""
+    """Return whether the key's owner signed this statement; False also for a key that rosters refuse."""
     if _flaw(public_key):
         return False
     try:
@@ -130,7 +130,7 @@ def public_line(key: bytes) -> str:
 
 
 def parse_public_line(line: str) -> bytes:
-    """Return the public key, 32 bytes, of such a line. Raises `moretta.errors.ParameterError` for any other."""
+    """Return the key, 32 bytes, of a line by `public_line`. Raises `moretta.errors.ParameterError` for any other."""
     key = _decode(_PUBLIC, line)
     wrong = f"{len(line)} other characters" if key is None else _flaw(key)  # not shown: it may be a private key's
     if key is None or wrong:
@@ -142,7 +142,7 @@ def parse_public_line(line: str) -> bytes:
 
 
 def parse_server_keys(given: object) -> tuple[bytes, ...]:
-    """Return the public keys, 32 bytes each, of such a line, or of a list of one or two.
+    """Return the public keys, 32 bytes each, of a public line, or of a list of one or two lines.
 
     Raises `moretta.errors.ParameterError` for anything else.
     """
@@ -180,10 +180,10 @@ def read_public_key(path: str | Path) -> bytes:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who takes part: one silo or more, each with a key and an engine name that no other has.
+    """Who takes part: one silo or more, each with a key and an engine name of its own.
 
-    keys: 32 bytes by silo. engine_names: of the silos that have another name there than here. server: the one or two
-    keys by which the server of a run over many machines signs; none where the roster does not say.
+    keys: 32 bytes by silo. engine_names: of the silos whose name in the engine differs. server: the one or two keys by
+    which the server of a run over many machines signs; empty where the roster names none.
     A name has 1 to 64 letters, digits, dots, dashes and underscores, does not begin with a dot and is not ``server``.
     Raises `moretta.errors.ParameterError`, naming the silo, for anything else.
     """
@@ -229,7 +229,7 @@ class Roster:
             return cls._of(tomllib.loads(text))
         except ParameterError as error:
             raise ParameterError(f"{path}: {error}") from None
-        except (ValueError, RecursionError) as error:  # beside TOMLDecodeError, of a number that is too long
+        except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: for a number that is too long
             raise ParameterError(f"{path}: expected a roster in TOML, got an error: {error}; mend it there") from None
 
     @classmethod
@@ -270,7 +270,7 @@ class Roster:
         return hashlib.sha256(encode_purpose("roster", *parts)).hexdigest()
 
     def check_identity(self, silo: str, key: bytes) -> None:
-        """Raise `moretta.errors.ParameterError` where a silo that is listed has another public key than this."""
+        """Raise `moretta.errors.ParameterError` where the roster lists the silo with another public key."""
         listed = self.keys.get(silo, key)
         if key != listed:
             raise ParameterError(
@@ -279,7 +279,7 @@ class Roster:
             )
 
     def check(self, silos: Iterable[str]) -> None:
-        """Raise `moretta.errors.ParameterError` unless the roster has all these silos; it may have more."""
+        """Raise `moretta.errors.ParameterError` unless the roster lists all these silos; it may list more."""
         if missing := sorted(set(silos) - self.keys.keys()):
             names = ", ".join(missing)
             raise ParameterError(
@@ -306,7 +306,7 @@ def _server_of(tables: Mapping[str, Any]) -> tuple[bytes, ...]:
 def _flaw(key: bytes) -> str | None:
     """Say what is wrong with a public key, or None: it must be a point (RFC 8032, section 5.1.3), not of low order.
 
-    Under a point of low order some signatures fit any statement, so that anyone can sign; OpenSSL lets it pass.
+    Under a point of low order some signatures fit any statement, so anyone can sign; OpenSSL does not refuse it.
     """
     if len(key) != KEY_BYTES:
         return f"{len(key)} bytes"
@@ -324,7 +324,7 @@ def _encode(first: str, key: bytes) -> str:
 
 
 def _decode(first: str, line: str) -> bytes | None:
-    """Return the key of a line, or None for any line but the one that `_encode` writes."""
+    """Return the key of a line that `_encode` wrote, or None for any other line."""
     try:
         key = base64.b64decode(line.removeprefix(f"{first} "), validate=True)
     except ValueError:

@@ -69,9 +69,9 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
 
 class SecretRoot:
-    """The 32 bytes from which a role derives what the result of its run depends on.
+    """The 32 bytes from which a role derives all secret randomness that its run's result depends on.
 
-    Drawn from the operating system, kept only in the role's own checkpoint. Its representation is redacted.
+    They come from the operating system and are kept only in the role's own checkpoint. The representation is redacted.
     """
 
     def __init__(self, root: bytes) -> None:
@@ -86,7 +86,7 @@ class SecretRoot:
 
     @classmethod
     def insecure(cls, seed: int, role: str) -> SecretRoot:
-        """Make a root that anyone who knows the seed can make: for tests that compare transcripts."""
+        """Return a root that follows from a seed: for tests that compare transcripts."""
         return cls(derive(b"insecure secret seed", seed, role))
 
     def derive(self, *purpose: int | str | bytes) -> bytes:
@@ -123,9 +123,9 @@ class Keystream:
         return stream
 
     def fill(self, words: NDArray[np.unsignedinteger], zeros: bytes) -> None:
-        """Overwrite a contiguous array with the next uniform integers of its type: `integers` without an allocation.
+        """Overwrite a contiguous array with the next uniform integers of its dtype: `integers` without an allocation.
 
-        zeros: as many zero bytes as the array has, or more.
+        zeros: at least as many zero bytes as the array has bytes.
         """
         self._cipher.update_into(memoryview(zeros)[: words.nbytes], words.reshape(-1).view(np.uint8).data)
         if sys.byteorder == "big":

@@ -1,11 +1,10 @@
-"""Masks: keystreams that are added to uploads in the ring, and what their labels are bound to.
+"""Masks: keystreams that are added to uploads in the ring, and the labels that they are bound to.
 
 An upload is masked in one pass over its weight and then its tensors in the order of their names, by one stream of
-AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to what the sum is about, its
-`Label`: run, round, attempt, take, the cohort's digest (names, keys and graph), and what is summed: the names, shapes
-and encoding of all tensors, and the digest of what was asked (`moretta.secure_aggregation.asked`). A server that asks
-one silo for another encoding than the rest, so that theirs round to nothing beside its own, or sends it another model,
-gets masks that do not cancel.
+AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to the sum's `Label`: run,
+round, attempt, take, the cohort's digest (names, keys and graph), the names, shapes and encoding of all tensors, and
+the digest of what was asked (`moretta.secure_aggregation.asked`). A server might ask one silo for another encoding, so
+that the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def label_of(
 
 
 def pair_key(seed: bytes, label: Label, one: str, other: str) -> bytes:
-    """Return the key of the mask that two silos share in one sum; it tells nothing of their other sums."""
+    """Return the key of the mask that two silos share in one sum; it reveals nothing of their other sums."""
     lower, higher = sorted((one, other))
     return derive(seed, "mask", *label, lower, higher)
 
@@ -61,8 +60,8 @@ def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
 def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     """Add masks to arrays of one ring, in place, as if the arrays were one.
 
-    words: contiguous uint32 or uint64, of any shapes. The work goes by chunks that fit a processor's cache, so that
-    each costs the cipher and one addition, whatever the number of masks.
+    words: contiguous uint32 or uint64, of any shapes. It works by chunks that fit a processor's cache, so each mask
+    costs the cipher and one addition.
     """
     streams = [(np.add if adds else np.subtract, Keystream(key)) for adds, key in masks]
     buffer = np.empty(CHUNK, dtype=words[0].dtype)
@@ -77,9 +76,9 @@ def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
 
 
 class Labels:
-    """The tensors that were masked since a set-up; each is good for one upload under a stamp.
+    """The tensors that were masked since a set-up; each may be masked once under a stamp.
 
-    Stamps only go forward, so those of the latest are enough to know.
+    Stamps only go forward, so it keeps the tensors of the latest stamp alone.
     """
 
     def __init__(self, setup: Stamp) -> None:
@@ -88,7 +87,7 @@ class Labels:
     def use(self, stamp: Stamp, tensors: Iterable[str]) -> None:
         """Mark tensors as used. Raises `moretta.errors.MisuseError`, and marks nothing, if one is not fresh.
 
-        Two uploads under one mask differ by the bare data, and two sums of one tensor over different silos too.
+        The difference of two uploads under one mask, or of two sums of one tensor over different silos, is bare data.
         """
         if stamp.run != self._stamp.run or stamp < self._stamp:
             raise MisuseError(f"expected an upload of this run, not before {self._stamp}; got {stamp}")

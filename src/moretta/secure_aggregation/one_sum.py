@@ -1,43 +1,43 @@
 """One sum of a round: what a silo has helped to open, and what it answers to any other sum of the same uploads.
 
-**Why.** Two sums of the same uploads over different silos are subtracted, and the difference is a silo's own. A round
-may be asked for again: by a server that was killed and goes on from a checkpoint, by one that repeats what failed, or
-by one that wants to subtract. A silo cannot tell them apart, so it treats them alike: of the uploads of one round and
-take it helps to open one sum, over one set S of survivors, once in its life.
+**Why.** Two sums of the same uploads over different silos can be subtracted, and the difference is a silo's own
+numbers. A server may ask for a round again because it was killed and resumes from a checkpoint, because it repeats what
+failed, or because it wants to subtract. A silo cannot tell these apart, so it treats them alike: of the uploads of one
+round and take it helps to open one sum, over one set S of survivors, once in its life.
 
-**What a silo keeps** of each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
-asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether shares were given. What is
-summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. What
-a silo answers of a round before it uploads (cross-entropy under PBPFL) is kept likewise, without an S: in a take it
-answers one question. Where the run is a CGD group's, the group is in its id.
+**What a silo keeps** for each (run, what is summed, round): the highest take that it was bound in, SHA-256 of what was
+asked (`moretta.secure_aggregation.asked`) and of what was sent to it alone, S, and whether it gave shares. What is
+summed is "" for the upload of a round; statistics and scores have names, belong to no round, and are of all rows. The
+silo also keeps what it answers before it uploads (cross-entropy under PBPFL), without an S: in a take it answers one
+question. In a run of a CGD group, the run id has the group's name in it.
 
 **States** of one such sum:
 
-    FREE     nothing of it was helped to open
-    BOUND    the silo has said who is in it: with a roster by its signature of S, without by giving shares
-    GIVEN    shares may have left
+    FREE     the silo has helped to open nothing of it
+    BOUND    the silo has said who is in it: with a roster by its signature of S, without one by giving shares
+    GIVEN    shares may have been sent
 
-**What is asked** is, against what was kept, of a LOWER take, the SAME (take, digest and, where it is known, S), of the
-same take and OTHER than that, or of a HIGHER take. Of whole rows (a batch of more than half of them, local epochs) all
-takes have the same rows, so any further take is OTHER too; and what is summed once a run (statistics, scores) is the
-SAME over the same S alone.
+**What is asked** relates in one of four ways to what was kept: a LOWER take; the SAME take, digest and (once known) S;
+the same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
+epochs), all takes have the same rows, so any further take is OTHER too. What is summed once a run (statistics, scores)
+is the SAME over the same S alone.
 
-`TABLE` has all moves. What is not in it raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
-the server goes on to the take that the silo names, with other rows, or for whole rows asks S again for what it asked.
+`TABLE` has all moves. Any other move raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
+the server goes on to the take that the silo names, with other rows, or where all rows are used repeats its ask to S.
 
     event   the silo is about to
-    ASKED   compute an upload, of which nobody knows yet who survives it
+    ASKED   compute an upload; its survivors are not known yet
     BINDS   say who is in the sum
     GIVES   give shares, which says so too
 
-**On disk.** A line is written, and not only buffered, before what it says leaves the silo, so that a killed process
-forgets nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves
-`AHEAD` rounds: after a loss of power those that were reserved and of which nothing is known count as spent.
+**On disk.** A line is written, and not only buffered, before what it says leaves the silo, so a killed process forgets
+nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves `AHEAD` rounds:
+after a loss of power, reserved rounds of which nothing is known count as spent.
 
-**What this does not stop.** Round number and model are the server's own words. One that sends nearly the same model
-under two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no set
-from which one that it helped before differs by 1 to m - 1 silos on either side, in any round of any run. So does noise
-(differential privacy).
+**What this does not stop.** Round number and model are the server's own words. A server that sends nearly the same
+model in two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no
+set that differs by 1 to m - 1 silos, on either side, from one it helped before, in any round of any run. Noise
+(differential privacy) also does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from moretta.contract.messages import Stamp
 from moretta.errors import PeerError, SumSpent
 from moretta.secure_aggregation.asked import Asked
 
-AHEAD = 16  # rounds that one force to the disk is good for
+AHEAD = 16  # rounds that one force to the disk reserves
 BEFORE = "before the upload"  # the name of what a silo answers before it uploads
 DIGEST = 16  # bytes of each digest that are kept
 
@@ -59,7 +59,7 @@ Survivors = tuple[str, ...]
 
 
 class State(Enum):
-    """Of one sum, at one silo."""
+    """The state of one sum at one silo."""
 
     FREE = auto()
     BOUND = auto()
@@ -67,7 +67,7 @@ class State(Enum):
 
 
 class Relation(Enum):
-    """Of what is asked to what was helped to open."""
+    """How what is asked relates to what the silo has helped to open."""
 
     LOWER = auto()
     SAME = auto()
@@ -87,7 +87,7 @@ TABLE: Mapping[tuple[State, Relation, Event], State] = {
     (State.FREE, Relation.HIGHER, Event.ASKED): State.FREE,
     (State.FREE, Relation.HIGHER, Event.BINDS): State.BOUND,
     (State.FREE, Relation.HIGHER, Event.GIVES): State.GIVEN,
-    # The same again, under any attempt or session, tells nothing that was not told.
+    # The same again, under any attempt or session, reveals nothing new.
     (State.BOUND, Relation.SAME, Event.ASKED): State.BOUND,
     (State.BOUND, Relation.SAME, Event.BINDS): State.BOUND,
     (State.BOUND, Relation.SAME, Event.GIVES): State.GIVEN,
@@ -102,12 +102,12 @@ TABLE: Mapping[tuple[State, Relation, Event], State] = {
     (State.GIVEN, Relation.HIGHER, Event.BINDS): State.BOUND,
     (State.GIVEN, Relation.HIGHER, Event.GIVES): State.GIVEN,
 }
-"""From a state, by how what is asked relates to it, and by what the silo is about to do, to the next state."""
+"""The next state, by the state, the relation of what is asked to it, and what the silo is about to do."""
 
 
 @dataclass(frozen=True)
 class Helped:
-    """What is kept of one sum. survivors: none where a loss of power has lost them."""
+    """What is kept of one sum. survivors: empty where a loss of power has lost them."""
 
     state: State
     take: int
@@ -120,18 +120,18 @@ Key = tuple[str, str, int]  # run, what is summed, round
 
 
 def _forget(line: str, force: bool) -> None:
-    """Keep nothing: of a run without a folder."""
+    """Keep nothing: for a run without a folder."""
 
 
 class HelpedSums:
     """All sums that one silo has helped to open.
 
-    lines: what `keep` was given in earlier processes, in order. keep: is given a line, and whether it is to be on the
-    disk before it returns. powered: names the time since the machine was started: another name says that lines may be
-    lost which were not forced. over_runs: whether a statistic is of one set in all runs together, as where a silo is a
-    site of its own, or in each. apart: see the opening. repeats: whether whole rows may be summed over other sets too,
-    as the silo's owner allowed. fewest: silos that it helps to sum.
-    Raises `moretta.errors.PeerError` for lines that are none of its own.
+    lines: what `keep` was given in earlier processes, in order. keep: takes a line, and whether the disk must have it
+    before it returns. powered: a name for the time since the machine was started; under another name, lines that were
+    not forced may be lost. over_runs: whether a statistic is over one set in all runs together (where a silo is a site
+    of its own), or in each run. apart: see the opening. repeats: whether the silo's owner allows sums of all its rows
+    over other sets too. fewest: the fewest silos that it helps to sum.
+    Raises `moretta.errors.PeerError` for lines that are not its own.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class HelpedSums:
         self._helped = dict[Key, Helped]()
         self._last = dict[tuple[str, str], int]()  # the latest round that was bound
         self._reserved = dict[tuple[str, str], int]()
-        self._lost = dict[tuple[str, str], int]()  # the last round that a loss of power may have made forgotten
+        self._lost = dict[tuple[str, str], int]()  # the last round that a loss of power may have lost
         self._sets = dict[Survivors, int]()
         self._read(lines)
 
@@ -164,10 +164,10 @@ class HelpedSums:
             raise _spent(helped, stamp, asked)
 
     def answer(self, stamp: Stamp, asked: Asked) -> None:
-        """Keep that this silo answers before it uploads, before it does so: in a take for one question alone.
+        """Record, beforehand, that this silo answers a question before it uploads; in a take, one question alone.
 
-        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another in this take, or one of a
-        later take.
+        Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another question in this take, or one
+        of a later take.
         """
         key = stamp.run, BEFORE, stamp.round
         helped = self._kept_of(key)
@@ -177,7 +177,7 @@ class HelpedSums:
             self._write(key, found)
 
     def bind(self, stamp: Stamp, asked: Asked, survivors: Survivors, *, gives: bool) -> None:
-        """Keep that this silo says who is in a sum, before it says so. gives: whether it gives shares.
+        """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
 
         Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
         `moretta.errors.PeerError` where that set is not `apart` enough from an earlier one.
@@ -199,7 +199,7 @@ class HelpedSums:
         return self._helped.get(key, _FREE)
 
     def _key(self, stamp: Stamp, asked: Asked) -> Key:
-        if asked.lasting and self._over_runs:  # what stands before a run's id is a group's name
+        if asked.lasting and self._over_runs:  # a run's id may begin with a group's name
             return stamp.run.rpartition("/")[0], asked.once, 0
         return (stamp.run, asked.once, 0) if asked.once else (stamp.run, "", stamp.round)
 
@@ -217,7 +217,7 @@ class HelpedSums:
             return Relation.LOWER
         if stamp.take > helped.take and not asked.whole:
             return Relation.HIGHER
-        # What was sent to this silo alone is not known yet when it is first asked.
+        # When the silo is first asked, what was sent to it alone is not known yet.
         same = asked.once or (stamp.take == helped.take and helped.digest.startswith(_kept(asked)))
         return Relation.SAME if same and survivors in (None, helped.survivors) else Relation.OTHER
 
@@ -242,7 +242,7 @@ class HelpedSums:
     def _write(self, key: Key, found: Helped) -> None:
         run, what, number = key
         if found.survivors not in self._sets:
-            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # which no reserved round stands for
+            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # no reserved round covers it
             self._sets[found.survivors] = len(self._sets)
         line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
         # Else it is a repetition, of a round that counts as spent already, or of a further take, which a reserved round

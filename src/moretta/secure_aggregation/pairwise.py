@@ -1,7 +1,7 @@
 """Pairwise masks and self-masks: `moretta.secure_aggregation` has the equation and what it hides.
 
-`moretta.secure_aggregation.masks` expands the masks, `moretta.secure_aggregation.unmasking` has the steps that
-complete the sum of those who are left.
+`moretta.secure_aggregation.masks` expands the masks; `moretta.secure_aggregation.unmasking` has the steps that
+complete the sum over the survivors.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from moretta.secure_aggregation.unmasking import (
 
 @message("secure-aggregation/masked")
 class MaskedUpload(Message):
-    """y_k by tensor and the weight, uint32 or uint64, masked; and its self-mask's secret in sealed shares.
+    """y_k by tensor and the weight, uint32 or uint64, masked; and the self-mask's secret in sealed shares.
 
     asked: the digest of what this answers. committed: `moretta.secure_aggregation.unmasking.commitment`. sealed,
     digests: by holder of a share; the silo's own share has only a digest.
@@ -84,7 +84,7 @@ MESSAGES = (MaskedUpload,)
 
 
 class PairwiseContributor:
-    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.contributor`."""
+    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.schemes.contributor`."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ def _put_together(
     circles: Mapping[str, Collection[str]],
     replies: Replies,
 ) -> tuple[dict[str, bytes], dict[str, Missing]]:
-    """Return the self-masks' secrets that the replies give, and who is to be left out where some are not among them.
+    """Return the self-masks' secrets that the replies give, and whom to leave out where some secrets are missing.
 
     circles: by survivor, the survivors that hold shares of its secret.
     """
@@ -225,7 +225,7 @@ def _put_together(
 
 
 class PairwiseAggregator:
-    """The server's half: relays public keys and sealed shares, adds uploads, takes off the masks of their sum."""
+    """The server's half: relays public keys and sealed shares, adds uploads, removes the masks of their sum."""
 
     scheme: ClassVar[str] = "pairwise"
 
@@ -260,7 +260,7 @@ class PairwiseAggregator:
         *,
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
-        """Ask for uploads, agree on who is left, have the shares, and add up."""
+        """Ask for uploads, agree on the survivors, collect the shares, and add up."""
         relayed = yield from self._add_up(ask, wanted, expected, whole)
         if isinstance(relayed, Aborted):
             return relayed
@@ -269,7 +269,7 @@ class PairwiseAggregator:
     def relay(
         self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
     ) -> Exchange[Relayed | Aborted]:
-        """Ask and add up as `sum` does, and leave the sum as it is."""
+        """Ask and add up as `sum` does, without decoding the sum."""
         return (yield from self._add_up(ask, wanted, expected, whole=False))
 
     def _add_up(
@@ -314,7 +314,7 @@ class PairwiseAggregator:
         uploads: Mapping[str, MaskedUpload],
         missing: Mapping[str, Missing],
     ) -> Exchange[Mapping[str, Confirmed | None] | Aborted]:
-        """Return the survivors and what they confirmed: None of each where nobody is missing and nobody signs."""
+        """Return the survivors and their confirmations, each None where no silo is missing and none signs."""
         survivors, gone, because = tuple(sorted(uploads)), dict(missing), ""
         while not (because := cohort.shortage(survivors) or ""):
             if not gone and self._rules.roster is None:
@@ -349,7 +349,7 @@ class PairwiseAggregator:
         uploads: Mapping[str, MaskedUpload],
         confirmed: Mapping[str, Confirmed | None],
     ) -> Exchange[Mapping[str, bytes] | Aborted]:
-        """Return the self-masks' secrets of the survivors; aborted where too few holders gave good shares."""
+        """Return the survivors' self-mask secrets; aborted where too few holders gave valid shares."""
         survivors = tuple(uploads)
         signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
         circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
@@ -388,7 +388,7 @@ class PairwiseAggregator:
         return secrets
 
     def _sum_of(self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted) -> Relayed:
-        """Add uploads in the ring, where the pairs' masks cancel, and take off the rest."""
+        """Add uploads in the ring, where pair masks cancel, and remove the other masks."""
         tensors = {name: add_up([upload.tensors[name] for upload in uploads.values()]) for name in wanted.shapes}
         weight = add_up([upload.weight for upload in uploads.values()])
         add_masks(in_order(tensors, None if self._rules.public_weights else weight), masks)

@@ -62,11 +62,11 @@ class PlainContributor:
         return ()
 
     def answer(self, message: Message) -> Message | None:
-        """Return None: the scheme has no messages of its own to answer."""
+        """Return None: the scheme has no messages of its own."""
         return None
 
     def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
-        """Do nothing: every upload is seen, so no sum tells more."""
+        """Do nothing: the server sees every upload, so no sum reveals more."""
 
     def upload(
         self,
@@ -115,7 +115,7 @@ class PlainAggregator:
         return len(self.cohort)
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Take note of the cohort; nothing is asked."""
+        """Note the cohort; nothing is asked."""
         check_cohort(cohort)
         yield from ()
         self.cohort = tuple(cohort)

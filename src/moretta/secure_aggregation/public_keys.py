@@ -1,4 +1,4 @@
-"""What a public key and its signature must look like before anybody uses them."""
+"""Checks of a public key and its signature before anybody uses them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from moretta.errors import PeerError
 
 PUBLIC_KEY_BYTES = 32
-PROBE = X25519PrivateKey.from_private_bytes(bytes(PUBLIC_KEY_BYTES))  # no secret: to see what a public key does
+PROBE = X25519PrivateKey.from_private_bytes(bytes(PUBLIC_KEY_BYTES))  # no secret: it only probes public keys
 SIGNATURE_BYTES = 64
 
 
 def check_public_key(key: bytes) -> None:
     """Raise `moretta.errors.PeerError` for a key that is not 32 bytes, or of low order.
 
-    With a point of low order the shared secret is all zero whatever the other side's key (RFC 7748, section 6.1).
-    Any private key shows that, so a constant one is tried.
+    With a point of low order the shared secret is all zero for any private key (RFC 7748, section 6.1), so a constant
+    one is tried.
     """
     if len(key) != PUBLIC_KEY_BYTES:
         raise PeerError(f"expected a public key of {PUBLIC_KEY_BYTES} bytes, got {len(key)}")
@@ -26,13 +26,13 @@ def check_public_key(key: bytes) -> None:
 
 
 def check_signature_length(signature: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for what is neither a signature nor none."""
+    """Raise `moretta.errors.PeerError` unless the bytes have a signature's length, or none."""
     if len(signature) not in (0, SIGNATURE_BYTES):
         raise PeerError(f"expected a signature of {SIGNATURE_BYTES} bytes or none, got {len(signature)}")
 
 
 def check_keys(keys: Mapping[str, bytes], signatures: Mapping[str, bytes]) -> None:
-    """Raise `moretta.errors.PeerError` unless two silos or more have good keys, all different."""
+    """Raise `moretta.errors.PeerError` unless at least two silos have valid keys, all different."""
     if len(keys) < 2:
         raise PeerError(f"expected keys of at least 2 silos, got {len(keys)}")
     if set(signatures) != set(keys):
@@ -48,13 +48,13 @@ def check_keys(keys: Mapping[str, bytes], signatures: Mapping[str, bytes]) -> No
 
 
 def sharing_a_key(keys: Mapping[str, bytes]) -> list[str]:
-    """Return the names of silos whose key is another's too."""
+    """Return the names of silos that share a key with another."""
     uses = Counter(keys.values())
     return sorted(name for name, key in keys.items() if uses[key] > 1)
 
 
 def shared_secret(private: X25519PrivateKey, public_key: bytes) -> bytes:
-    """Return what two key pairs agree on. Raises `moretta.errors.PeerError` for a point of low order."""
+    """Return the X25519 shared secret. Raises `moretta.errors.PeerError` for a point of low order."""
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:  # cryptography's way to say that the shared secret is all zero

@@ -9,14 +9,14 @@ error of at most K / (2 * 2^f N).
     2^f W limit (1 + 2^-53) + K / 2 < 2^(b - 1)
 
 so the sum of K rounded entries cannot wrap: W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
-float64 product N_k x (exact below 53 bits, which is all that float64 can hold of it), K / 2 the rounding to integers.
-f may be negative. As f is the largest, 2^(b - 1) / 2^f, the largest sum that any ring elements read as, is at most
-twice W limit (and K / 2^f of rounding): so far can one silo that does not follow the protocol bring a sum. Nearly the
-whole ring is used: 2^f W limit is at least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2).
-Where W itself does not fit, as it must to be summed, there is no headroom.
+float64 product N_k x (exact below 53 bits, the most that float64 can hold), and K / 2 the rounding to integers. f may
+be negative. As f is the largest, no ring elements read as a sum above 2^(b - 1) / 2^f, at most twice W limit (and K /
+2^f of rounding): one silo that deviates can move a sum no further. Nearly the full ring is used: 2^f W limit is at
+least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2). W itself is summed too; where it does
+not fit the ring there is no headroom.
 
-For the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Weights as raw
-counts, with f chosen beforehand, are what would leave no room.
+This serves the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Only raw
+counts as weights, with f fixed beforehand, would leave no room.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from moretta.errors import ParameterError, PeerError, RangeError
 Words = NDArray[np.unsignedinteger]
 """Ring elements, uint32 or uint64."""
 
-EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so that no power of two below leaves float64
-CHUNK = 1 << 14  # entries that are worked on at once: so few stay in a processor's cache
+EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so every power of two here fits float64
+CHUNK = 1 << 14  # entries worked on at once, few enough for a processor's cache
 ROUNDING = 1 + Fraction(1, 2**53)  # of one float64 product
 
 
@@ -75,7 +75,7 @@ class Ring:
 
     @property
     def most_weight(self) -> int:
-        """The largest total weight: it must fit the ring, and the 64-bit field in which it is announced."""
+        """The largest total weight: it must fit the ring, and the 64-bit field that announces it."""
         return int(min(2**self.bits, 2**63)) - 1
 
     def _room(self, parties: int) -> Fraction:
@@ -113,7 +113,7 @@ class Ring:
         most = _not_below(self.largest(fraction_bits, most_weight, parties))
         words = np.empty(values.shape, dtype=self.dtype)
         flat, into = values.reshape(-1), words.reshape(-1).view(f"int{self.bits}")
-        # One factor: a power of two scales exactly, so only the product with N_k rounds, as if it were taken alone.
+        # One factor: a power of two scales exactly, so only the product with N_k rounds.
         factor = math.ldexp(float(weight), fraction_bits)
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
@@ -141,7 +141,7 @@ class Ring:
 
 
 def _not_below(bound: Fraction) -> float:
-    """Return the smallest float64 that is not below a bound: a float is below the one if it is below the other."""
+    """Return the smallest float64 that is not below a bound: a float is below either if it is below both."""
     nearest = float(min(bound, Fraction(2**1023)))
     return nearest if Fraction(nearest) >= bound else math.nextafter(nearest, math.inf)
 

@@ -22,8 +22,8 @@ ROSTER_AND_IDENTITY = (
 class SecureAggregation(Section):
     """How the silos' uploads are summed.
 
-    scheme: "pairwise" masks; "additive-shares", which cost more and bear no dropouts; or "none": whoever sums sees
-        each upload.
+    scheme: "pairwise" masks; "additive-shares", which cost more and bear no dropouts; or "none": the server sees each
+        upload.
     ring_bits: sums are exact integers of this many bits.
     limit: the largest absolute value that an entry of an upload may have; None is 2^16 in 64 bits, 2^4 in 32.
         A larger limit leaves fewer bits behind the point. See `largest`.
@@ -32,8 +32,8 @@ class SecureAggregation(Section):
         see `sharing_noise`.
     weights: "hidden": only the sum of the silos' weights is seen; "public": each silo's is.
     roster: the file of the silos' public keys; None trusts the keys that the server relays.
-    identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Sites name
-        theirs themselves, so over "flare" a run file has a roster alone.
+    identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Over
+        "flare" each site names its own, so the run file has a roster alone.
 
     >>> SecureAggregation(scheme="pairwise", threshold=2).largest
     65536.0
@@ -64,12 +64,12 @@ class SecureAggregation(Section):
         return self.min_survivors or (1 if self.scheme == "none" else 2)
 
     def sharing_noise(self, silos: int, participation: float = 1.0) -> SecureAggregation:
-        """Return the same with the fewest silos that a round may end with where these add noise to their sum together.
+        """Return these settings with `min_survivors` filled in for silos that add noise to their sum together.
 
-        Each is to add as little as is enough. So the fewest are those that the scheme opens no sum without: with masks
-        the threshold of a round's silos, which then does not shrink with the cohort, or `min_survivors` if that is
-        more; with additive shares `min_survivors`, or two thirds of a round's silos, rounded down, and one more.
-        silos: all. participation: the part of them that is in a round. Of one silo or without masks nothing changes.
+        Each silo's noise is scaled to the fewest silos without which the scheme opens no sum. With masks that is the
+        threshold of a round's silos, which then does not shrink with the cohort, or `min_survivors` if that is more.
+        With additive shares it is `min_survivors`, or floor(2 / 3 of a round's silos) + 1.
+        silos: all. participation: the fraction of them in a round. With one silo or without masks nothing changes.
         """
         if self.scheme == "none" or silos < 2:
             return self
@@ -81,10 +81,7 @@ class SecureAggregation(Section):
         return self.model_copy(update={"min_survivors": fewest})
 
     def rules(self, roster: Roster | None, participation: Participation | None = None) -> Rules:
-        """Return what all roles of a sum have set alike. roster: the file's content, if there is one.
-
-        participation: who plays a round.
-        """
+        """Return the rules that all roles share. roster: the file's content. participation: who plays a round."""
         return Rules(
             participation=participation,
             degree=self.degree,
@@ -99,7 +96,7 @@ class SecureAggregation(Section):
     def credentials(self, name: str, roster: Roster | None) -> Credentials | None:
         """Return how a silo proves who it is, where there is a roster and it has an identity.
 
-        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or is another than the roster's.
+        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or differs from the roster's.
         """
         if roster is None or self.identity is None:
             return None

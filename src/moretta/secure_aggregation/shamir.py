@@ -5,8 +5,8 @@ share of point x >= 1 is its value there. Any t shares give s back by Lagrange's
 
     s = sum_j w_j f(x_j)  mod p,     w_j = prod_{m != j} x_m / (x_m - x_j)
 
-t - 1 shares go with every secret equally well: they tell nothing, whatever the computing power. Nothing here notices
-a share that is wrong yet in the field: it gives another secret, and who needs to know must be able to check that.
+t - 1 shares fit every secret equally well: they tell nothing, whatever the computing power. A wrong share that is in
+the field is not noticed here: it gives another secret, which the caller must check.
 
 Field elements are 32 bytes, little-endian (as X25519 writes them), below p: each has one encoding. A secret is a field
 element and not any 32 bytes; `random_secret` draws one, with 254.9 bits of entropy.
@@ -35,10 +35,9 @@ def random_secret(random: Random = os.urandom) -> bytes:
 def share(secret: bytes, threshold: int, points: Sequence[int], random: Random = os.urandom) -> dict[int, bytes]:
     """Return a share of 32 bytes for each point; any `threshold` of them give the secret back.
 
-    secret: a field element, 32 bytes. threshold: from 2 (with 1 each share were the secret) to the number of points.
-    points: different, from 1 to p - 1. random: asked for 48 bytes for each of threshold - 1 coefficients, that of x
-    first; anything but the operating system is for tests.
-    Raises `moretta.errors.ParameterError` where one of them is not so.
+    secret: a field element, 32 bytes. threshold: from 2 (with 1 each share is the secret) to the number of points.
+    points: different, from 1 to p - 1. random: gives 48 bytes for each of threshold - 1 coefficients, that of x first;
+    anything but the operating system is for tests. Raises `moretta.errors.ParameterError` for other arguments.
 
     >>> secret = random_secret()
     >>> shares = share(secret, 2, points=(1, 2, 3))
@@ -52,7 +51,7 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
         constant = _decode(secret)
     except PeerError as error:
         raise ParameterError(f"secret: {error}") from None
-    # The leading coefficient may be 0 like any other: were it not, t - 1 shares would exclude one secret.
+    # The leading coefficient may be 0 like any other; if it could not, t - 1 shares would exclude one secret.
     coefficients = [constant, *(_draw(random) for _ in range(threshold - 1))]
     coefficients.reverse()
     shares = {}
@@ -65,11 +64,11 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
 
 
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Return the secret, 32 bytes, from the `threshold` shares of the lowest points; the others are not looked at.
+    """Return the secret, 32 bytes, from the `threshold` shares of the lowest points; the others are not used.
 
-    shares: by point. threshold: as shared; with another one the result is no secret that was shared.
-    Raises `moretta.errors.PeerError` for too few shares or one that is no field element, `moretta.errors
-    .ParameterError` for a threshold below 2 or a point that is none.
+    shares: by point. threshold: as shared; another one gives another secret.
+    Raises `moretta.errors.PeerError` for too few shares or one that is no field element, and
+    `moretta.errors.ParameterError` for a threshold below 2 or an impossible point.
     """
     _check_points(shares)
     if threshold < 2:
@@ -87,13 +86,13 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def check_share(share: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless a share is a field element: 32 bytes that say less than p."""
+    """Raise `moretta.errors.PeerError` unless a share is a field element: 32 bytes whose value is below p."""
     _decode(share)
 
 
 @lru_cache(maxsize=1024)
 def weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's weights w_j at 0 for different points from 1 to p - 1; kept, as many secrets share them."""
+    """Return Lagrange's weights w_j at 0 for different points from 1 to p - 1; cached, as many secrets share them."""
     product, denominators = 1, []
     for x in points:
         product = product * x % PRIME
@@ -117,7 +116,7 @@ def _check_points(points: Collection[int]) -> None:
     if len(set(points)) != len(points):
         raise ParameterError("expected a point of its own for each share; some are the same")
     for x in points:
-        if not 1 <= x < PRIME:  # at 0 stands the secret itself
+        if not 1 <= x < PRIME:  # the value at 0 is the secret
             raise ParameterError(f"expected points from 1 to 2^255 - 20, got {x}")
 
 
@@ -130,7 +129,7 @@ def _encode(element: int) -> bytes:
 
 
 def _decode(content: bytes) -> int:
-    """Return the field element; the error tells nothing of the content, which is secret."""
+    """Return the field element; the error says nothing of the content, which is secret."""
     if len(content) != SHARE_BYTES:
         raise PeerError(f"expected a field element of {SHARE_BYTES} bytes, got {len(content)}")
     element = int.from_bytes(content, "little")

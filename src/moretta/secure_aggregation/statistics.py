@@ -1,4 +1,4 @@
-"""Rows, means and deviations over all silos, from secure sums alone: data is standardised and never pooled.
+"""Rows, means and deviations over all silos, from secure sums alone: data is standardised without being pooled.
 
     server                                   silo k
       AskMoments(what, order=1, center=0) -->
@@ -6,14 +6,14 @@
       AskMoments(what, order=2, center=mean) -->
                                           <--  upload of rows, sum of (x - mean)^2 by column
 
-Who learns what: the server learns the number of rows of all silos together, and mean and standard deviation of each
-column over them; the silos learn the mean from the second ask. With the scheme ``none`` the server sees each silo's.
+The server learns the number of rows of all silos together, and each column's mean and standard deviation over them; the
+silos learn the mean from the second ask. With the scheme ``none`` the server sees each silo's.
 
 **Wide integers.** Columns may have any scale, and the server must not know a silo's scale to choose a range. So a
-column's sum v is made the integer round(2^120 v), |v| < 2^118, and cut into 12 balanced limbs of 20 bits, each an
-entry of its own of the upload, with weight 1. Limbs are whole numbers, so their sums are exact in either ring for up
-to 4,000 silos, and the server joins them with Python's integers: over silos there is no rounding. The fixed grid of
-2^-120 keeps 12 digits of the squares of a column whose scale is 1e-12.
+column's sum v becomes the integer round(2^120 v), |v| < 2^118. It is cut into 12 balanced limbs of 20 bits, each an
+entry of the upload with weight 1. Limbs are whole numbers, so their sums are exact in either ring for up to 4,000
+silos, and the server joins them with Python's integers: adding over silos rounds nothing. The fixed grid of 2^-120
+keeps 12 digits of the squares of a column whose scale is 1e-12.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
 BLOCK = 1 << 14  # rows that are added up at once
-FLAT = 2.0**-46  # a deviation below this part of the mean is the rounding of float64 sums, not data
+FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
 
 
 @message("secure-aggregation/ask-moments")
@@ -55,7 +55,7 @@ class AskMoments(Message):
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for another order or a center that is no row of numbers."""
+        """Raise `moretta.errors.PeerError` for another order or a center that is not a vector of numbers."""
         if self.order not in (1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
             raise PeerError(f"{self.TAG}: expected order 1 or 2 and a center float64[columns]")
 
@@ -65,7 +65,7 @@ MESSAGES = (AskMoments,)
 
 @dataclass(frozen=True)
 class Moments:
-    """What the silos' rows have in common.
+    """The statistics of all silos' rows together.
 
     rows: N over all silos. mean, deviation: float64[columns]; the deviation is the population's, sqrt of the mean of
     (x - mean)^2, and exactly 0 in a column that never varies.
@@ -77,9 +77,9 @@ class Moments:
 
 
 def moments(aggregator: Aggregator, now: Stamp, columns: int, what: str = "inputs") -> Exchange[Moments | Aborted]:
-    """Return rows, mean and deviation of the silos' matrices `what`, the server's half; 0 columns count rows only.
+    """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    Once for each `what` under one stamp. Raises `moretta.errors.PeerError` where the count of rows is impossible.
+    Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows.
     """
     first = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
     if isinstance(first, Aborted):
@@ -100,10 +100,10 @@ def moments(aggregator: Aggregator, now: Stamp, columns: int, what: str = "input
 def answer_moments(
     contributor: Contributor, message: AskMoments, columns: Mapping[str, NDArray[np.generic]]
 ) -> Message:
-    """Return the upload that answers, the silo's half.
+    """Return the upload that answers: the silo's half.
 
-    columns: the silo's matrices by name, [rows, columns] of numbers, which are added up in float64.
-    Raises `moretta.errors.ParameterError` for data that is not finite, or of other columns than the server's;
+    columns: the silo's matrices by name, [rows, columns] of numbers, added up in float64.
+    Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the server's, and
     `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
     """
     if message.what not in columns:
@@ -133,7 +133,7 @@ def _sums(
     total = yield from aggregator.sum(ask, wanted, asked(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
-    # The mean of whole numbers below 2^31, times their count: off by far less than 1/2.
+    # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.
     return from_limbs(np.rint(total.means[name] * total.weight))
 
 
@@ -147,7 +147,7 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
     if not len(matrix):
         raise ParameterError(f"`{what}`: expected at least one row")
     blocks = np.empty((-(-len(matrix) // BLOCK), matrix.shape[1]))
-    with np.errstate(over="ignore", invalid="ignore"):  # both are looked for below
+    with np.errstate(over="ignore", invalid="ignore"):  # both are checked below
         for number in range(len(blocks)):
             block = (matrix[number * BLOCK : (number + 1) * BLOCK] - center) ** order
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise

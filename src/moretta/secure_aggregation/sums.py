@@ -1,4 +1,4 @@
-"""What a secure sum is asked for, what it gives, and the two faces that every scheme has."""
+"""What a secure sum takes and gives, and the two interfaces of every scheme: `Aggregator` and `Contributor`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a sum is about; made by `Aggregator.want`.
+    """The plan of a sum; made by `Aggregator.want`.
 
     shapes: of each tensor.
-    fraction_bits: how each tensor is encoded. It travels, as it is, as the field ``encoding: Mapping[str, int]`` of
-        the message that asks; a scheme may add entries of its own, and the scheme ``none`` has no entries.
+    fraction_bits: how each tensor is encoded. It travels unchanged as the field ``encoding: Mapping[str, int]`` of the
+        message that asks. A scheme may add entries of its own; the scheme ``none`` has no entries.
     most_weight: an upper bound of N, the weight of all silos together.
     """
 
@@ -35,13 +35,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Sum:
-    """What a sum came to.
+    """The result of a sum.
 
     means: sum_k N_k x_k / N by tensor, float64, in the original shapes.
     weight: N = sum_k N_k.
     steps: by tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0
         in the scheme ``none``.
-    silos: the K silos that are in it, sorted.
+    silos: the K silos in it, sorted.
     """
 
     means: Mapping[str, NDArray[np.float64]]
@@ -52,10 +52,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Relayed:
-    """A sum that its members read, not whoever added it up; made by `Aggregator.relay`.
+    """A sum that its members read, not the aggregator that adds it up; made by `Aggregator.relay`.
 
     tensors: by name, ring elements in the tensors' shapes, blinded where uploads were; under ``none`` the means.
-    weight: of all silos together, likewise. silos: that are in it, sorted.
+    weight: of all silos together, likewise. silos: in the sum, sorted.
     """
 
     tensors: Tensors
@@ -74,7 +74,7 @@ class Aggregator(Protocol):
 
     @property
     def parties(self) -> int:
-        """How many silos' entries a sum has at most: those who play a round, also where some are missing."""
+        """How many silos' entries a sum has at most: all that play a round, even if some are missing."""
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with a cohort. Raises `moretta.errors.ParameterError` for a cohort that the scheme cannot protect."""
@@ -94,14 +94,14 @@ class Aggregator(Protocol):
         *,
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
-        """Ask the cohort of the last set-up and sum the uploads of those who are left; aborted where they are too few.
+        """Ask the cohort of the last set-up and sum the survivors' uploads; aborts where they are too few.
 
         ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
         ``wanted.fraction_bits``. A silo without one counts as missing.
-        expected: the digest of what all silos were asked (`moretta.secure_aggregation.asked.asked.Asked`); None where
-        whoever adds up does not know all of it. Then silos that say another digest than most are left out.
+        expected: the digest of what all silos were asked (`moretta.secure_aggregation.asked.Asked`); None where the
+        aggregator does not know all of it. Silos whose digest differs from most others' are then left out.
         whole: abort where any silo is missing.
-        Aborts, too, where any silo has helped to open another sum of this round (`Reason.SPENT`).
+        Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
         """
 
     def relay(
@@ -109,7 +109,7 @@ class Aggregator(Protocol):
     ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
 
-        Where they blinded their uploads, whoever adds up sees uniform ring elements, of the weight too.
+        Where they blinded their uploads, the aggregator sees uniform ring elements, also for the weight.
         """
 
 
@@ -118,7 +118,7 @@ class Contributor(Protocol):
 
     @property
     def members(self) -> Sequence[str]:
-        """Who agreed on keys in the last set-up, sorted; nobody before one, and where the scheme needs no keys."""
+        """Who agreed on keys in the last set-up, sorted; empty before one, and where the scheme needs no keys."""
 
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
@@ -126,8 +126,8 @@ class Contributor(Protocol):
     def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` where an upload would be refused, before it is computed.
 
-        asked: as for `upload`. answers: the silo answers something before it uploads, in a take one question alone;
-        the same error where it has answered another.
+        asked: as for `upload`. answers: whether this is a question that the silo answers before it uploads. In a take
+        it answers one such question; another raises the same error.
         """
 
     def upload(
@@ -143,7 +143,7 @@ class Contributor(Protocol):
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
-        blind: for `Aggregator.relay`, a secret of the members, of which a keystream for this silo and sum is added.
+        blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
         asked: what this answers (`moretta.secure_aggregation.asked`).
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
         `moretta.errors.SumSpent` where the silo has helped to open another sum of this round, and
@@ -159,7 +159,7 @@ class Contributor(Protocol):
         *,
         asked: Asked,
     ) -> Sum:
-        """Return what a relayed sum came to. stamp, encoding, blind, asked: as they were for the uploads in it.
+        """Return the result of a relayed sum. stamp, encoding, blind, asked: as for the uploads in it.
 
         Raises `moretta.errors.PeerError` where it cannot be such a sum.
         """
@@ -178,8 +178,8 @@ def gather(
 ) -> Exchange[tuple[Replies, bytes] | Aborted]:
     """Ask for uploads of one kind; return them, and the digest of what was asked that all of them have.
 
-    Those who are missing are also the silos that were not asked, and those whose upload answers something else.
-    Aborted where a silo has helped to open another sum of the round.
+    Silos that were not asked, or whose upload answers something else, count as missing too.
+    Aborts where a silo has helped to open another sum of the round.
     """
     if not cohort:
         raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -214,7 +214,7 @@ _OTHERWISE = Missing(
 
 
 def again(ask: Ask, replies: Replies) -> Exchange[Replies]:
-    """Ask those who were silent once more; return all replies. What silos are bound to, nobody else can answer."""
+    """Ask silent silos once more; return all replies. Silos are bound to this sum, so no others can replace them."""
     silent = [silo for silo, why in replies.missing.items() if why.reason in (Reason.LATE, Reason.DISCONNECTED)]
     if not silent:
         return replies
@@ -224,16 +224,16 @@ def again(ask: Ask, replies: Replies) -> Exchange[Replies]:
 
 
 def spent_of(replies: Replies) -> dict[str, Missing]:
-    """Return the silos that have helped to open another sum of the round than the one that is asked for."""
+    """Return the silos that have helped to open another sum of the round than the one asked for."""
     return {silo: why for silo, why in replies.missing.items() if why.reason is Reason.SPENT}
 
 
 def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
-    """Return the silos to go on without, so that of no two of them a share failed to open.
+    """Return the silos to go on without, so that all shares between the others opened.
 
-    unopened: by holder, the makers of shares that did not open there. Of holder and maker one is at fault, or the
-    server. Whoever is in most of these pairs goes first (two honest silos are in none together, so where one silo is
-    at fault it is in all of them); where it is even, a maker.
+    unopened: by holder, the makers of shares that did not open there. In each such pair the holder, the maker or the
+    server is at fault. The silo in most pairs goes first: two honest silos are in no pair together, so a single silo at
+    fault is in all of them. Where pairs are even, a maker goes.
     """
     pairs = {(holder, maker) for holder, makers in unopened.items() for maker in makers}
     left_out = dict[str, Missing]()
@@ -277,7 +277,7 @@ def check_limits(shapes: Shapes, limits: Mapping[str, float], most_weight: int) 
 def check_weight(weight: int) -> None:
     """Raise `moretta.errors.ParameterError` unless the silo's weight is a whole number of at least 1.
 
-    A silo of weight 0 would be seen to have nothing to say; it should not take part.
+    A silo of weight 0 would reveal that it has nothing to add; it should not take part.
     """
     if type(weight) is not int or weight < 1:
         raise ParameterError(f"expected a silo's weight to be a whole number of at least 1, got {weight!r:.40}")

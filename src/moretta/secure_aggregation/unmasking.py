@@ -1,35 +1,35 @@
-"""Unmasking: how the sum of those who are left is completed, and how a silo guards each step.
+"""Unmasking: how the sum over the survivors is completed, and how a silo guards each step.
 
-A silo's upload hides behind the masks of its pairs and behind a mask of its own. The server may learn either, never
-both: the pairs' of a silo that dropped out, whose upload is not counted; the own one of a survivor.
+A silo's upload hides behind its pair masks and its self-mask. The server may learn either, never both: the pair masks
+of a silo that dropped out, whose upload is not counted; the self-mask of a survivor.
 
     server                                      silo k, a survivor
-      (somebody dropped out, or there is a roster)
-      Survivors(S)                        -->     S fits what it was told; signs it
+      (a silo dropped out, or there is a roster)
+      Survivors(S)                        -->     S fits what it was sent before; signs it
                                           <--   Confirmed(signature, mask keys with k's neighbours outside S)
-      ... again with a smaller S while somebody fails to answer, unless there is a roster
+      ... again with a smaller S while a silo fails to answer, unless there is a roster
       Unmask(S, signatures, sealed shares) -->    S is the same; all of S signed it; opens the shares
                                           <--   SelfMaskShares(a share of each neighbour's secret in S;
                                                                with a roster its own secret too)
 
-Each upload brings a fresh secret for the self-mask, split by Shamir's scheme (`moretta.secure_aggregation.shamir`) into
-a share for each neighbour, sealed to it. The server passes them on when it asks to unmask.
+Each upload brings a fresh secret for the self-mask. Shamir's scheme (`moretta.secure_aggregation.shamir`) splits it
+into a share for each neighbour, sealed to it. The server passes the shares on when it asks to unmask.
 
-Differs from the paper (Bonawitz et al., CCS 2017, figure 4): there, shares of the key-agreement keys are given out at
-the set-up, so that the pair masks of a silo that dropped out can be computed; it must have new keys after that, and
-so must everybody in every round. Here one set-up serves many rounds. If it handed out a silo's key, the pair masks of
-all its earlier uploads would fall, and their self-masks are long known. So the survivors give the keys of the masks
-they share with the lost silo in this one sum, which are one-way from the seed. The price: if a silo uploads while
-another is already lost, and vanishes before it has confirmed, its upload is left out too; the exchange repeats.
+Differs from the paper (Bonawitz et al., CCS 2017, figure 4): there, silos share their key-agreement keys at set-up, so
+that a lost silo's pair masks can be computed. That silo needs new keys after that, and so do all silos in every round.
+Here one set-up serves many rounds: to reveal a silo's key would reveal the pair masks of all its earlier uploads, whose
+self-masks are known by then. So the survivors give the keys of the masks that they share with the lost silo in this one
+sum, which are one-way from the seed. The price: a silo that uploads while another is already lost, and vanishes before
+it has confirmed, is left out too, and the exchange repeats.
 
-With a roster the server is not taken to keep to this. A silo then signs one S in a sum and gives shares only once all
-of S have signed it, so that two sets that are unmasked have no honest silo in common. The price: when somebody vanishes
-between uploading and confirming, the round is played again as its next take. As all of S have signed, each gives its
-own secret too, so that a silo that withholds its shares holds up nobody who answers.
+With a roster the server is not trusted to keep to this. A silo then signs one S in a sum and gives shares only once all
+of S have signed it, so two sets that are unmasked have no honest silo in common. The price: when a silo vanishes
+between uploading and confirming, the round is played again as its next take. As all of S have signed, each also gives
+its own secret, so a silo that withholds its shares holds nobody up.
 
-Before a silo signs S, or without a roster before it gives shares, it keeps that it has helped to open this sum, and
-from then on helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). What is asked of it
-again, word for word, it answers again, byte for byte.
+Before a silo signs S, or without a roster before it gives shares, it records that it has helped to open this sum; it
+helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). It answers a repeated question, equal
+word for word, by the same bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NONCE = bytes(12)  # of a key that seals one share and nothing else
 
 @message("secure-aggregation/survivors")
 class Survivors(Message):
-    """These silos are in the sum, the rest of the cohort dropped out: confirm, and give the masks shared with those."""
+    """These silos are in the sum: confirm, and give the keys of masks shared with the others, which dropped out."""
 
     survivors: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Survivors(Message):
 
 @message("secure-aggregation/confirmed")
 class Confirmed(Message):
-    """The silo's signature of the survivors (no bytes without a roster), and keys of masks by lost neighbour."""
+    """The silo's signature of the survivors (no bytes without a roster), and mask keys by lost neighbour."""
 
     signature: bytes
     keys: Mapping[str, bytes]
@@ -86,10 +86,10 @@ class Confirmed(Message):
 
 @message("secure-aggregation/unmask")
 class Unmask(Message):
-    """Give your share of the self-mask of each of your circle among the survivors.
+    """Give your shares of the self-masks of the survivors in your circle.
 
-    signatures: of the survivors, by silo that signed. sealed: the shares for this silo, by silo that made them.
-    digests: what `share_digest` of the opened share must be.
+    signatures: of the survivors, by signer. sealed: the shares for this silo, by maker. digests: what `share_digest` of
+    each opened share must be.
     """
 
     survivors: tuple[str, ...]
@@ -98,7 +98,7 @@ class Unmask(Message):
     digests: Mapping[str, bytes]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for names or lengths that cannot be."""
+        """Raise `moretta.errors.PeerError` for impossible names or lengths."""
         check_names(self.survivors)
         check_lengths("a sealed share", self.sealed, SEALED_BYTES)
         check_lengths("a share's digest", self.digests, DIGEST_BYTES)
@@ -110,9 +110,9 @@ class Unmask(Message):
 
 @message("secure-aggregation/self-mask-shares")
 class SelfMaskShares(Message):
-    """Shares of self-masks' secrets, by silo that made them; without those that could not be opened.
+    """Shares of self-masks' secrets, by maker, without those that could not be opened.
 
-    secret: of the silo's own self-mask, where all who are in the sum have signed who is; no bytes without a roster.
+    secret: of the silo's own self-mask, where all survivors have signed who is in the sum; no bytes without a roster.
     """
 
     shares: Mapping[str, bytes]
@@ -142,12 +142,12 @@ def check_lengths(what: str, parts: Mapping[str, bytes], length: int) -> None:
 
 
 def commitment(secret: bytes, label: Label, silo: str) -> bytes:
-    """Return SHA-256 by which a secret put together from shares is known to be the silo's."""
+    """Return the SHA-256 that shows that a secret put together from shares is the silo's."""
     return hashlib.sha256(encode_purpose("self-mask secret", *label, silo, secret)).digest()
 
 
 def share_digest(share: bytes, label: Label, maker: str, holder: str) -> bytes:
-    """Return SHA-256 by which a share is known to be the one that its maker sealed."""
+    """Return the SHA-256 that shows that a share is the one its maker sealed."""
     digest = _begun(label).copy()
     digest.update(encode_parts(maker, holder, share))
     return digest.digest()
@@ -155,7 +155,7 @@ def share_digest(share: bytes, label: Label, maker: str, holder: str) -> bytes:
 
 @lru_cache(maxsize=4)
 def _begun(label: Label) -> hashlib._Hash:
-    """Return the hash of what all shares of a sum have in common: the server has as many of them as silos, squared."""
+    """Return the hash of the part that all share digests of a sum have in common: the server checks n^2 of them."""
     return hashlib.sha256(encode_purpose("self-mask share", *label))
 
 
@@ -200,7 +200,7 @@ class SelfMask:
 
 
 class OpenSum:
-    """A silo's last upload until it is unmasked: what it was told of the survivors, and what it may still give out.
+    """A silo's last upload until it is unmasked: which survivors it was sent, and what it may still give out.
 
     own: the upload's self-mask. asked: what it answers. helped: what the silo has helped to open.
     """
@@ -218,15 +218,15 @@ class OpenSum:
         self._agreement, self._stamp, self._label = agreement, stamp, label
         self._own, self._credentials = own, credentials
         self._asked, self._helped = asked, helped
-        self._survivors = agreement.cohort.names  # until told otherwise, which can only make them fewer
+        self._survivors = agreement.cohort.names  # a later message can only remove some
         self._confirmed = False
-        self._given: tuple[Unmask, SelfMaskShares] | None = None  # what was asked for shares, and what was answered
+        self._given: tuple[Unmask, SelfMaskShares] | None = None  # the last ask for shares, and its answer
 
     def confirm(self, told: Survivors) -> Confirmed:
-        """Return the masks shared with who dropped out. Raises `moretta.errors.PeerError` to refuse.
+        """Return the keys of masks shared with lost silos. Raises `moretta.errors.PeerError` to refuse.
 
-        Refused are survivors beyond those of the last time (a silo once given up stays so), with a roster any others
-        than those, a sum without oneself, and sums of too few.
+        It refuses survivors that were not among the last ones (a silo once given up stays so), with a roster any other
+        set than that, a sum without this silo, and sums of too few.
         """
         self._check_time(told.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
@@ -245,7 +245,7 @@ class OpenSum:
         return Confirmed(stamp=told.stamp, signature=signature, keys=keys)
 
     def unmask(self, asked: Unmask) -> SelfMaskShares:
-        """Return the shares of the survivors' secrets, the same again where the same is asked again.
+        """Return the shares of the survivors' secrets; a repeated question gets the same answer.
 
         Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` where the silo has helped to open
         another sum of this round.
@@ -326,9 +326,9 @@ def recovered_masks(
     keys: Mapping[str, Mapping[str, bytes]],
     secrets: Mapping[str, bytes],
 ) -> list[Mask]:
-    """Return what must be added to the sum of the survivors' uploads for all masks to be gone.
+    """Return what must be added to the sum of the survivors' uploads to remove all masks.
 
-    keys: of masks, by survivor that gave them and lost neighbour. secrets: of self-masks, by survivor.
+    keys: of masks, by the survivor that gave them and lost neighbour. secrets: of self-masks, by survivor.
     """
     masks = [(False, self_key(secrets[silo], label, silo)) for silo in survivors]
     return masks + [(silo > lost, key) for silo in survivors for lost, key in keys.get(silo, {}).items()]

@@ -1,15 +1,15 @@
-"""What travels between the server's job and a site's: a header that only the engine reads, a signature, and a body.
+"""What the server's job and a site's send each other: a header that only the engine reads, a signature, and a body.
 
     server -> site                                                site -> server
-      Knock     who is there? unsigned, and changes nothing         Awake
+      Knock     asks for the process id; unsigned, changes nothing  Awake
       Hello     which run this is, and how far                      SiteReady, Busy (not ready yet) or Refused
       Submit    work: a message to answer, a state to keep, ..      WorkDone, Busy, Failed or Stranger
       Poll      is the work done?                                   the same
-                what the server's session has not signed            Denied
+                an envelope that the session has not signed         Denied
 
-The body is the codec's bytes of a protocol message, or nothing; that of WorkDone is sealed for the server. A header is
-JSON of a closed schema, checked by pydantic on either side; a peer's bytes give a header of it or
-`moretta.errors.CodecError`. Who signs what is in `moretta.engines.flare.signing`.
+The body is the codec's bytes of a protocol message, or empty; that of WorkDone is sealed for the server. A header is
+JSON of a closed schema, checked by pydantic on either side; other bytes raise `moretta.errors.CodecError`.
+`moretta.engines.flare.signing` says who signs what.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Knock(_Header):
 class Hello(_Header):
     """The run, the round it stands at, how often it was resumed, and what must be the same on both sides.
 
-    processes: by silo, the process that an envelope is meant for: what goes to several silos is the same bytes, signed
-    once. serial: of all that a session sends. key, exchange: the session's own, to sign and to have answers sealed.
-    certificate: the server's signature of them.
+    processes: by silo, the process that an envelope is for; several silos get the same bytes, signed once. serial:
+    counts a session's envelopes. key, exchange: the session's own, to sign and to seal answers for. certificate: the
+    server's signature of them.
 
-    job: the digest of what sites were told (`moretta.deployment.shared_settings`). versions: of Moretta and PyTorch;
-    torch: which of PyTorch's a site may have. model: the digest of the model as the server has it. tensors: that of its
-    tensors alone (`moretta.protocols.common.modules.schema`), and outputs: how many it has, for a site that cannot
-    build it.
+    job: the digest of the shared settings (`moretta.deployment.shared_settings`). versions: of Moretta and PyTorch;
+    torch: the PyTorch versions that a site may have. model: the digest of the server's model. tensors: the digest of
+    its tensors alone (`moretta.protocols.common.modules.schema`), and outputs: their number, for a site that cannot
+    build the model.
     """
 
     kind: Literal["hello"] = "hello"
@@ -113,7 +113,7 @@ class Poll(_Header):
 
 
 class Awake(_Header):
-    """A process of the site is there; by its id a restarted one is told, and answers are sealed."""
+    """A process of the site is there. Its id tells it from an earlier one, and serves to seal answers."""
 
     kind: Literal["awake"] = "awake"
     process_id: Key
@@ -150,7 +150,7 @@ class Failed(_Header):
 
 
 class Stranger(_Header):
-    """This is another process than the one that was meant; knock and say hello first."""
+    """This is another process than the addressee; knock and say hello first."""
 
     kind: Literal["stranger"] = "stranger"
 
@@ -163,7 +163,7 @@ class Refused(_Header):
 
 
 class Denied(_Header):
-    """The envelope was not taken, and changed nothing: the server's session did not send it here, or not now; why."""
+    """The envelope was not accepted and changed nothing, as the server's session did not send it here or now; why."""
 
     kind: Literal["denied"] = "denied"
     sentence: Text
@@ -190,7 +190,7 @@ _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="k
 
 
 def digest_of(told: str) -> str:
-    """Return the SHA-256, in hex, of what sites are told of a run: `Hello.job`."""
+    """Return the SHA-256, in hex, of a run's shared settings: `Hello.job`."""
     return hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""The launcher of a site's job process: one that dies is started again, so that it costs the site a few rounds.
+"""The launcher of a site's job process: it restarts one that dies, so that a crash costs the site only a few rounds.
 
-FLARE's own launcher tells the server when a job process dies, and the server then fails the job of everybody. This one
+FLARE's own launcher tells the server when a job process dies, and the server then ends the job for all sites. This one
 starts the process again, in the same job and with the same arguments; the new process announces itself by answering.
 """
 

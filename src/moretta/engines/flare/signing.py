@@ -1,26 +1,27 @@
-"""Who sent an envelope: the server's session signs what it asks, a site takes nothing else and seals what it answers.
+"""Who sent an envelope: the server's session signs what it asks; a site accepts nothing else and seals its answers.
 
-FLARE's server relays aux messages from one site to another, and says of the sender what the sender says. So a site
-goes by signatures alone (Ed25519):
+FLARE's server relays aux messages between sites, and believes what the sender says of itself. So a site trusts
+signatures alone (Ed25519):
 
     server's key, long-lived        pinned at each site
-      └─ signs, at the begin of a session (a run has one more each time that it is resumed), the certificate
+      └─ signs, at the start of a session (each resume of a run begins one), the certificate
          (format, session's key, session's exchange key, digest of the job, run, session)
            └─ the session's key signs every envelope
               (format, run, session, header, SHA-256 of the body); in the header are kind, process ids by site, serial
 
-What goes to several sites is signed once. A site takes an envelope that names it and its own process, under a serial
-that it has not seen: of the last 64 any, as polls run concurrently, older ones not. It keeps the highest session of a
-run on disk with the session's key, and takes no lower one and no other key. So an envelope is taken once, by one
-process, in one session; what is sent again, as the first may be lost, has the number of its work and a new serial.
+An envelope for several sites is signed once. A site accepts one that names it and its own process, under a serial that
+it has not seen. Of the last 64 serials it accepts any, as polls run concurrently; older ones never. It keeps a run's
+highest session on disk with the session's key, and accepts no lower session and no other key. So an envelope is
+accepted once, by one process, in one session. Work that is sent again, as the first copy may be lost, has the same
+number and a new serial.
 
-A process id is an X25519 key that the process draws at its start. What a site has done is sealed for the session's
-exchange key (AES-128-GCM under HKDF of both, the serial as nonce): of what is addressed to several, one could hand
-another its copy before the server does, and would be given the answer. It gets what it cannot open, the server is
-denied the copy that it sends, and sends the work again.
+A process id is an X25519 key that the process draws at its start. The result of a site's work is sealed for the
+session's exchange key (AES-128-GCM under HKDF of both, the serial as nonce). This is because one of several addressees
+could hand another its copy before the server does, and would get the answer. It gets only what it cannot open; the
+server's own copy is denied, and the server sends the work again.
 
-Replies are signed by the silo's identity (format, run, session, process id, serial, SHA-256 of header and body) where
-the server has a roster. Without one they can be forged, as the server then takes a process id on trust.
+With a roster, replies are signed by the silo's identity (format, run, session, process id, serial, SHA-256 of header
+and body). Without one they can be forged, as the server takes process ids on trust.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _public(private: X25519PrivateKey) -> str:
 class ServerSession:
     """One session of a run as the server has it. hello: with the session's keys and their certificate.
 
-    identity: the server's own, long-lived. hello: what sites are told first.
+    identity: the server's own, long-lived. hello: the first request to each site.
     """
 
     def __init__(self, identity: Identity, hello: Hello) -> None:
@@ -161,10 +162,10 @@ def _unsigned(reply: Reply, listed: str) -> str:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a site goes by.
+    """What a site trusts.
 
-    name: of the silo in the run, as the server has it; the engine may know the site by another. keys: of the server,
-    one or two. identity: the silo's own, where it has one. folder: of its runs, each of which has a folder there.
+    name: the silo's in the run; its name in the engine may differ. keys: the server's, one or two. identity: the
+    silo's own, where it has one. folder: holds a folder for each of its runs.
     """
 
     name: str
@@ -220,10 +221,9 @@ class SiteSession:
 
 
 class Gate:
-    """Takes what a session of the server's has sent to this process of a site, once, and nothing else.
+    """Accepts what the server's session has sent to this process of a site, once, and nothing else.
 
-    load: what the site goes by; raises `moretta.errors.MorettaError` where that cannot be told. process_id: of this
-    process.
+    load: returns what the site trusts, or raises `moretta.errors.MorettaError`. process_id: of this process.
     """
 
     def __init__(self, load: Callable[[], Trust]) -> None:
@@ -233,13 +233,13 @@ class Gate:
         self._lock = threading.Lock()
         self._trust: Trust | None = None
         self._joined: SiteSession | None = None
-        self._left = set[str]()  # the keys of sessions that another has taken the place of here
+        self._left = set[str]()  # the keys of sessions that another has replaced here
 
     def take(self, request: Signed, envelope: Envelope) -> SiteSession:
         """Return the session that an envelope belongs to.
 
-        Raises `moretta.errors.PeerError`, naming why, for one that is not taken, which then has changed nothing; and
-        what `load` does.
+        Raises `moretta.errors.PeerError`, naming why, for one that is not accepted and so changes nothing; and as
+        `load`.
         """
         name = self._loaded().name
         if name not in request.processes:
@@ -319,7 +319,7 @@ def _sealed(seal: AESGCM, serial: int, body: bytes) -> bytes:
 
 
 def _sealed_size(size: int) -> int:
-    """Return how many bytes so many are once they are sealed."""
+    """Return the length in bytes of `size` bytes once they are sealed."""
     return size + TAG * max(1, -(-size // PIECE))
 
 

@@ -1,8 +1,8 @@
-"""A site's half of the engine: takes work from the server, has the silo's role do it, and hands out what came of it.
+"""A site's half of the engine: it takes work from the server, has the silo's role do it, and returns the result.
 
-The role works in one thread of its own. A request never waits for it longer than it says, so that a silo that trains
-for hours still answers at once that it does, and one that was killed is told from it. What the server's session has not
-signed (`moretta.engines.flare.signing`) changes nothing here.
+The role works in a thread of its own. A request never waits for it longer than the request allows. So a silo that
+trains for hours still answers at once that it is busy, which tells it from a killed one. What the server's session has
+not signed (`moretta.engines.flare.signing`) changes nothing here.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ QUIET = 1.0  # seconds between two lines of the log about what was not taken: a 
 
 
 class HostedSilo(Protocol):
-    """What a site is to its worker: it can take its place in a run, keep its state, and take what the run releases.
+    """A silo as its worker sees it: it can join a run, keep its state, and take what the run releases.
 
-    largest: the most bytes of a message that it takes. timed: whether the server is told how long the role worked,
-    which depends on its rows.
+    largest: the most bytes of a message that it takes. timed: whether the server learns how long the role worked, which
+    depends on its rows.
     """
 
     name: str
@@ -89,9 +89,9 @@ class _Work:
 class SiteWorker:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    make: loads what the site is, which may take its time, and raises what keeps it from taking part. trust: loads, at
-    once, by what it knows the server. process_id: of this process. last_heard: the moment of the server's last request,
-    by `time.monotonic`. ended: set when the run is.
+    make: loads the silo, perhaps slowly, and raises what keeps it from taking part. trust: loads, quickly, what the
+    site trusts. process_id: of this process. last_heard: the moment of the server's last request, by `time.monotonic`.
+    ended: set when the run has ended.
     """
 
     def __init__(self, make: Callable[[], HostedSilo], trust: Callable[[], Trust]) -> None:
@@ -249,7 +249,7 @@ class SiteWorker:
             self._changed.notify_all()
 
     def _do(self, header: Submit, body: bytes) -> tuple[Reply, bytes]:
-        """Do one piece of work; whatever goes wrong is told, and costs the silo this exchange only."""
+        """Do one piece of work; an error is reported, and costs the silo this exchange only."""
         if self._role is None or self._silo is None:
             return Stranger(), b""
         silo, (client, codec) = self._silo, self._role
@@ -296,6 +296,6 @@ def _failed(reason: str, error: object) -> Failed:
 
 
 def _sentence(error: object) -> str:
-    """Return what an error says as text that any header can hold: a file's name may have bytes that are none."""
+    """Return an error's sentence as valid text for a header: a file's name may hold bytes that are not."""
     text = str(error).encode(errors="replace").decode()
     return "".join(one if one.isprintable() else " " for one in text)[:1000]

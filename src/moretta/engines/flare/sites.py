@@ -1,8 +1,8 @@
-"""The server's half of the engine: asks become submissions and polls, and what sites say becomes replies.
+"""The server's half of the engine: asks become submissions and polls, and sites' answers become replies.
 
-A site that is dead, hangs or talks nonsense is missing from the replies with its reason; it is greeted again each time
-something is asked of it, at most once in `AGAIN` seconds, so that one that comes back takes part again. To be greeted
-is to be asked for its process id, and then to be sent the hello that is signed over it.
+A site that is dead, hangs or sends nonsense is missing from the replies with its reason. It is greeted again whenever
+something is asked of it, at most once in `AGAIN` seconds, so that it can come back. A greeting is two steps: the site
+gives its process id, and then gets a hello that is signed over it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger("moretta")
 
 PATIENCE = 3.0  # seconds in which a living site begins to answer; FLARE counts none in which bytes move
 WAIT = 1.0  # seconds that a poll waits at the site
-MISSES = 2  # polls without an answer, one after the other, until a site counts as gone
+MISSES = 2  # polls in a row without an answer until a site counts as gone
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
 AGAIN = 1.0  # seconds from one attempt to reach a site that is gone to the next
 LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
@@ -64,10 +64,10 @@ NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
 class _Site:
     """What is known of a site.
 
-    process_id: None until it has said that it is there; last: the last one that was known. fresh: whether
-    that process has taken an earlier one's place in the run, and has done nothing yet. refusal: why it takes no part.
-    gone: why it is not there. tried: when it was last greeted. pause: seconds until it is greeted again. overdue: the
-    number of what it was still busy with when its time was over, 0 for nothing.
+    process_id: None until it has answered; last: the last one that was known. fresh: whether that process has replaced
+    an earlier one in the run and has done nothing yet. refusal: why it takes no part. gone: why it is not there.
+    tried: when it was last greeted. pause: seconds until it is greeted again. overdue: the number of the work that it
+    was late with, 0 for none.
     """
 
     process_id: str | None = None
@@ -98,11 +98,11 @@ class _Asked:
 class Sites:
     """Delivers asks to sites through what a FLARE server job can send.
 
-    names: of all silos. hello: what each is told first, as of the run's place and session. identity: the server's own,
+    names: of all silos. hello: the first request to each, with the run's place and session. identity: the server's own,
     which sites have pinned. keys: of the silos' identities, by name, where there is a roster. recorder: keeps what the
     server saw. deadline: seconds from a question to its answer. largest: the most bytes of a message from a site.
-    absent: who never comes, as FLARE adds nobody to a job.
-    aborted: raises when the job is to end. waiting: told, in a sentence, what is waited for.
+    absent: silos that never come, as FLARE adds none to a job. aborted: raises when the job is to end. waiting: called
+    with a sentence about what the server waits for.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Sites:
         return replies_of(ask, lambda silo, message: self._answer(silo, ask, message, outcomes[silo]))
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call by "up", "down" or "shares", which go up too, and tag of what asked."""
+        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
         return self._traffic.take()
 
     @property
@@ -201,7 +201,7 @@ class Sites:
         return free
 
     def speak(self) -> None:
-        """Let all sites that are there hear from the server."""
+        """Send all sites that are there a sign of life from the server."""
         there = self._processes(list(self._sites))
         self._requests(dict.fromkeys(there, Poll(number=0, wait=0.0)), there, {}, PATIENCE)
 
@@ -216,7 +216,7 @@ class Sites:
         return renewed
 
     def keep(self, place: CheckpointId) -> None:
-        """Have all sites that are there keep their states; who cannot is named, as it would go on from less."""
+        """Have all sites that are there keep their states; name those that cannot, as they would resume from less."""
         self._hello = self._hello.model_copy(update={"round": place.round})
         there = {name: b"" for name, site in self._sites.items() if site.process_id is not None}
         self._tell("keep", there, place.round, "did not keep its state")
@@ -320,7 +320,7 @@ class Sites:
         return site.gone if site.refusal is None else Missing(Reason.REFUSED, site.refusal)
 
     def _lost(self, name: str, why: Missing) -> Missing:
-        """Take a site for gone, until it says hello again."""
+        """Mark a site as gone until it is greeted again."""
         site = self._sites[name]
         site.process_id, site.gone, site.tried, site.pause = None, why, time.monotonic(), AGAIN
         return why
@@ -330,7 +330,7 @@ class Sites:
     def _exchange(
         self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
     ) -> Mapping[str, tuple[WorkDone, bytes] | Missing]:
-        """Submit work to silos, and poll until each has done it or failed to within so many seconds."""
+        """Submit work to silos, and poll until each has done it, failed, or run out of time."""
         self._greet(bodies)
         outcomes: dict[str, tuple[WorkDone, bytes] | Missing] = {}
         asked = dict[str, _Asked]()
@@ -370,7 +370,7 @@ class Sites:
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
-        """Return who has not done yet what it was late with: it would only be late again."""
+        """Return the sites that are still busy with work they were late with: they would only be late again."""
         busy = list[str]()
         for name in names:
             site = self._sites[name]
