@@ -70,7 +70,7 @@ class RowsDescribed(Message):
     digest: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for no rows, or for a digest of another length."""
+        """Raise `moretta.errors.PeerError` for no rows, or a digest that is neither 32 bytes nor empty."""
         if self.rows < 1 or len(self.digest) not in (0, 32):
             raise PeerError("cgd/rows: expected at least one row, and a digest of 32 bytes or none")
 

@@ -23,7 +23,7 @@ class CGD(Training):
     around: the point that starts are confined around: "zero", as in the paper, or "model", the model's own weights (or
     those of `warm_start`), for architectures and fine-tuning that need a common start.
     vertical: how participants that hold different columns of the same rows work together. "joint": a row of the grid
-    has one model, whose first layer is split by column. "independent", Algorithm 2 as printed: each participant has one.
+    has one model, its first layer split by column. "independent", Algorithm 2 as printed: each participant has one.
     schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
     after `decay_from` and T is how many rounds are left then.
     mu: of that schedule, 0 to 1 (Theorem 1).

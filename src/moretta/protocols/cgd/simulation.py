@@ -1,7 +1,7 @@
 """All participants of a grid in one process, for the paper's scale: (1000 x 112) on full MNIST.
 
-Every confined weight is w_l(k) = w_l(1) + D(k) with one D for all who share the layer. So a simulation holds D once, and
-in the place of the first layers' starts Z0 = X_i W1_i(1) + b1_i, computed once. One iteration over a whole grid is then
+Every confined weight is w_l(k) = w_l(1) + D(k) with one D for all who share the layer. So a simulation holds D once,
+and in the place of the first layers' starts Z0 = X_i W1_i(1) + b1_i, computed once. One iteration of a grid is then
 
     Z     = Z0 + X D1                    one product over the rows of many participants
     out   = upper(Z; U_i(1) + D_U)       small layers, batched over the models that have them

@@ -61,7 +61,7 @@ class PrivateGradient:
     batch_size: the expected lot, 0 for all rows. root: lots and noise derive from it; kept in the silo's checkpoint.
     settings: a digest of all settings of uploads, to which lots and noise are bound.
     sharers: S, the silos that together add the noise; 1 adds all of it.
-    lot: the expected lot, L_k. rate: q_k, the chance of a row to be in it. releases: those that the silo helped to open.
+    lot: the expected lot, L_k. rate: q_k, the chance of a row to be in it. releases: those the silo helped to open.
     """
 
     def __init__(
