@@ -8,8 +8,8 @@
 
 Who learns what: where inputs are standardised, every silo and the server learn the mean and standard deviation over all
 silos of each input column. Under PBPFL the server also learns those of all inputs together and of the targets, and
-their numbers. Where rounds use all rows, it learns their number at each set-up. No silo's own figures are seen, but
-when the cohort changes, the difference of two numbers of rows is.
+their numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted cannot join.
+No silo's own figures are seen in these sums.
 """
 
 from __future__ import annotations
