@@ -240,7 +240,7 @@ def main() -> None:
             pass
     except CodecError as error:
         sys.exit(f"moretta.edge: {error}")
-    except (BrokenPipeError, KeyboardInterrupt):  # whoever ran this is gone, or is about to be
+    except (BrokenPipeError, KeyboardInterrupt):  # the parent process is gone, or about to end
         sys.exit(1)
 
 
