@@ -52,7 +52,7 @@ class TakeKey(Message):
 
 @message("cgd/key-taken")
 class KeyTaken(Message):
-    """Whether the participant has the group's key now; one that was not sealed for it so cannot be opened."""
+    """Whether the participant has the group's key now; a key that was not sealed for it cannot be opened."""
 
     opened: bool
 

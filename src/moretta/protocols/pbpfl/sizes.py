@@ -46,7 +46,7 @@ def sizes_of(batch: TrueSoftmax) -> Sizes:
 
 
 def agreed(told: Mapping[str, Sizes], last: Sizes) -> Sizes:
-    """Return the median of each figure over silos; 0 where all of a figure are 0. last: the sizes of the round before."""
+    """Return the median of each figure over silos; 0 where all are 0. last: the sizes of the round before."""
     columns = zip(*(astuple(one) for one in told.values()), strict=True)
     return Sizes(*(_median(column, before) for column, before in zip(columns, astuple(last), strict=True)))
 
