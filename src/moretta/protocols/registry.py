@@ -1,6 +1,6 @@
-"""The one list of protocols: each is declared by the ``protocol.py`` of its own folder, and looked up here by name.
+"""The registry of protocols: each folder's ``protocol.py`` declares its entries, which are looked up here by name.
 
-To add protocols, add their ``protocol.py`` to `MODULES`; nothing else outside their folder has to know them.
+To add a protocol, add its ``protocol.py`` to `MODULES`; nothing else outside its folder has to know it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODULES = (
     "moretta.protocols.baffle.protocol",
 )
 ENTRIES: Mapping[str, Entry] = {entry.name: entry for module in MODULES for entry in load(f"{module}:ENTRIES")}
-REFERENCE = "fedsgd"  # what other protocols' final weights are compared with
+REFERENCE = "fedsgd"  # other protocols' final weights are compared with its
 
 
 def entry_of(protocol: Training) -> Entry:
@@ -48,7 +48,7 @@ def edge_of(protocol: Training) -> Any:
 
 
 def check_edge_packages() -> None:
-    """Raise `moretta.errors.MissingExtra` where what runs silos without PyTorch is not installed."""
+    """Raise `moretta.errors.MissingExtra` where the packages that run silos without PyTorch are missing."""
     for entry in ENTRIES.values():
         if entry.edge:
             edge = importlib.import_module(entry.edge)

@@ -1,8 +1,8 @@
 """BAFFLE: training by forward passes alone (Feng, Pang, Du, Chen, Yan, Lin: "BAFFLE: A Baseline of
 Backpropagation-Free Federated Learning", 2023).
 
-**Theory.** A model with n parameters w is moved a little, by sigma, along K directions d_k that all roles draw from one
-seed; each silo runs its batch forward at w + sigma d_k and uploads, in a secure sum, what its K losses differ by. The
+**Theory.** The n parameters w of a model are moved by a small sigma along K directions d_k that all roles draw from one
+seed. Each silo runs its batch forward at w + sigma d_k and uploads the differences of its K losses in a secure sum. The
 silos' mean x_k of (L(w + sigma d_k) - ...) / sigma is the derivative along d_k up to sigma, and since E[d d^T] = I,
 
     g = 1/(K - 1) sum_k x_k d_k,     x_k = (L_k - mean_j L_j) / sigma          (Stein's identity: Eqs. 5, 6)
@@ -18,8 +18,7 @@ times a forward. Rademacher directions lose less to the curvature than Gaussian 
                                                  <--    secure-sum upload of N_c (x_1, .. x_K, loss)
       g = sum_k x_k d_k / (K - 1);  w <- w - Adam or SGD;  average of w
 
-**Threat model.** `claims` says who learns what, as data that reports and pages are written from. As in the secure sum:
-the server learns the silos' mean of K numbers a round, which with the directions is the estimate of their gradient, and
-its mean loss; nothing of one silo. Silos hold the model in the clear. That the numbers could not be told from those of
-noise (the paper's Fig. 5) is not claimed.
+**Threat model.** `claims` says who learns what. As in the secure sum, the server learns the silos' mean of K numbers a
+round, which with the directions is the estimate of their gradient, and their mean loss; nothing of one silo. Silos hold
+the model in the clear. That the numbers are indistinguishable from noise (the paper's Fig. 5) is not claimed.
 """

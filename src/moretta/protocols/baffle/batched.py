@@ -7,7 +7,7 @@ parameter vectors together, in the time of about four:
     later convolutions    the channels of all models lie side by side, [rows, m channels, height, width], in m groups
     linear layers         m matrix products
 
-Convolutions run a few rows at a time, so that what they make stays in the processor's cache.
+Convolutions run a few rows at a time, so that their results stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Tensors = dict[str, Tensor]
 class Batched:
     """The layers of a network in order, with the place of their tensors in a flat parameter vector.
 
-    shared: those before the first with tensors, which see the same in all models. images: those up to the first
-    `nn.Flatten`, or none. rows: the others. Each has its tensors' names, "weight" and "bias", to their slices.
+    shared: layers before the first with tensors, whose inputs all models share. images: layers up to the first
+    `nn.Flatten`, or none. rows: the others. Each maps its tensors' names, "weight" and "bias", to their slices.
     """
 
     shared: tuple[nn.Module, ...]
@@ -171,7 +171,7 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 def _in_place(layer: nn.Module) -> nn.Module:
-    """Return the layer, or where it can overwrite what it reads, a copy that does."""
+    """Return the layer, or a copy that overwrites its input where it can."""
     if hasattr(layer, "inplace"):
         layer = copy.copy(layer)
         layer.inplace = True  # type: ignore[assignment]

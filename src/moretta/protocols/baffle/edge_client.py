@@ -1,6 +1,6 @@
-"""An edge client as whoever runs it has it: what keeps one from working, and the process that plays a silo.
+"""An edge client seen by its parent process: checks that it can work, and the process that plays a silo.
 
-Needs no torch, and is no part of the process, whose imports are counted in its memory.
+Needs no torch, and is no part of that process, whose imports count in its memory.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.settings import SecureAggregation
 
-# A process that has imported numpy and ONNX Runtime, and nothing else, has 62 MiB resident (x86-64 Linux, Python 3.11):
-# what is well below that has room for no model, on any machine or version.
+# A process that has imported only numpy and ONNX Runtime has 62 MiB resident (x86-64 Linux, Python 3.11). A limit well
+# below that has room for no model, on any machine or version.
 FLOOR_MIB = 48.0
 # At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
 LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
 COMMAND = (sys.executable, "-P", "-m", "moretta.protocols.baffle.edge")
-PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # and the extra that each comes with
-RUNS = ("onnxruntime",)  # those of them that an edge client itself needs; the others export what it is sent
+PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # each with its extra
+RUNS = ("onnxruntime",)  # those that an edge client itself needs; the others export its graph
 
 
 def check_packages(needed: Iterable[str]) -> None:
-    """Raise `moretta.errors.MissingExtra` where some of `PACKAGES` is needed and cannot be had."""
+    """Raise `moretta.errors.MissingExtra` where one of `PACKAGES` is needed and missing."""
     for package in needed:
         try:
             there = importlib.util.find_spec(package) is not None
@@ -55,7 +55,7 @@ def check_packages(needed: Iterable[str]) -> None:
 
 
 def check_sigma(sigma: float, precision: str) -> None:
-    """Raise ParameterError where losses at parameters so near each other are the same in this precision."""
+    """Raise ParameterError where sigma is so small that losses do not differ in this precision."""
     least = LEAST_SIGMA[precision]
     if sigma < least:
         raise ParameterError(
@@ -83,7 +83,7 @@ def check_site(protocol: BAFFLE, secure: SecureAggregation, limit: float | None,
 
 
 def privacy_of(protocol: BAFFLE, rows: int, size: int, sharers: int, state: State) -> Mapping[str, float | str]:
-    """Return what noise a silo's own rows have had, by the state of its process, which needs no accountant.
+    """Return the privacy of a silo's own rows, from the state of its process, which needs no accountant.
 
     rows: how many it has. size: of a lot. sharers: how many silos share the noise.
     """
@@ -121,10 +121,10 @@ def edge_client(
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
     rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them.
-    secure, roster: with the places of both, and the roster as read. engine: what it may take, and its precision.
-    schema: the digest of the model's tensors. insecure: the seed from which all secrets follow, for tests. rules: of
-    the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound: the digest of
-    settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`).
+    secure: with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the
+    digest of the model's tensors. insecure: the seed from which all secrets follow, for tests. rules: of the secure
+    sum. run: of batches. helped: where the silo keeps what it has helped to open. bound: the digest of settings that
+    noise is bound to (`moretta.protocols.common.setting.settings_digest`).
     Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
@@ -135,7 +135,7 @@ def edge_client(
     sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
     credentials = secure.credentials(name, roster)
     keys = None if insecure is None else root()
-    lends = Client(  # its secrets, as what state there is at first
+    lends = Client(  # gives its secrets as the first state
         recipe,
         name,
         None,

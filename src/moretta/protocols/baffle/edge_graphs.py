@@ -1,4 +1,4 @@
-"""What is to be known of BAFFLE's edge clients beside their processes: the graphs that they run."""
+"""The ONNX graphs that BAFFLE's edge clients run: exported for them, and checked before the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKED = set[tuple[object, ...]]()
 
 
 def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) -> None:
-    """Raise ParameterError for settings of edge clients with which none could ever take part.
+    """Raise ParameterError for settings under which an edge client could never take part.
 
     graph_of: what `exporter` returned. The graph is exported and loaded once for each model, so that one that ONNX or
     ONNX Runtime cannot express in this precision is found before the run.
@@ -27,7 +27,7 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) ->
     if not engine.edge:
         return
     check_memory(engine.memory_limit_mib, "engine")
-    # Roles may be built several times. What is kept is that it worked, not the graph: at worst that is found later.
+    # Roles may be built several times. Only the success is cached, not the graph; at worst a failure is found later.
     model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision)
     if model in _CHECKED:
         return
@@ -41,7 +41,7 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) ->
 
 
 def exporter(setting: Setting, layout: Layout) -> Callable[[str], bytes]:
-    """Return what gives silos that run ONNX their graph in a precision, exported when it is first asked for."""
+    """Return a function that gives the ONNX graph in a precision, exported when it is first asked for."""
 
     @functools.cache
     def graph_of(precision: str) -> bytes:

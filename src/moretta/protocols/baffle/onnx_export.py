@@ -1,8 +1,7 @@
-"""A PyTorch model as an ONNX graph whose trained weights are inputs: what `moretta.edge` runs at many weights.
+"""A PyTorch model as an ONNX graph whose trained weights are inputs, which `moretta.edge` runs at many weights.
 
-The weights are arguments of what is exported, so that nothing can fold them into other constants. The graph says in its
-metadata (`moretta.protocols.baffle.edge.metadata`) which `Layout` its weights have, so that it can be run without
-torch.
+As the weights are arguments of the export, nothing can fold them into other constants. The graph's metadata
+(`moretta.protocols.baffle.edge.metadata`) say which `Layout` its weights have, so that it runs without torch.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ class _Functional(nn.Module):
 
 
 def _further_places(model: nn.Module, layout: Layout) -> dict[str, str]:
-    """Return the further names of tied trained tensors, each with its first, but for a module that has two names.
+    """Return the further names of tied trained tensors, each with its first, except in a module that has two names.
 
-    Left to itself, `torch.func.functional_call` sets such a module's tensors twice, in an order that differs from
-    process to process, and in one of them does not put them back.
+    By default `torch.func.functional_call` sets such a module's tensors twice, in an order that differs from process to
+    process, and in one of the orders does not restore them.
     """
     owners = dict(model.named_modules(remove_duplicate=False))
 
@@ -155,7 +154,7 @@ def _exported(
 
 
 def _forget_origin(proto: onnx.ModelProto) -> None:
-    """Take out what the exporter notes of every operation: lines and folders of the server's own code."""
+    """Remove what the exporter notes for every operation: lines and folders of the server's own code."""
     graph = proto.graph
     del proto.metadata_props[:]
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
@@ -165,7 +164,7 @@ def _forget_origin(proto: onnx.ModelProto) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Let nothing be said: torch warns of its own deprecations and prints pages where a model cannot be exported."""
+    """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
     said, disabled = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -224,10 +223,10 @@ def _inexpressible(error: object) -> ParameterError:
 
 
 def _round_to_half(proto: onnx.ModelProto) -> None:
-    """Cast all that is computed with, and all that an operation yields, to half precision and back.
+    """Cast all inputs and results of operations to half precision and back.
 
     A graph of half-precision operations would not do: where ONNX Runtime has no half kernel it leaves out the casts in
-    between (on x86 nothing at all is rounded then), but never a cast to half and back that the graph itself has.
+    between (on x86 nothing is rounded then), but never a cast to half and back that the graph itself has.
     """
     graph = proto.graph
     _refuse_control_flow(graph, "float16")

@@ -15,28 +15,27 @@ from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.common.training import PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
-# A lot's sum and the noise in it stay below so many times the clip norm but for a chance below 1e-9: what is refused
-# for its size would tell of it.
+# A lot's sum, and its noise, pass so many times the clip norm with a chance below 1e-9. A refusal for size would tell.
 SURE_LOT, SURE_NOISE = 12, 10
 
 
 class BAFFLE(PrivateTraining):
     """Training by forward passes alone: Feng et al. 2023.
 
-    k: K, how many directions a round has (twice as many with form "twice-forward"). k_last: that of the last round;
-        K grows, or falls, to it by the same factor each round. None leaves it at k.
+    k: K, how many directions a round has (twice as many with form "twice-forward"). k_last: K of the last round; K
+        grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
     form: the finite difference (`moretta.protocols.baffle.silo.estimate`). direction: "rademacher", entries -1 and +1,
         or "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
         Rademacher directions lose less to the curvature (`moretta.protocols.baffle`).
     orthogonal: make the directions of a round orthogonal to each other.
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
-    ema: of the parameters over rounds, w <- ema w + (1 - ema) w_t, is what is tested and released; 0 is none. In
-        round t it is at most t / (t + 9), so that the start is soon forgotten.
-    trainable: names of parameters or of modules; all others stay as they are. None of them: all are trained.
+    ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
+        ema is at most t / (t + 9), so that the start is soon forgotten.
+    trainable: names of parameters or of modules; all others are frozen. Without names all are trained.
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
-        level: a silo takes so many epochs of steps along its own estimates, at learning_rate, and its difference is
-        summed, which is as long as the model.
+        level: a silo takes so many epochs of steps along its own estimates, at learning_rate. Its difference, as long
+        as the model, is summed.
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
     """
 
@@ -68,7 +67,7 @@ class BAFFLE(PrivateTraining):
 
     @property
     def rate_depends_on_rounds(self) -> bool:
-        """Whether a round's rate or its K depends on how many there are in all."""
+        """Whether a round's rate or its K depends on how many rounds there are in all."""
         return super().rate_depends_on_rounds or self.k_last is not None
 
     def check_limit(self, largest: float) -> None:
@@ -107,7 +106,7 @@ class BAFFLE(PrivateTraining):
         return self
 
     def recipe(self, rounds: int) -> Recipe:
-        """Return what a silo is set to do in a run of so many rounds."""
+        """Return the settings of a silo in a run of so many rounds."""
         epochs = self.local_epochs or 0
         return Recipe(
             self.form,

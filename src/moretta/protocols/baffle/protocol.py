@@ -1,4 +1,4 @@
-"""What BAFFLE says of itself."""
+"""BAFFLE's entry in the registry of protocols."""
 
 from moretta.protocols.common.entry import Entry
 

@@ -120,14 +120,14 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 
 
 def left(client: Role) -> Left:
-    """Return what a silo's role leaves at its site: where it added noise, what privacy its own rows have."""
+    """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
 
 
 def _private(
     protocol: BAFFLE, setting: Setting, sharers: int
 ) -> tuple[Mapping[str, PrivateScalars], Accountant | None]:
-    """Return what adds the noise of silos that run PyTorch, and what states privacy; nothing where none is wanted."""
+    """Return what adds the noise of silos that run PyTorch, and what states privacy; None without noise."""
     if protocol.privacy is None:
         return {}, None
     bound, size = bound_to(protocol, setting), setting.batch_size
@@ -143,7 +143,7 @@ def _private(
 
 
 def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
-    """Raise ParameterError where no round could be played, or not the later ones."""
+    """Raise ParameterError where some round could not be played."""
     most = directions_of(protocol.form, max(protocol.k, protocol.k_last or 0))
     if protocol.orthogonal and order_of(most) > layout.size:
         raise ParameterError(
@@ -177,7 +177,7 @@ def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
 def _check_rows(setting: Setting, forward: TorchForward) -> None:
     """Raise ParameterError where a row's outputs are not its own or not the same every time.
 
-    Looked at are the first silo's rows, or where they are all elsewhere rows of zeros.
+    The first silo's rows are tried, or rows of zeros where all silos are remote.
     """
     given = next((silo.x[:8] for silo in setting.here), None)
     x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if given is None else given

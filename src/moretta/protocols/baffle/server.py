@@ -32,10 +32,10 @@ from moretta.secure_aggregation.sums import Sum
 
 
 class Server:
-    """BAFFLE's server. recipe: what the silos are set to. limit: the largest |x_k|, from which the ring's step follows.
+    """BAFFLE's server. recipe: the silos' settings. limit: the largest |x_k|, from which the ring's step follows.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states what privacy they have got; then they upload nothing but scalars. releases: counts their noised sums.
+    states their privacy; they then upload nothing but scalars. releases: counts their noised sums.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Server:
         self.phase: Phase = no_phase
         self._params, self._recipe, self._layout, self._enrolment = params, recipe, layout, enrolment
         self._model = copy.deepcopy(model)
-        # The epoch level's silos have made their steps: the server moves by the mean difference as it is.
+        # The epoch level's silos have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if recipe.local_epochs else params
         self._stepper = SummedStep(self._model, stepping, rounds)
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
@@ -96,7 +96,7 @@ class Server:
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            step, figures = self._read(ask, total)  # with the bound of fixed point's part in an entry of it
+            step, figures = self._read(ask, total)  # figures bound the error of fixed point in an entry of the step
             figures |= self._stepper.step(self._layout.split(step), now.round)
             self._follow(now.round)
         self._forwards += forwards_of(self._recipe.form, k)
@@ -134,8 +134,8 @@ class Server:
     def _follow(self, number: int) -> None:
         """Let the average follow the parameters.
 
-        Differs from the paper, whose coefficient is the same from the first round on: the start would weigh
-        ema^t still after t rounds.
+        Differs from the paper, whose coefficient is the same from the first round on: after t rounds the start would
+        still weigh ema^t.
         """
         kept = min(self._params.ema, number / (number + 9))
         self._average += (1.0 - kept if self._params.ema else 1.0) * (self._parameters() - self._average)
@@ -150,7 +150,7 @@ class Server:
         return modules.arrays(model)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release the model as it is: silos have seen what it is the average of."""
+        """Release the averaged model as it is: silos have seen every model in the average."""
         facts: dict[str, float | str] = {"sigma": self._recipe.sigma}
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
@@ -180,7 +180,7 @@ class Server:
         self._average = np.array(state["average"], dtype=np.float64)
         if self._accountant is not None:
             self._releases.restore(state)
-        # A run that goes back to its best round has asked in the later ones all the same.
+        # A run that goes back to its best round has still asked in the later ones.
         self._forwards = max(self._forwards, int(state["forwards"]))
         self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
         self._stepper.restore(state)

@@ -19,7 +19,7 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
-MIXING = 1e-3  # of the largest output: what a row may differ beside others; rounding is far below
+MIXING = 1e-3  # of the largest output: by which a row may differ among others; rounding is far below
 LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
 
 
@@ -52,11 +52,11 @@ class TorchForward:
         self._batched = Batched.of(self._model, layout) if layout.size <= SMALL else None
 
     def at_once(self, rows: int) -> int:
-        """Return how many parameter vectors to take together: the more, the fewer rows there are to share a call."""
+        """Return how many parameter vectors to run together: the fewer rows share a call, the more."""
         return min(MOST, max(LEAST, TOGETHER // rows)) if self._batched else 1
 
     def fixed(self) -> dict[str, Array]:
-        """Return copies of what is not trained: frozen parameters and all buffers, also those that are not saved."""
+        """Return copies of what is not trained: frozen parameters and all buffers, even those that are not saved."""
         names = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         return {name: value.cpu().numpy().copy() for name, value in names.items() if name not in self.layout.shapes}
 

@@ -8,10 +8,10 @@ gradient over its n_l rows, all step by the weighted sum (Algorithm 1)::
 so w_l(k) = w_l(1) + D(k), with one D for all. Only the sum leaves a participant, through secure aggregation.
 
 A grid m = m_h x m_v has rows i of participants that hold different columns of the same samples (Algorithm 2, for
-networks that begin with a linear layer). First-layer parts are summed over who holds the same columns, upper layers
-over who has them. In the form ``joint`` a row has one model: its holders' z_ij = X_ij W1_ij are summed inside the
-row, for the head H_i, who has the labels and the layers above. In the form ``independent``, as printed, each
-participant predicts from its own columns, and needs the labels.
+networks that begin with a linear layer). First-layer parts are summed over the holders of the same columns, upper
+layers over those who have them. In the form ``joint`` a row has one model: its holders' z_ij = X_ij W1_ij are summed
+inside the row for the head H_i, which has the labels and the layers above. In the form ``independent``, as printed,
+each participant predicts from its own columns and needs the labels.
 
     aggregator A                                participants
       keys of everybody and of each group  <->    (`group_keys`, `moretta.secure_aggregation`)
@@ -23,23 +23,23 @@ participant predicts from its own columns, and needs the labels.
       Descend(the sum)                     -->    takes the blind off, clips; D <- D - alpha_k G / N
       CatchUp(D and norms, sealed by one)  -->    whoever missed some of it
 
-**Who learns what** stands in `claims`, as data that reports and pages are written from; in short: A learns who takes
-part, how many rows an upload is about, each group's rows where a round uses all of them, and statistics of standardised
-columns; unless `blind` is off it reads no sum, and with it on holds nothing that a member could not be asked for, so a
-participant can play it, and one can follow another. Every member of a group learns its layers' D. D alone predicts as
-well as confined models do, or better. H_i learns z_i, and with D of all columns the row's raw features; P_ij learns
-Delta_i, whose rows cluster by label. Of two participants that share a layer, or a row, each learns the other's part.
-One leaked w_l(k) gives all of that participant's iterates. Where scores on rows held back are asked for, the sum of
-everybody's is read by the participants, or by A without blind. ``docs/cgd.md`` has figures.
+**Who learns what** stands in `claims`; in short: A learns who takes part, how many rows an upload is about, each
+group's rows where a round uses all of them, and statistics of standardised columns. With `blind` (the default) it reads
+no sum and holds nothing that a member could not be asked for, so a participant can play A, and another can take over.
+Every member of a group learns its layers' D. D alone predicts as well as confined models do, or better. H_i learns z_i,
+and with D of all columns the row's raw features. P_ij learns Delta_i, whose rows cluster by label. Of two participants
+that share a layer, or a row, each learns the other's part. One leaked w_l(k) gives all of that participant's iterates.
+Where scores on rows held back are asked for, the participants read the sum of all, or A does without blind.
+``docs/cgd.md`` has figures.
 
-**An A that follows no protocol**, with one participant on its side, gets no key of a group that this one is not in
-(`group_keys`) and no two z of one take, whose difference would be raw features (`takes`). It takes a roster, and a grid
-that all were told alike. A may still keep sums back, hand out noise, and with a member a D of its choice.
+**An A that follows no protocol** and colludes with one participant gets no key of a group that this one is not in
+(`group_keys`), and no two z of one take, whose difference would be raw features (`takes`). That needs a roster, and a
+grid that all were sent alike. A may still keep sums back, send noise, and with a member's help a D of its choice.
 
 Differs from the paper:
 
-- The sum is weighted by rows and divided by their number, which the proof of Theorem 1 needs; as printed, a plain sum
-  of means, it is m times as long a step, and diverges at m = 1000.
+- The sum is weighted by rows and divided by their number, as the proof of Theorem 1 needs. As printed, a plain sum of
+  means, the step is m times as long and diverges at m = 1000.
 - `joint` is the reading under which the paper's tables are possible; see ``docs/cgd.md``.
-- The rate: `params.CGD.rate`. Biases: `grid.groups_of`. Normalisation layers: `start.centers`.
+- The rate: `params.CGD.rate`. Biases: `groups.groups_of`. Normalisation layers: `start.centers`.
 """

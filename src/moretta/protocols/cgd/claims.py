@@ -1,4 +1,4 @@
-"""Who learns what under CGD : the aggregator is the server of these claims, participants are silos."""
+"""Who learns what under CGD: the aggregator is the server of these claims, participants are silos."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def alone(record: Record) -> str:
 
 
 def _own(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """Return claims that do not read as they do under other protocols."""
+    """Return the claims marked as CGD's own: they read otherwise than under other protocols."""
     return tuple(replace(claim, shared=False) for claim in claims)
 
 

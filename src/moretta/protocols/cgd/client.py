@@ -1,4 +1,4 @@
-"""A participant: its confined model, what it has moved by, and the groups that it shares layers with."""
+"""A participant: its confined model, its displacement D, and the groups that it shares layers with."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ ROW_RING = Ring(64)
 
 @dataclass(frozen=True)
 class GridPosition:
-    """What a participant knows of the grid, all of it public.
+    """What a participant knows of the grid; all of it is public.
 
-    me: its name. row: who holds columns of the same rows, itself too. head: who of them has the labels, None where each
-    participant has a model of its own. columns: the indices of its columns, empty where it has all. groups: that it
-    shares layers with, by name, also where it is the only one.
+    me: its name. row: the holders of columns of the same rows, itself included. head: who of them has the labels; None
+    where each participant has a model of its own. columns: the indices of its columns, empty where it has all. groups:
+    those it shares layers with, by name, also where it is the only member.
     """
 
     me: str
@@ -79,8 +79,8 @@ class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
     model: the whole architecture, as everybody has it. root: of its start. contributors: by group. rounds: of the run.
-    blind: whether sums are hidden from whoever relays them. ids: whose its rows are, in order.
-    figures: of the score that is asked for at the end, none for no score.
+    blind: whether sums are hidden from whoever relays them. ids: of its rows, in order.
+    figures: of the score that is asked for at the end; none for no score.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Client:
         self._steps = dict.fromkeys(position.groups, 0)
         self._agreed = dict[str, bytes]()  # by group, the digest of what its set-up agreed on
         self._moved = dict[str, bytes]()  # by group, the digest of D, until the next step
-        # By group; whoever reads the sums clips them, and all members do alike.
+        # By group. Whoever reads the sums clips them; all members do so alike.
         self._clips = {group: Clip(_summed_in(group)) for group in position.groups}
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
-        self._takes = Takes()  # never forgotten, not at a set-up and not where a state is restored
+        self._takes = Takes()  # kept across set-ups and restored states
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
@@ -197,12 +197,12 @@ class Client:
         return self._tied_together(summed(self._start, self._displacement))
 
     def displaced(self) -> dict[str, Array]:
-        """Return D about the point that starts are confined around: what everybody who shares the layers knows."""
+        """Return D added to the point that starts are confined around, which everybody who shares the layers knows."""
         own = {name: value for name, value in self._start.items() if name not in self._displacement}
         return self._tied_together(summed(self._around() | own, self._displacement))
 
     def _tied_together(self, weights: dict[str, Array]) -> dict[str, Array]:
-        """Return the same with tensors that have several names alike under each; the first is the one trained."""
+        """Return the weights with tied tensors alike under each name; the first name is the trained one."""
         return weights | {name: weights[first] for name, first in self._ties.items()}
 
     @property
@@ -241,7 +241,7 @@ class Client:
             return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key, asked=about)
 
     def _asked(self, ask: Contribute, group: str) -> Asked:
-        """Return what an upload answers: the ask, what the set-up agreed on, the group's D and how far it has come."""
+        """Return what an upload answers: the ask, what the set-up agreed on, and the group's D and number of steps."""
         if group not in self._moved:
             self._moved[group] = digest_of({name: self._displacement[name] for name in self._group(group).shapes})
         agreed = (self._agreed.get(group, b""), self._moved[group], encode_parts(self._steps[group]))
@@ -271,7 +271,7 @@ class Client:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
     def _read(self, ask: Descend | Scored, group: str, about: Asked) -> Sum:
-        """Return what a blind sum came to. about: what the uploads in it answered."""
+        """Return the value of a blind sum. about: what the uploads in it answered."""
         relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._group_keys.key(group)
         return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)
 
@@ -416,7 +416,7 @@ class Client:
         content = self._group_keys.open(ask.stamp, _displacement_after(ask.steps), ask.maker, ask.sealed)
         values = np.frombuffer(content, dtype=np.float64)
         size = sum(int(np.prod(shape)) for shape in shapes.values())
-        norms = values[size:]  # one a round at most
+        norms = values[size:]  # at most one a round
         if not size <= len(values) <= size + ask.steps or not np.isfinite(values).all() or not (norms > 0).all():
             raise PeerError(f"expected D of the layers of group `{group}` and norms, got {len(values)} numbers")
         begin = 0
@@ -443,7 +443,7 @@ class Client:
         return self._layers is None or self._layers.weight in self._position.groups[group].shapes
 
     def state(self) -> State:
-        """Return root, D, how far it is in each group, and BatchNorm's own buffers. Starts follow from the root."""
+        """Return root, D, the number of steps in each group, and BatchNorm's buffers. Starts follow from the root."""
         moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
         buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self._displacement}
         steps = {f"steps/{group}": number for group, number in self._steps.items()}
@@ -466,7 +466,7 @@ def _summed_in(group: str) -> str:
 
 
 def _displacement_after(steps: int) -> str:
-    """Return what is sealed, so that D of one round cannot be given out as that of another."""
+    """Return the purpose that D is sealed for: D of one round cannot be given out as that of another."""
     return f"displacement after {steps}"
 
 

@@ -1,17 +1,16 @@
-"""What a participant's groups keep among themselves: keys that whoever relays does not have.
+"""The keys of a participant's groups, which the relaying aggregator does not have.
 
-All participants agree on seeds in pairs (`moretta.secure_aggregation.agreement`), everybody with everybody, at every
-set-up. For each group one member draws a fresh key and seals it for the others. Under a row's key go Delta and the ids
-of its rows; under a group's key D for those who missed some, and the keystreams that blind its sums.
+At every set-up all participants agree on seeds in pairs (`moretta.secure_aggregation.agreement`). For each group one
+member draws a fresh key and seals it for the others. A row's key seals Delta and the ids of its rows. A group's key
+seals D for those who missed some steps, and gives the keystreams that blind its sums.
 
-Who is in a group follows from the grid that a participant was told at the start (`Membership`), never from the message
-that asks: a key is for those of the grid's group who agreed on seeds, all of them and nobody else, and the first of
-them draws it, once a set-up. Whoever is relayed another name, by the relay or by a participant that is not a member,
-refuses. The grid's digest is in all that follows from a pair's seed, so two that were told different grids open no key
-of each other and share no mask.
+Who is in a group follows from the grid that a participant was sent at the start (`Membership`), never from the message
+that asks. A key is for those of the grid's group who agreed on seeds, all of them and nobody else, and the first of
+them draws it, once a set-up. A participant refuses any other name that it is relayed. The grid's digest is in all that
+follows from a pair's seed, so two that were sent different grids open no key of each other and share no mask.
 
-Nothing sealed has another's nonce: a key of the seal is for one thing, time and maker, and the nonce follows from the
-content, so the same content gives the same bytes and other content another keystream.
+No two contents are sealed with one nonce: a sealing key is for one purpose, time and maker, and the nonce follows from
+the content. So the same content gives the same bytes, and other content another keystream.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ KEY_BYTES = 32
 
 
 def at(now: Stamp, group: str) -> Stamp:
-    """Return a group's stamp of the same time."""
+    """Return the stamp of a group at the same round, attempt and take."""
     return replace(now, run=f"{group}/{now.run}")
 
 
 def row_group(row: str) -> str:
-    """Return the name of the group that a row of the grid is, unlike that of any other."""
+    """Return the name of the group that a row of the grid is; no other group has it."""
     return f"row={row}"
 
 
 def row_groups(grid: Grid) -> dict[str, tuple[str, ...]]:
-    """Return the rows of a joint grid as groups of their own, of which the head comes first: it draws the row's key."""
+    """Return the rows of a joint grid as groups of their own. The head comes first, as it draws the row's key."""
     return {
         row_group(row): (grid.heads[row], *(name for name in names if name != grid.heads[row]))
         for row, names in grid.rows.items()
@@ -66,9 +65,9 @@ def group_of(stamp: Stamp) -> str:
 
 @dataclass(frozen=True)
 class Membership:
-    """Who is in which group, as every participant was told at the start; public.
+    """Who is in which group, as every participant was sent it at the start; public.
 
-    grid: its digest. groups: that have a key, and that of everybody, by name; members in the order in which they draw.
+    grid: its digest. groups: those that have a key, and that of everybody, by name. The first member present draws.
     """
 
     grid: bytes
@@ -76,7 +75,7 @@ class Membership:
 
     @classmethod
     def of(cls, grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> Membership:
-        """Return it for who shares layers, and for a joint grid's rows."""
+        """Return the membership of groups that share layers, and of a joint grid's rows."""
         sharing = {name: group.members for name, group in groups.items()}
         rows = row_groups(grid) if joint else {}
         return cls(grid.digest(joint=joint), {NAME: tuple(grid.parts), **sharing, **rows})
@@ -107,7 +106,7 @@ class GroupKeys:
         return self._membership
 
     def answer(self, message: Message) -> Message | None:
-        """Answer a message of the agreement on seeds, None to any other. Groups' keys are then of the past."""
+        """Answer a message of the agreement on seeds, which ends the groups' keys; None to any other message."""
         reply = self._set_up.answer(message)
         if reply is not None:
             self._keys.clear()
@@ -177,15 +176,15 @@ class GroupKeys:
     def digest(self, stamp: Stamp, ids: Sequence[str]) -> bytes:
         """Return HMAC-SHA256 of ids in order under the group's key.
 
-        Whoever relays it learns whether two are equal and nothing else; members could test a guess of all ids.
+        Whoever relays it learns whether two are equal and nothing else. Members could test a guess of all ids.
         """
         content = encode_parts(stamp.run, stamp.round, stamp.attempt, stamp.take, *ids)
         return hmac.new(derive(self.key(group_of(stamp)), "ids"), content, hashlib.sha256).digest()
 
     def _present(self, stamp: Stamp) -> tuple[str, ...]:
-        """Return the members of the stamp's group who agreed on seeds, in order; everybody who did finds the same.
+        """Return the members of the stamp's group who agreed on seeds, in order; all of them find the same.
 
-        Raises `moretta.errors.PeerError` at another time than that of the set-up, or for a group of others.
+        Raises `moretta.errors.PeerError` for a stamp of another set-up, or for a group that this one is not in.
         """
         agreement, _ = self._set_up.agreed
         group, setup = group_of(stamp), agreement.setup
@@ -209,12 +208,12 @@ class GroupKeys:
         return self._insecure.derive("group key", stamp.run, stamp.round, stamp.attempt, stamp.take, self._session)
 
     def _seed(self, peer: str) -> bytes:
-        """Return what follows from the seed of two of one grid."""
+        """Return a secret of this participant and a peer, from their seed and the grid."""
         agreement, _ = self._set_up.agreed
         return derive(agreement.seeds[peer], "grid", self._membership.grid)
 
     def __repr__(self) -> str:
-        return f"Keyring({self._me!r}, <redacted>)"
+        return f"GroupKeys({self._me!r}, <redacted>)"
 
 
 def _purpose(stamp: Stamp, what: str, *names: str) -> tuple[int | str, ...]:
@@ -222,7 +221,7 @@ def _purpose(stamp: Stamp, what: str, *names: str) -> tuple[int | str, ...]:
 
 
 def _sealed(secret: bytes, content: bytes, *purpose: int | str) -> bytes:
-    """Return content sealed for one purpose, behind its nonce, which follows from it: no two contents have one."""
+    """Return the nonce and the content sealed for one purpose. The nonce follows from the content."""
     nonce = derive(secret, "nonce", *purpose, hashlib.sha256(content).digest())[:NONCE_BYTES]
     return nonce + ChaCha20Poly1305(derive(secret, *purpose)).encrypt(nonce, content, None)
 

@@ -12,7 +12,7 @@ from moretta.data.holders import Grid
 class Group:
     """Participants that share layers, and so step by one sum of their gradients.
 
-    members: in order. shapes: of the layers' tensors, by name. tells_loss: whether the sum has their losses too.
+    members: in order. shapes: of the layers' tensors, by name. tells_loss: whether the sum includes their losses.
     """
 
     members: tuple[str, ...]
@@ -28,9 +28,9 @@ class Group:
 def groups_of(grid: Grid, shapes: Mapping[str, tuple[int, ...]], first: str, *, joint: bool) -> dict[str, Group]:
     """Return who shares which layers, by the group's name.
 
-    shapes: of all tensors that are trained. first: the first layer's weight, [H1, d], whose columns are split; without
-    columns it has no meaning, and all share all. joint: the rest is shared by the rows' heads, else by everybody.
-    Differs from the paper: a first layer's bias, which Algorithm 2 has not, goes with the layers above it.
+    shapes: of all tensors that are trained. first: the name of the first layer's weight, [H1, d], whose columns are
+    split; unused where no columns are split and all share all. joint: the rows' heads share the rest, else everybody.
+    Differs from the paper: a first layer's bias, which Algorithm 2 lacks, goes with the layers above it.
     """
     everybody = tuple(grid.parts)
     if not any(part.columns for part in grid.parts.values()):

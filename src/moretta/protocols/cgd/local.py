@@ -21,7 +21,7 @@ from moretta.protocols.common.losses import Loss
 
 @dataclass(frozen=True)
 class Local:
-    """What one round's batch came to: mean gradients by tensor, the mean loss, how many rows, BatchNorm's buffers."""
+    """The result of one round's batch: mean gradients by tensor, the mean loss, its rows, BatchNorm's buffers."""
 
     gradients: Tensors
     loss: float

@@ -13,17 +13,17 @@ from moretta.errors import PeerError
 
 @message("cgd/where")
 class Where(Message):
-    """Say how far you are: with how many rounds' sums you have stepped, by group."""
+    """Say by how many rounds' sums you have stepped, by group."""
 
 
 @message("cgd/here")
 class Here(Message):
-    """By group that the participant shares layers with, the last round whose sum it stepped by; 0 before the first."""
+    """The last round by whose sum the participant stepped, by group that it shares layers with; 0 before the first."""
 
     steps: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a number of rounds that cannot be."""
+        """Raise `moretta.errors.PeerError` for an impossible number of rounds."""
         for number in self.steps.values():
             _check_round(self.TAG, number)
 
@@ -52,25 +52,25 @@ class TakeKey(Message):
 
 @message("cgd/key-taken")
 class KeyTaken(Message):
-    """Whether the participant has the group's key now: it could not be opened where it was not sealed so."""
+    """Whether the participant has the group's key now; a key that was not sealed for it cannot be opened."""
 
     opened: bool
 
 
 @message("cgd/describe-rows")
 class DescribeRows(Message):
-    """Say how many rows you have, and a digest of whose they are, under the row's key."""
+    """Say how many rows you have, and a digest of their ids under the row's key."""
 
 
 @message("cgd/rows")
 class RowsDescribed(Message):
-    """How many rows there are, and HMAC-SHA256 of their ids in order under the row's key: no bytes without ids."""
+    """How many rows there are, and HMAC-SHA256 of their ids in order under the row's key; empty without ids."""
 
     rows: int
     digest: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there are rows, and the digest can be one."""
+        """Raise `moretta.errors.PeerError` for no rows, or a digest that is neither 32 bytes nor empty."""
         if self.rows < 1 or len(self.digest) not in (0, 32):
             raise PeerError("cgd/rows: expected at least one row, and a digest of 32 bytes or none")
 
@@ -154,7 +154,7 @@ class Descend(Message):
 
 @message("cgd/scored")
 class Scored(Message):
-    """What the group's models score on the rows that its members hold back. Fields as of `Descend`."""
+    """The sum of the scores of the group's models on the rows that its members hold back. Fields: see `Descend`."""
 
     tensors: Tensors
     weight: Array
@@ -169,7 +169,7 @@ class StepAlone(Message):
 
 @message("cgd/show-displacement")
 class ShowDisplacement(Message):
-    """Seal D of this group's layers for members that missed some of it."""
+    """Seal D of this group's layers for members that missed some steps."""
 
 
 @message("cgd/displacement")

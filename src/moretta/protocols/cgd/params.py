@@ -17,17 +17,17 @@ Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 class CGD(Training):
     """Confined Gradient Descent (`cgd.txt`), Algorithms 1 and 2: w_l(k+1) = w_l(k) - alpha_k sum n_l g_l / sum n_l.
 
-    delta: of each participant's confined start w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard normal. A number is
-    everybody's; two are a range from which each participant draws its own in secret, uniformly (Table 7's last column);
-    a mapping names each participant's.
-    around: the point that starts are confined around: "zero", as in the paper, or "model": the weights that the model
-    comes with (or `warm_start` gives), for architectures and fine-tuning that need a common point to begin at.
-    vertical: how participants that hold different columns of the same rows work together: "joint", one model a row of
-    the grid, whose first layer is split by column; "independent", as Algorithm 2 is printed, a model a participant.
+    delta: of each participant's confined start w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard normal. A number
+    holds for all. Two are a range from which each participant draws its own in secret, uniformly (Table 7's last
+    column). A mapping gives each participant's.
+    around: the point that starts are confined around: "zero", as in the paper, or "model", the model's own weights (or
+    those of `warm_start`), for architectures and fine-tuning that need a common start.
+    vertical: how participants that hold different columns of the same rows work together. "joint": a row of the grid
+    has one model, its first layer split by column. "independent", Algorithm 2 as printed: each participant has one.
     schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
     after `decay_from` and T is how many rounds are left then.
     mu: of that schedule, 0 to 1 (Theorem 1).
-    blind: whether the aggregator only relays sums that it cannot read; None is yes, unless the scheme is "none".
+    blind: whether the aggregator only relays sums, which it cannot read; None is yes, unless the scheme is "none".
     """
 
     name: Literal["cgd"] = "cgd"
@@ -44,8 +44,8 @@ class CGD(Training):
     def rate(self, number: int, rounds: int) -> float:
         """Return alpha_k of round `number`, from 1 to `rounds`.
 
-        Differs from the paper: alpha / (k + mu T)^2 as printed (Theorem 1) is alpha / k^2 at mu = 0, where section 7
-        says that the rate is fixed; here the first decaying step is alpha, whatever mu.
+        Differs from the paper: as printed (Theorem 1), alpha / (k + mu T)^2 is alpha / k^2 at mu = 0, where section 7
+        has a fixed rate. Here the first decaying step is alpha, whatever mu.
         """
         step, left = number - self.decay_from, rounds - self.decay_from
         if self.schedule == "constant" or step < 1:
@@ -54,13 +54,13 @@ class CGD(Training):
 
     @property
     def rate_depends_on_rounds(self) -> bool:
-        """Whether the rate of a round depends on how many there are in all: through T."""
+        """Whether the rate of a round depends, through T, on how many rounds there are in all."""
         return self.schedule != "constant" and self.mu > 0
 
     @field_validator("delta", mode="before")
     @classmethod
     def _are_deltas(cls, value: object) -> object:
-        """Say in one sentence what three kinds of value would each say in their own."""
+        """Refuse a wrong value in one sentence, not in one for each of the three kinds."""
         entries: list[Any] = [value]
         if isinstance(value, Mapping | list | tuple):
             entries = list(value.values() if isinstance(value, Mapping) else value)

@@ -1,4 +1,4 @@
-"""What CGD says of itself."""
+"""CGD's entry in the registry of protocols."""
 
 from moretta.protocols.common.entry import Entry
 

@@ -35,7 +35,7 @@ from moretta.secure_aggregation.ring import Ring
 
 
 def build(protocol: CGD, setting: Setting) -> Roles:
-    """Build CGD's roles, or where the engine says so what simulates them."""
+    """Build CGD's roles, or their simulation where the engine is one."""
     return _simulation(protocol, setting) if setting.engine.simulates else _participants(protocol, setting)
 
 

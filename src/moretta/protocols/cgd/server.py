@@ -1,4 +1,4 @@
-"""The aggregator: it relays and adds up, and holds no model. A participant may play it, or somebody with no data."""
+"""The aggregator: it relays and adds up, and holds no model. A participant or somebody without data may play it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ log = logging.getLogger("moretta")
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
 R = TypeVar("R")
 IN_VAIN = 2  # rounds in a row without a step after which the run fails
-OPENING = (Unmask, AddShares)  # what a sum is opened by: once it is sent, answers may come whatever this role does
+OPENING = (Unmask, AddShares)  # these open a sum: once one is sent, answers may come whatever this role does
 
 
 class Server:
@@ -95,16 +95,16 @@ class Server:
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
-        self._last = dict.fromkeys(groups, 0)  # by group, the round of its last sum as far as anybody says
+        self._last = dict.fromkeys(groups, 0)  # by group, the last round by whose sum any member says it stepped
         self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
         self._why = dict[str, Missing]()  # who could not take part in the last attempt
         self._opening = False  # whether a sum of this round has been asked to be opened
-        self._in_vain = 0  # rounds in a row of which one was, and none could be
+        self._in_vain = 0  # rounds in a row without a step
 
     # Set-up
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree on everybody's keys, on each group's, on its secure sum, and on who is how far."""
+        """Agree on everybody's keys, on each group's key and secure sum, and on who has stepped how far."""
         aborted = yield from self._set_up(now, cohort)
         if aborted is not None:
             self._why = dict(aborted.missing)
@@ -162,13 +162,13 @@ class Server:
         )
 
     def _stages(self, participants: Sequence[str]) -> list[dict[str, list[str]]]:
-        """Return groups with those of these who are in them, in stages: in none of them is anybody in two groups."""
+        """Return the groups, each with its present members, in stages: nobody is in two groups of one stage."""
         top = {name: _of(participants, group.members) for name, group in self._groups.items() if group.tells_loss}
         rest = {name: _of(participants, group.members) for name, group in self._groups.items() if not group.tells_loss}
         return [top, rest] if rest else [top]
 
     def _whole_rows(self, participants: Sequence[str]) -> list[str]:
-        """Return those of these whose row can run its model: nobody of it is missing."""
+        """Return the participants whose row can run its model, as nobody of it is missing."""
         if not self._joint:
             return list(participants)
         there = set(participants)
@@ -189,7 +189,7 @@ class Server:
         return Aborted(missing) if missing else None
 
     def _compare_rows(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Compare how many rows the participants of each row of the grid have, and whose they are."""
+        """Compare the number of rows and the ids of the participants of each row of the grid."""
         rows = {row: _of(cohort, names) for row, names in self._rows.items()}
         asks = {name: DescribeRows(stamp=at(now, row)) for row, names in rows.items() for name in names if names[1:]}
         if not asks:
@@ -209,7 +209,7 @@ class Server:
         return Aborted(wrong) if wrong else None
 
     def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
-        """Ask by how many rounds' sums these have stepped."""
+        """Ask participants by how many rounds' sums they have stepped."""
 
         def check(silo: str, here: Here) -> None:
             mine = {name for name, group in self._groups.items() if silo in group.members}
@@ -219,7 +219,7 @@ class Server:
         return (yield Ask.all(of, Where(stamp=at(now, EVERYBODY)), Here, check))
 
     def _locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Ask who has stepped by how many rounds' sums, and have those who missed some take D from the others."""
+        """Ask who has stepped by how many rounds' sums; those who missed some take D from the others."""
         replies = yield from self._whereabouts(now, cohort)
         if replies.missing:
             return Aborted(replies.missing)
@@ -237,7 +237,7 @@ class Server:
         return None
 
     def _look_again(self, now: Stamp) -> Exchange[None]:
-        """Ask those who are behind where they are: of some only the answer was lost, and nobody takes D twice."""
+        """Ask those who are behind how far they are: perhaps only an answer was lost, and nobody takes D twice."""
         late = [name for name in self._cohort if any(name in behind for behind in self._behind.values())]
         if not late:
             return
@@ -250,7 +250,7 @@ class Server:
         return here.steps[group] >= self._last[group]
 
     def _bring_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
-        """Have those who are behind take their group's D as a member that is not sealed it."""
+        """Have those who are behind take their group's D, sealed by a member that is up to date."""
         for name, behind in self._behind.items():
             ahead = [member for member in self._groups[name].members if member in cohort and member not in behind]
             present = [member for member in self._groups[name].members if member in behind and member in cohort]
@@ -264,7 +264,7 @@ class Server:
                     message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
                     caught_up = yield Ask.all(present, message, Done)
                     behind.difference_update(caught_up.answers)
-                    # Whoever refuses may take it from another; whoever cannot be reached is not asked again.
+                    # One that refuses may take it from another; one that cannot be reached is not asked again.
                     present = [one for one, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
                 if not present:
                     break
@@ -303,9 +303,9 @@ class Server:
             if aborted and not sums and (spent or not self._opening):
                 self._why = unopened
                 return Aborted(self._why, aborted[0].because, [silo for one in aborted for silo in one.opened])
-            # Once a sum of this round is known, or its opening was asked for and the answers may yet come, none is
-            # asked for again: two of the same gradients, over one participant more and less, differ by that one's own.
-            # A group whose sum failed does not step in this round.
+            # Once a sum of this round is known, or may become known as its opening was asked for, none is asked for
+            # again: two sums of the same gradients, with and without one participant, differ by that one's own. A group
+            # whose sum failed does not step in this round.
         in_vain = self._opening and not sums
         self._why, self._in_vain = (unopened, self._in_vain + 1) if in_vain else ({}, 0)
         yield from self._descend(now, sums, taking_part)
@@ -320,7 +320,7 @@ class Server:
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:
-        """Play forward and backward passes of one row; return who was missing: then the row sits this round out."""
+        """Play forward and backward passes of one row. Return who was missing; the row then sits the round out."""
         head, *others = names
         words = np.empty((0, 0), dtype=np.uint64)
         bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))
@@ -361,7 +361,7 @@ class Server:
         return _Summed(Relayed(total.means, np.array(total.weight), total.silos), encoding, figures)
 
     def _noted(self, exchange: Exchange[R]) -> Exchange[R]:
-        """Play a sum's exchange, and note when it is to be opened."""
+        """Play a sum's exchange, and note when its opening is asked for."""
         replies: Replies | None = None
         while True:
             try:
@@ -372,7 +372,7 @@ class Server:
             replies = yield ask
 
     def _descend(self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Exchange[None]:
-        """Hand each group its sum. Whoever does not take it is behind until it has caught up."""
+        """Send each group its sum. A member that does not take it is behind until it has caught up."""
         for stage in self._stages(self._cohort):
             asks, wanted = dict[str, Message](), dict[str, list[str]]()
             for name, members in stage.items():
@@ -389,15 +389,15 @@ class Server:
                 asked = [member for member in wanted[name] if member in self._enrolments[name].cohort]
                 refused = [replies.missing.get(member) for member in asked]
                 if refused and all(why is not None and why.reason is Reason.REFUSED for why in refused):
-                    # One member can make a sum that none of them can read, of an impossible weight. Nobody stepped by
-                    # it, so nobody is behind, and the group goes on with the next round.
+                    # One member can spoil a sum by an impossible weight, so that none of them can read it. Nobody
+                    # stepped by it, so nobody is behind, and the group goes on with the next round.
                     log.warning("%s: no member of group `%s` took the sum: %s", now, name, refused[0])
                     continue
                 self._summed[name] = self._last[name] = now.round
                 self._behind[name] |= set(wanted[name]) - replies.answers.keys()
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
-        """Report who took part, and of sums that are not blind what they say."""
+        """Report who took part, and the figures of sums that are not blind."""
         left_out = self._enrolments.keys() - sums.keys()
         figures: dict[str, float] = {"participants": float(len(taking_part)), "groups_left_out": float(len(left_out))}
         for one in sums.values():
@@ -405,7 +405,7 @@ class Server:
         return Report(figures)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release nothing, as there is no model here, but bring up whoever missed a step."""
+        """Release nothing, as there is no model here, but let those who missed a step catch up."""
         aborted = yield from self._locate(now, self._cohort)
         if aborted is not None:
             return aborted
@@ -419,7 +419,7 @@ class Server:
         return (yield from enrolment.scored(at(now, everybody), outcome, {}))
 
     def _score_blindly(self, now: Stamp, outcome: Outcome, enrolment: Enrolment) -> Exchange[Outcome | Aborted]:
-        """Relay the participants' scores, which they alone read. Whoever does not take their sum goes without."""
+        """Relay the sum of the participants' scores, which they alone read. One that does not take it goes without."""
         ask, wanted = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
         relayed = yield from enrolment.aggregation.relay(ask, wanted)
         if isinstance(relayed, Aborted):
@@ -455,7 +455,7 @@ class Server:
 
 @dataclass(frozen=True)
 class _Summed:
-    """A group's sum, how it was encoded, and what this role may say of it."""
+    """A group's sum, its encoding, and what this role may report of it."""
 
     relayed: Relayed
     encoding: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Several exchanges at a time: groups of silos that have nothing to do with each other need not wait for each other."""
+"""Several exchanges at a time: disjoint groups of silos need not wait for each other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ R = TypeVar("R")
 
 
 def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]:
-    """Play exchanges side by side and return what each came to: what they ask next goes out as one ask.
+    """Play exchanges side by side and return the result of each; what they ask next goes out as one ask.
 
-    They must not ask the same silo at the same time. Raises `moretta.errors.MisuseError` where two do.
+    Raises `moretta.errors.MisuseError` where two ask the same silo at the same time.
     """
     ended, asks = dict[str, R](), dict[str, Ask]()
 
@@ -39,7 +39,7 @@ def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]
 
 
 def _joined(asks: Mapping[str, Ask]) -> Ask:
-    """Return one ask of all silos, each of which is held to its own exchange's wishes."""
+    """Return one ask of all silos; each silo keeps the terms of its own exchange."""
     of: dict[str, Ask] = {}
     for name, ask in asks.items():
         for silo in ask.messages:

@@ -1,7 +1,7 @@
 """All participants of a grid in one process, for the paper's scale: (1000 x 112) on full MNIST.
 
-Every confined weight is w_l(k) = w_l(1) + D(k) with one D for all who share the layer, so a simulation holds D once,
-and of the starts only what they come to: Z0 = X_i W1_i(1) + b1_i, made once. One iteration over a whole grid is then
+Every confined weight is w_l(k) = w_l(1) + D(k) with one D for all who share the layer. So a simulation holds D once,
+and in the place of the first layers' starts Z0 = X_i W1_i(1) + b1_i, computed once. One iteration of a grid is then
 
     Z     = Z0 + X D1                    one product over the rows of many participants
     out   = upper(Z; U_i(1) + D_U)       small layers, batched over the models that have them
@@ -9,11 +9,10 @@ and of the starts only what they come to: Z0 = X_i W1_i(1) + b1_i, made once. On
     G1    = Delta' X                     one product, which sums over participants inside
     D    -= alpha_k G
 
-block by block of participants, so that nothing but Z0 is as long as the data and a block stays in the processor's
-cache. `fused` does that. `exact-ring` takes each participant's gradient apart, encodes it and adds in the ring, as
-secure aggregation does. Both equal the message-passing protocol; a test runs all three.
-
-Who learns what: nothing is hidden here, as one process holds everybody's rows and the roots of all starts.
+block by block of participants, so that only Z0 is as long as the data and a block stays in the processor's cache.
+`fused` does that. `exact-ring` separates each participant's gradient, encodes it and adds in the ring, as secure
+aggregation does. Both equal the message-passing protocol; a test runs all three. Nothing is hidden here: one process
+holds everybody's rows and the roots of all starts.
 """
 
 from __future__ import annotations
@@ -87,10 +86,10 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Local:
-    """What a block's forward and backward pass came to: its share of the mean loss, and gradients of that.
+    """The result of a block's forward and backward pass: its share of the mean loss, and that share's gradients.
 
-    x: the block's inputs, [models, each, columns]. delta: d loss / dz, [models, each, H1]. rest: those of all tensors
-    but the first layer's weight, [models, ...].
+    x: the block's inputs, [models, each, columns]. delta: d loss / dz, [models, each, H1]. rest: gradients of all
+    tensors but the first layer's weight, [models, ...].
     """
 
     x: Tensor
@@ -134,7 +133,7 @@ class Simulation:
         self._models = list[_Models]()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Make what the starts come to; nobody is asked."""
+        """Compute what follows from the starts; nobody is asked."""
         yield from ()
         if not self._models:
             self._models = [self._prepared(readers) for readers in self._readers()]
@@ -158,16 +157,16 @@ class Simulation:
         with self.phase("update"):
             rate = self._params.rate(now.round, self._rounds)
             for name, value in gradient.items():
-                self._displacement[name] = self._displacement[name] - rate * value  # what `state` gave stays as it is
+                self._displacement[name] = self._displacement[name] - rate * value  # not in place: `state` gave it out
         return Report({"loss": loss, "rows": float(sum(counts))})
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
-        """Release nothing: confined models are made when they are looked at."""
+        """Release nothing: confined models are made on demand."""
         yield from ()
         return Outcome(parameters={}, facts={"simulation": self._adding.how})
 
     def displaced(self) -> Tensors:
-        """Return D as a model of its own, about the point that starts are confined around: what needs no start."""
+        """Return D as a model of its own, added to the point that starts are confined around; it needs no start."""
         return summed(self._centers, self._displacement)
 
     def models(self) -> Mapping[str, Tensors]:
@@ -183,7 +182,7 @@ class Simulation:
         return Confined(owners, lambda owner: summed(self._start(*owners[owner]), self._read(owners[owner][1])))
 
     def state(self) -> State:
-        """Return D, and the root from which starts are made again."""
+        """Return D, and the root that starts follow from."""
         moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
         return {**moved, "root": self._root.reveal()}
 
@@ -229,7 +228,7 @@ class Simulation:
         return self._grid.parts[name].columns or range(self._layers.columns)
 
     def _start(self, row: str, names: Sequence[str]) -> dict[str, Array]:
-        """Return w(1) of a model: its first layer's parts from those who hold the columns, the rest from its head."""
+        """Return w(1) of a model: its first layer's parts from the columns' holders, the rest from its head."""
         layers, weights = self._layers, list[Array]()
         head = self._grid.heads[row] if self._params.vertical == "joint" else names[0]
         rest: dict[str, Array] = {}
@@ -251,7 +250,7 @@ class Simulation:
     # One iteration
 
     def _batch(self, number: int) -> tuple[Sequence[int], Tensor | None]:
-        """Return how many rows each row of the grid uses, and which of all: None is every one, as they lie."""
+        """Return how many rows each row of the grid uses, and their indices among all; None is all, in order."""
         if not self._batch_size:
             return list(self._rows.counts.values()), None
         begins = np.cumsum([0, *self._rows.counts.values()])
@@ -293,7 +292,7 @@ class Simulation:
     # The ring
 
     def _added(self, counts: Sequence[int], drawn: Tensor | None) -> tuple[Tensors, float]:
-        """Return what `_multiplied` returns, from each participant's gradient: the first layer's by column group."""
+        """Return the same as `_multiplied`, from each participant's gradient; the first layer's by column group."""
         total = {self._layers.weight: np.zeros_like(self._displacement[self._layers.weight])}
         rest, parts, loss = list[tuple[Tensors, int]](), dict[tuple[int, ...], list[tuple[Tensors, int]]](), 0.0
         for models in self._models:
@@ -311,7 +310,7 @@ class Simulation:
         return total | self._ring_mean(rest), loss
 
     def _ring_mean(self, parts: Sequence[tuple[Tensors, int]]) -> dict[str, NDArray[np.float64]]:
-        """Return the weighted mean that secure aggregation comes to."""
+        """Return the weighted mean that secure aggregation would give."""
         ring, shapes = self._adding.ring, {name: value.shape for name, value in parts[0][0].items()}
         weight, silos = sum(count for _, count in parts), [str(number) for number in range(len(parts))]
         wanted = plan(ring, len(parts), shapes, dict.fromkeys(shapes, self._adding.limit), weight)

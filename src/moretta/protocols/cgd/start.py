@@ -1,7 +1,7 @@
 """Confined starts: w_l(1) = delta_l * Rand_l (`cgd.txt`, Eq. 11), from a participant's secret root.
 
-The root is the operating system's and never leaves the participant, and a tensor's start follows from root, name and
-shape alone, so a start need not be stored: it is made again whenever it is needed.
+The root comes from the operating system and never leaves the participant. A tensor's start follows from root, name and
+shape alone, so it is not stored but made again whenever it is needed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def noise(root: SecretRoot, name: str, shape: tuple[int, ...], delta: float) -> 
 def centers(params: CGD, model: nn.Module) -> dict[str, Array]:
     """Return what starts are confined around, by PyTorch's names: all parameters and buffers of the model.
 
-    Scale and shift of normalisation layers keep the values they have, whatever `around` says: near zero they would shut
-    the network. Differs from the paper, whose networks have none.
+    Scale and shift of normalisation layers keep their values, whatever `around` says: near zero they would shut the
+    network. Differs from the paper, whose networks have none.
     """
     values = modules.arrays(model)
     norms = {f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, NORMS)}

@@ -1,8 +1,8 @@
-"""One z a take: what a participant has answered in a take of a round it answers the same again, or not at all.
+"""One z a take: in a take of a round a participant repeats its answer, or refuses.
 
-A row's z is masked by keystreams of its stamp. Of two under one stamp whoever relays them has the difference, X_ij (D -
-D'), and of two under two attempts the row's head has it; where somebody can choose D, that is X_ij. So all that z
-follows from (rows, weights and encoding), what is joined to it, and Delta are held to what they first were.
+A row's z is masked by keystreams of its stamp. Two z under one stamp would give their difference, X_ij (D - D'), to
+whoever relays them; two under two attempts would give it to the row's head. Whoever can choose D then has X_ij. So all
+that z follows from (rows, weights and encoding), what is joined to it, and Delta stay as they first were in a take.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Confined models put together from their holders, which only a simulation on one machine can do.
 
-A row of a joint grid has one model, whose first layer's parts never leave their holders in a real federation; here they
+A row of a joint grid has one model, whose first layer's parts never leave their holders in a real federation. Here they
 are joined to be measured, and the run folder says that it was a simulation.
 """
 
@@ -23,8 +23,8 @@ from moretta.protocols.common.enrolment import Enrolment
 class WholeModels:
     """The participants of one process, seen together.
 
-    model: the whole architecture. layers: of a network whose columns are split, None where they are not. alone: mean
-    and deviation of the columns of participants who share them with nobody, by name.
+    model: the whole architecture. layers: of a network whose columns are split; None where they are not. alone: mean
+    and deviation of columns that a participant shares with nobody, by its name.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class WholeModels:
     def models(self) -> Mapping[str, Tensors]:
         """Return all confined models: by row where a row has one together, else by participant.
 
-        What a model does not read has weight 0.
+        Columns that a model does not read have weight 0.
         """
         layers = self._layers
         if layers is None:
@@ -54,7 +54,7 @@ class WholeModels:
         }
 
     def displaced(self) -> Tensors:
-        """Return D as a model of its own, about the point that starts are confined around."""
+        """Return D as a model of its own, added to the point that starts are confined around."""
         layers = self._layers
         if layers is None:
             return next(iter(self._clients.values())).displaced()

@@ -8,11 +8,11 @@ noised sum that may have been opened, so a round has one, or several where it wa
 other noise (`moretta.protocols.common.releases`).
 
 Where S silos share the noise, each adds N(0, sigma^2 C^2 / S), and S of them or more are in every sum that is opened.
-Who does not know the noise of k of these faces N(0, sigma^2 C^2 k / S): k is S for the server by itself, S - 1 for a
-silo, which knows its own, and less for any who work together. Epsilon is stated for some k (`Accountant.facts`).
+An observer who does not know the noise of k of these faces N(0, sigma^2 C^2 k / S): k is S for the server by itself,
+S - 1 for a silo, which knows its own, and less for those who collude. `Accountant.facts` states epsilon for some k.
 
 Neighbouring data sets differ in one example that is added or removed, at one silo. q, the number of releases, sigma, C
-and delta are public; so is, by its q, the number of rows of the silo that has fewest.
+and delta are public; by its q, so is the number of rows of the silo that has fewest.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from moretta.errors import MissingExtra, ParameterError
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Of the divergences that are bounded. Whole numbers, which have a closed form; between them the library adds up series
-# that need not converge. Those would lower an epsilon of 8 by some 3 %, and one of 1 not at all.
+# Orders of the divergences that are bounded: whole numbers, which have a closed form. Between them the library adds up
+# series that need not converge; they would lower an epsilon of 8 by some 3 %, and one of 1 not at all.
 ORDERS = (*range(2, 256), 512, 1024)
 WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
 
@@ -63,7 +63,7 @@ def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What is told: the noise multiplier sigma, the largest norm C of what one example adds, and delta."""
+    """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta."""
 
     noise: float
     clip: float
@@ -72,10 +72,10 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Accountant:
-    """States what privacy a run gave, from public figures alone.
+    """States the privacy that a run gave, from public figures alone.
 
     rate: the largest q of any silo. sharers: S, the silos whose noise together is that of the mechanism; 1 where each
-    silo adds all of it. left_out: what the silos' data went into beside the updates that epsilon is about.
+    silo adds all of it. left_out: where the silos' data was used beside the updates that epsilon is about.
     Raises `moretta.errors.MissingExtra` without the extra [dp], before a run and not at its end.
     """
 

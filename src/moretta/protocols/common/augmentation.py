@@ -1,4 +1,4 @@
-"""Training images, varied a little each time they are used: random crops and mirror images (He et al., CVPR 2016)."""
+"""Augmentation of training images at each use: random crops and mirror images (He et al., CVPR 2016)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which rows a silo uses in which round: a pure function of seed, silo, round and take, so it needs no state.
+"""The rows that a silo uses in a round: a pure function of seed, silo, round and take, so it needs no state.
 
-Two takes of a round have rows drawn independently of each other (`moretta.secure_aggregation.one_sum`), unless a batch
-is of more than half of them: then nearly the same rows come again whatever is drawn, and all takes have the same.
+Two takes of a round draw rows independently (`moretta.secure_aggregation.one_sum`), unless a batch has more than half
+of the rows. Nearly the same rows would come again whatever is drawn, so then all takes have the same rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
 
     rows: how many rows the silo has. size: rows in a batch, 0 for all of them. seed: of the training, not secret.
-    run: the run's id, so that another run of the same seed has other batches; none where one machine plays all roles.
+    run: the run's id, so that another run of the same seed has other batches; empty where one machine plays all roles.
     """
 
     def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "") -> None:
@@ -35,7 +35,7 @@ class Batches:
     def of_round(self, number: int, take: int = 0) -> NDArray[np.int64]:
         """Return the row numbers of round `number`, counted from 1, and of a take of it: `Stamp.drawn`.
 
-        Of a take beyond the first they are drawn from all rows, so the silo may see some of them twice in an epoch.
+        In a take beyond the first they are drawn from all rows, so the silo may see some of them twice in an epoch.
         """
         if take and not self.whole:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, number, take]))

@@ -32,20 +32,19 @@ numbers, which is no encryption. bounded: an accountant says how much of it the 
 said of it."""
 
 Place = Literal["front", "brief", "full"]
-"""Where README has a claim, beside the full lists: front: in its first table; brief: in its list; full: nowhere."""
+"""Where README shows a claim, beside the full lists: front: in its first table; brief: in its list; full: nowhere."""
 
 
 @dataclass(frozen=True)
 class Claim:
     """One thing that a role learns, or does not.
 
-    what: the object of the claim, as lists have it. sentence: what a report says of a run, with words in braces; empty
-    where a report says nothing, as the conditions are in no record. where: all of these hold of the run. words: the
-    functions that fill the braces. assumes: what else has to hold, which no record shows.
-    attacks: names of those that test it. rests_on: what it rests on beside them, such as tests.
-    protocols: the names for which a package says it, none for all of them. shared: it is much the same under every
-    protocol, and lists that tell of all protocols have it once. alone: where it holds, a report says nothing else of
-    the role.
+    what: the object of the claim, for lists. sentence: for a run's report, with words in braces; empty where a report
+    says nothing, as no record shows the conditions. where: the conditions on the run, all of which hold. words: the
+    functions that fill the braces. assumes: what else must hold, which no record shows.
+    attacks: names of the attacks that test it. rests_on: its other grounds, such as tests.
+    protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
+    so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
     """
 
     role: Role
@@ -77,7 +76,7 @@ def under(claims: Iterable[Claim], *conditions: Condition) -> tuple[Claim, ...]:
 
 
 def of(protocols: tuple[str, ...], claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return the claims as those of these protocols of a package."""
+    """Return the claims, restricted to these protocols of a package."""
     return tuple(replace(claim, protocols=protocols) for claim in claims)
 
 

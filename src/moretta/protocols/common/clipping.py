@@ -1,20 +1,20 @@
-"""How far one round's sum may move what it is added to: a server cannot see who spoiled a sum, but that it is spoiled.
+"""Clipping of one round's sum: a server cannot see who spoiled a sum, but it can see that the sum is spoiled.
 
-Masks hide each silo's part, so one silo can put any ring element into a sum, and a mean of fixed point with room for
-2^16 then moves a model of weights below 1 to where it never comes back from. What is added up over a round is therefore
-compared with the rounds before it: a vector longer than `MULTIPLE` times the running median is shortened to the median.
+Masks hide each silo's part, so one silo can put any ring element into a sum. A mean of fixed point with room for 2^16
+then moves a model of weights below 1 to where it never comes back from. So a round's sum is compared with the rounds
+before it: a vector longer than `MULTIPLE` times the running median is shortened to the median.
 
     median_t = max(median of the last 11 rounds, median of all rounds so far),   from the sixth round on
     x_t -> x_t median_t / |x_t|   where |x_t| > 64 median_t
     what is noted of round t = min(|x_t|, 2 median_t)
 
-To the median and not to 64 times it: what is so far out says nothing that is worth more than an ordinary step, and a
-step of 64 ordinary ones in a direction that one silo chose is enough to spoil a small model for good.
+It is shortened to the median and not to 64 times it: so large a sum is worth no more than an ordinary step, and 64
+ordinary steps in a direction that one silo chose are enough to spoil a small model for good.
 
-The median is of norms over rounds, so that less than half of the rounds cannot move it; two of them, because in a run
-that has nearly fitted its rows most batches leave a small gradient and a few a large one (the median of all rounds
-then stands above that of the last), and one that gets off a plateau grows for a long time (the other way round). What
-is noted is twice the median at most, so that a silo that spoils every round doubles the measure in some six rounds.
+The median is of norms over rounds, so fewer than half of the rounds cannot move it. There are two: in a run that has
+nearly fitted its rows most batches leave a small gradient and a few a large one, and the median of all rounds is the
+larger; in a run that leaves a plateau gradients grow for long, and that of the last rounds is. At most twice the median
+is noted, so that a silo that spoils every round needs some six rounds to double the measure.
 
 64: the largest ratio of a round's norm to that median was 2.4 in the demo, 1.5 and 4.0 in the examples of BAFFLE and
 CGD, 3 to 5 in runs with cross-entropy on WDBC and digits, 19 with batches of 4 rows, and 20 where the learning rate was
@@ -22,8 +22,8 @@ CGD, 3 to 5 in runs with cross-entropy on WDBC and digits, 19 with batches of 4 
 which they fit exactly, came to 74. The first five rounds set the measure and are not clipped: there ``clip-norm`` is
 what bounds a step.
 
-What is left: up to 64 ordinary steps may go where one silo wants, and a silo that spoils every round stops the
-training, as the spoiled sum is all that is left of it. Masks hide who it is.
+What remains: up to 64 ordinary steps may go where one silo wants, and a silo that spoils every round stops the
+training, as only spoiled sums are left. Masks hide who it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GROWTH = 2.0  # by which what is noted may pass the median
 
 
 class RunningMedian:
-    """What rounds came to so far, all of it positive."""
+    """The figures of the rounds so far, all positive, and their running median."""
 
     def __init__(self, seen: Sequence[float] = ()) -> None:
         self._seen = [float(value) for value in seen]
@@ -60,11 +60,11 @@ class RunningMedian:
 
     @property
     def median(self) -> float:
-        """Return the larger of the medians of the last 11 rounds and of all. There must be one."""
+        """Return the larger of the medians of the last 11 rounds and of all. At least one round must be noted."""
         return float(max(np.median(self._seen[-RECENT:]), np.median(self._seen)))
 
     def note(self, value: float) -> None:
-        """Take up a round's figure, at most twice the median; 0 says nothing of a size."""
+        """Note a round's figure, at most twice the median; 0 is not noted."""
         if value > 0:
             self._seen.append(min(value, GROWTH * self.median) if self._seen else value)
 
@@ -74,7 +74,7 @@ class RunningMedian:
 
 
 class Clip:
-    """Shortens what is longer than 64 times the running median of its kind to that median.
+    """Shortens vectors longer than 64 times the running median of their kind to that median.
 
     what: its name, for the log.
     """
@@ -83,7 +83,7 @@ class Clip:
         self._what, self._norms = what, RunningMedian(seen)
 
     def factor(self, values: Mapping[str, Array], number: int) -> float:
-        """Return what these are to be multiplied by, 1.0 but for a spoiled sum, and note their norm.
+        """Return the factor for these values, 1.0 unless the sum is spoiled, and note their norm.
 
         number: of the round.
         """
@@ -110,7 +110,7 @@ class Clip:
 
 
 class SummedStep:
-    """Steps a server's model by what its silos' sums came to, each clipped as above.
+    """Steps a server's model by its silos' sums, each clipped as above.
 
     rounds: of the whole run, over which the rate's schedule spreads.
     """
@@ -120,13 +120,13 @@ class SummedStep:
         self._gradient, self._buffers = Clip("gradients"), Clip("running statistics")
 
     def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> dict[str, float]:
-        """Take the step of round `number`; return a figure for its history if the sum was clipped, by how much."""
+        """Take the step of round `number`; if the sum was clipped, return by how much as a figure for the history."""
         factor = self._gradient.factor(gradients, number)
         self._optimizer.step({name: scaled(one, factor) for name, one in gradients.items()}, number)
         return {} if factor == 1.0 else {"clipped": factor}
 
     def take_buffers(self, means: Tensors, number: int) -> dict[str, float]:
-        """Set running statistics to the silos' means; return a figure likewise. It is their change that is clipped."""
+        """Set running statistics to the silos' means, clipping their change; return a figure as `step` does."""
         old = {name: buffer.numpy(force=True) for name, buffer in modules.running_buffers(self._module).items()}
         change = {name: means[name] - old[name].astype(np.float64) for name in old if name in means}
         factor = self._buffers.factor(change, number) if change else 1.0
@@ -148,7 +148,7 @@ class SummedStep:
 
 
 def _norm(values: Mapping[str, Array]) -> float:
-    with np.errstate(over="ignore"):  # what leaves float64 is longer than any bound
+    with np.errstate(over="ignore"):  # an overflow of float64 is longer than any bound
         flat = [np.asarray(value, dtype=np.float64).reshape(-1) for value in values.values()]
         # Not `one @ one`: BLAS would wake threads for it, which then wait for each other longer than they work.
         return float(np.sqrt(sum(float(np.einsum("i,i", one, one)) for one in flat)))
@@ -162,8 +162,8 @@ def scaled(values: Array, factor: float) -> Array:
 def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Return sum_i g_i / max(1, |g_i| / C), float64, by parameter; |g_i| is over all parameters together.
 
-    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0: an example that makes the
-    model overflow is not to be told by that either.
+    gradients: [rows, ...] by parameter. most: C. Entries that are not finite count as 0, so that nobody learns that an
+    example makes the model overflow.
     """
     flat = {name: value.reshape(len(value), -1) for name, value in gradients.items()}
     exact = {name: value.double().nan_to_num(0.0, 0.0, 0.0) for name, value in flat.items()}

@@ -6,10 +6,10 @@
       Begin(model digest, standardisation)   -->
                                              <--    Ready, or a refusal that says what differs
 
-Who learns what: every silo and the server learn the mean and standard deviation over all silos of each input column
-(where inputs are standardised), and the server under PBPFL those of all inputs together and of the targets, and their
-numbers; where rounds use all rows, their number at each set-up. No silo's own figures are seen, but when the cohort
-changes, the difference of two numbers of rows is.
+Who learns what: where inputs are standardised, every silo and the server learn the mean and standard deviation over all
+silos of each input column. Under PBPFL the server also learns those of all inputs together and of the targets, and
+their numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted cannot join.
+No silo's own figures are seen in these sums.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def scales_of(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def _usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what inputs are divided by: a column that never varies stays as it is, minus its mean."""
+    """Return the divisors of inputs: a column that never varies is divided by 1."""
     return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
 
 
@@ -74,8 +74,8 @@ class SiloRows:
     """A silo's rows, its batches and its half of the enrolment.
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
-    augment: whether inputs are images that are varied each time they are used (`crop_and_flip`).
-    held_out: the rows that it does not train on, where models are to be scored on them.
+    augment: whether inputs are images that are varied at each use (`crop_and_flip`).
+    held_out: the rows held back, where models are scored on them.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class SiloRows:
     ) -> Message:
         """Upload what a model scores on the rows held back.
 
-        blind: as the contributor's. agreed: digests of what those who are in the sum agreed on; None of the set-up's.
+        blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's.
         """
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
@@ -161,7 +161,7 @@ class SiloRows:
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
-        """Seed torch for a round and take (`Stamp.drawn`), for dropout, and put its generator back afterwards.
+        """Seed torch for a round and take (`Stamp.drawn`), for dropout, and restore its generator afterwards.
 
         A function of seed, silo, round and take, so that a resumed run draws what an uninterrupted one would.
         """
@@ -208,7 +208,7 @@ class Enrolment:
         self.input_scale, self.target_scale = (0.0, 1.0), 1.0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree on keys, once a run on statistics, where rounds use all rows on their number, and on the model."""
+        """Agree on keys, statistics (once a run), the number of rows (where rounds use all) and the model."""
         if late := set(cohort) - set(self._counted) if self._counted else ():
             return Aborted(dict.fromkeys(sorted(late), _LATE))
         aborted = yield from self.aggregation.setup(now, cohort)
@@ -238,17 +238,17 @@ class Enrolment:
             return outcome
         try:
             scores = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
-        except PeerError as error:  # a run that is done does not fail because one silo told an impossible score
+        except PeerError as error:  # a finished run does not fail because one silo sent an impossible score
             log.warning("%s: the score on rows that silos hold back is left out: %s", now, error)
             return outcome
         return scores if isinstance(scores, Aborted) else replace(outcome, scores=scores)
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
-        """Count the cohort's rows, once a run: counts over two sets of silos give the rows of those in one of them."""
+        """Count the cohort's rows at most once a run: counts over two cohorts would give the difference's rows."""
         counted = yield from moments(self.aggregation, now, 0, what="rows")
         if isinstance(counted, Aborted):
             return counted
-        # One silo's count coarsens everybody's ring step, and is hidden in the sum: this bounds by how much.
+        # One silo's count, hidden in the sum, can coarsen everybody's ring step. This bounds by how much.
         self._rows, self._counted = min(counted.rows, MOST_ROWS), tuple(self.aggregation.cohort)
         return None
 

@@ -1,4 +1,4 @@
-"""What a protocol says of itself, so that nothing outside its own folder names it."""
+"""The entry of a protocol in the registry, so that nothing outside the protocol's folder names it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One protocol of `moretta.protocols.registry`. What is named as "module:name" is imported when it is first used.
+    """One protocol of `moretta.protocols.registry`. A reference "module:name" is imported when it is first used.
 
     name: in a run file. label: for people. settings: its class of settings. roles: builds its roles, as `build` says.
-    messages: the module of its messages: MESSAGES, of which KEYS and SET_UP, where there are any, count as keys and
-    shares and as set-up; all others count as uploads. claims: the module of its claims, whose CLAIMS say who learns
-    what. commands: adds commands of its own to the shell. edge: plays a silo of it in a process that only runs the
-    model forward (`moretta.protocols.baffle.edge_client`); nothing: it has none. leaves: says what a silo's role leaves
-    at its site alone (`moretta.protocols.common.players.Left`).
-    baseline: it is there to be compared with. pooled: one party has all rows, and nothing is summed.
+    messages: the module of its messages, MESSAGES. Those in KEYS count as keys and shares, those in SET_UP as set-up,
+    all others as uploads. claims: the module whose CLAIMS say who learns what. commands: adds its own commands to the
+    shell. edge: the module that plays a silo in a process that only runs the model forward
+    (`moretta.protocols.baffle.edge_client`), if any. leaves: says what a silo's role leaves at its site alone
+    (`moretta.protocols.common.players.Left`).
+    baseline: other protocols are compared with it. pooled: one party has all rows, and nothing is summed.
     summed: uploads go through the secure sum. grids: silos may hold different columns of the same rows.
     simulations: the engines that play all its silos in one process, without messages.
-    many_machines: silos may live on machines of their own. takes_all: every silo takes part in every round.
-    ring_bits: the smallest ring that its sums bear. seeded_start: silos compute the point that they start from, so it
+    many_machines: silos may be remote. takes_all: every silo takes part in every round.
+    ring_bits: the smallest ring that its sums allow. seeded_start: silos compute the point that they start from, so it
     follows from the training seed. judged_by: where silos have models of their own, the "mean" of their scores or the
     "worst". common_model: ``model.safetensors`` is a model that predicts.
     """
@@ -82,6 +82,6 @@ class Entry:
 
 
 def load(reference: str) -> Any:
-    """Return what a reference "module:name" is to."""
+    """Return the object that a reference "module:name" names."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

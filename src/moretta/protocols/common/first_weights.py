@@ -1,15 +1,15 @@
 """The start of a run: the model's parameters as they were built or warm-started, each tensor moved a little.
 
-Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Whatever multiplies such numbers and
-rounds the products once can be found from them, as PBPFL's scales were (`scales-from-low-bits` of the audit).
-So each parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|: where max|W| is about
-b that is the step of such a lattice, and W + n lies between its points as good as anywhere (its density there varies by
-2 exp(-2 pi^2), 5e-9). Coarser starts, such as weights of eight bits or normalisation layers of ones, it does not hide.
-Buffers stay: no scale multiplies them, and some are masks.
+Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Factors that multiply such numbers can
+be found from the products, even rounded once, as PBPFL's scales were (`scales-from-low-bits` of the audit). So each
+parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that
+is the step of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2),
+5e-9). This does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. Buffers stay:
+no scale multiplies them, and some are masks.
 
-For all protocols alike, so that they are compared from one start; and n follows from W, by a digest of all parameters.
-So runs of one seed are still the same runs; whoever does not know the start does not know n either, wherever the start
-came from (a seed, the operating system, a file); and a start that others know hides nothing, as before.
+All protocols do so, so that they are compared from one start. As n follows from a digest of all parameters W, runs of
+one seed stay the same runs. Whoever does not know the start (from a seed, the operating system or a file) does not know
+n either; a start that others know hides nothing, as before.
 """
 
 from __future__ import annotations

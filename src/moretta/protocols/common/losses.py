@@ -20,9 +20,9 @@ from moretta.errors import ParameterError
 def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:
     """Return the silos' mean of D_k / N_k, by which sums are divided. Raises ParameterError where it cannot be.
 
-    step: what fixed point adds to it at most. It is a mean of class weights, or of ones where targets are
-    probabilities; what lies outside these is some silo's doing, who could blow up every step by it, and is taken as
-    the nearest that can be.
+    step: the largest error of fixed point. The mean is one of class weights, or of ones where targets are
+    probabilities. A value outside these is some silo's doing and could blow up every step, so the nearest possible
+    value is taken.
     """
     slack = step + 1e-9 * max(1.0, *class_weights)  # of the mean itself, in float64
     mean = min(max(mean, min(1.0, *class_weights) - slack), max(1.0, *class_weights) + slack)
@@ -38,8 +38,8 @@ def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> 
 class Loss:
     """One loss with its settings.
 
-    name: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, Eq. 20; `torch.nn.MSELoss` is 2 / outputs times
-    it), or "cross-entropy" of the softmax, in nats. smoothing: of labels, from 0 to 1. class_weights: one an output.
+    name: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 / outputs
+    times it), or "cross-entropy" of the softmax, in nats. smoothing: of labels, 0 to 1. class_weights: one an output.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which rows of a silo are in a round's lot, drawn in secret: Poisson sampling, as differential privacy wants it."""
+"""The rows of a silo in a round's lot, drawn in secret: Poisson sampling, as differential privacy needs it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Purpose = tuple[str, int, int, bytes]
 def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
     """Return the purpose of one upload. of: digests of the settings, the rows, the model and what else was asked.
 
-    All attempts at a take have one. Whatever would give another sum of the lot's rows is to be in `of`: under the same
-    noise, or the same noise at another scale, two sums would show their difference.
+    All attempts at a take have the same. `of` must have everything that would change the sum of the lot's rows: two
+    sums under the same noise, or the same noise at another scale, would show their difference.
     """
     return now.run, now.round, now.take, hashlib.sha256(encode_purpose("noised upload", *of)).digest()
 
 
 class Lots:
-    """Each of a silo's rows by itself with chance q = L / rows.
+    """Draws each of a silo's rows independently with chance q = L / rows.
 
     rows: how many there are. batch_size: the expected lot, 0 for all rows.
     expected: L. rate: q.
@@ -36,5 +36,5 @@ class Lots:
         self.rate = self.expected / rows
 
     def draw(self, root: SecretRoot, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the numbers of the rows in the lot of one purpose, ascending; perhaps none. root: the silo's own."""
+        """Return the indices of the rows in the lot of one purpose, ascending; perhaps none. root: the silo's own."""
         return np.flatnonzero(root.stream("dp lot", *purpose).uniform(self._rows) < self.rate)

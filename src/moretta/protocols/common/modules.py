@@ -17,7 +17,7 @@ from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 
-CHUNK = 2048  # rows in one forward that nothing is learnt from
+CHUNK = 2048  # rows in one forward without gradients
 
 
 def arrays(module: nn.Module) -> dict[str, Array]:
@@ -100,7 +100,7 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
         for name, buffer in module.named_buffers():
             if name in means:
                 buffer.copy_(torch.tensor(means[name]))
-                if name.endswith("running_var"):  # what a silo made negative has no square root
+                if name.endswith("running_var"):  # a silo may have made it negative, and then it has no square root
                     buffer.clamp_(min=0.0)
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
                 buffer.add_(1)

@@ -19,11 +19,11 @@ class Roles:
     """The roles of one run.
 
     standardisation: of inputs, as agreed on. scheme: of the secure sums. least: the fewest silos that a round may have.
-    models: the models as they stand: the common one under the empty name, or each silo's own under its.
-    displacement: of confined models, what they have all moved by, taken as a model of its own.
-    scores: what participants who are here have read of their scores, where the server does not.
-    warnings: what whoever runs this should know of who takes part. releases: the server's count of noised sums, where
-    silos add noise; it is to be on disk before any message leaves (`moretta.protocols.common.releases`).
+    models: the current models: the common one under the empty name, or each silo's own under its name.
+    displacement: D of confined models, taken as a model of its own.
+    scores: the scores that participants in this process have read, where the server does not read them.
+    warnings: sentences for whoever runs this about who takes part. releases: the server's count of noised sums, where
+    silos add noise; it must be on disk before any message leaves (`moretta.protocols.common.releases`).
     """
 
     server: Server
@@ -43,8 +43,8 @@ class Roles:
 class Left:
     """What a silo's role leaves at its site alone.
 
-    privacy: where it added noise, by its own count of releases. model: its own, which nobody else has. scores: what it
-    has read of the score of all rows held back.
+    privacy: where it added noise, by its own count of releases. model: its own, which nobody else has. scores: on all
+    rows held back, where it has read them.
     """
 
     privacy: Mapping[str, float | str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Left:
 
 
 class Standardisation(Protocol):
-    """What is taken off each input column, and what it is divided by: float64[columns], or [1] for all alike."""
+    """The mean and deviation by which input columns are standardised: float64[columns], or [1] for all alike."""
 
     @property
     def mean(self) -> NDArray[np.float64]:

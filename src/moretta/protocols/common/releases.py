@@ -1,19 +1,19 @@
-"""How many noised sums a run may have opened, which is what epsilon is about.
+"""The count of noised sums that a run may have opened; epsilon follows from it.
 
-**What counts.** A take of a round (`moretta.contract.messages.Stamp`) from the moment at which what opens its sum is
-asked for: shares of the survivors' masks, sums of additive shares, or under ``scheme = "none"`` the uploads
-themselves. Whether an answer came back, whether the sum was put together and whether the round was then repeated is all
-one: a share that was asked for may have left.
+**What counts.** A take of a round (`moretta.contract.messages.Stamp`), from the moment at which the opening of its sum
+is asked for: shares of the survivors' masks, sums of additive shares, or under ``scheme = "none"`` the uploads
+themselves. It counts whether or not an answer came back, the sum was put together or the round was repeated, as a share
+that was asked for may have left.
 
-**What does not count.** The same again. Lots and noise follow from the take and from all that an upload depends on
-(`moretta.protocols.common.lots.purpose_of`), so what is asked for again, of the same silos, has the same sum, which
-says nothing new. It is told from anything else by a digest of what was asked and of who is in the sum.
+**What does not count.** A repetition. Lots and noise follow from the take and from all that an upload depends on
+(`moretta.protocols.common.lots.purpose_of`). So asking the same silos for the same gives the same sum, which says
+nothing new. A digest of what was asked and of who is in the sum identifies a repetition.
 
-**What that rests on.** Noise is drawn once a take. Two sums of one take over different silos count as two here, and
-have the same noise: their difference is the upload of those who are in one alone, with these silos' noise alone. That
-a silo helps to open one sum of a take, and that the next take has other noise, is the secure sum's part.
+**What that rests on.** Noise is drawn once a take. Two sums of one take over different silos count as two here, but
+have the same noise: their difference is the upload of the silos in one sum alone, with only these silos' noise. The
+secure sum sees to it that a silo helps to open one sum of a take, and that the next take has other noise.
 
-The server's count is on disk before anything is asked (`Releases.write`); a silo has its own of what it helped to open.
+The server's count is on disk before anything is asked (`Releases.write`). A silo counts what it helped to open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask
 
 KEY_BYTES = 16
-KNOWN = 1024  # releases back to which the same again is told; what is older counts anew: too many, and not too few
+KNOWN = 1024  # the last releases, of which a repetition is known; an older one counts anew: too many, not too few
 
 R = TypeVar("R")
 
@@ -39,7 +39,7 @@ R = TypeVar("R")
 class Releases:
     """Counts releases; the same one, asked for again, is counted once.
 
-    write: is given a line of text for each, and returns once that is safe; set by whoever keeps files.
+    write: called with a line of text for each, returns once that is on disk; set by whoever keeps files.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Releases:
         return {"releases": self.count.to_bytes(8, "big") + b"".join(self._known)}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned, unless more was released since: that is not undone by going back."""
+        """Take up what `state` returned, unless more was released since, which going back does not undo."""
         found = bytes(state["releases"])
         if int.from_bytes(found[:8], "big") >= self.count:
             self.count = int.from_bytes(found[:8], "big")
@@ -95,8 +95,8 @@ class Releases:
 def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | str | bytes) -> Exchange[R]:
     """Play the exchange of a sum, and count its take before what opens it is asked for.
 
-    of: what the uploads follow from, as the server knows it. Who is in the sum is added, but where each upload is seen
-    by itself: who else was asked makes no difference to it.
+    of: what the uploads follow from, as the server knows it. Who is in the sum is added, except where each upload is
+    seen by itself: then it does not matter who else was asked.
     """
     replies: Replies | None = None
     while True:
@@ -124,11 +124,11 @@ class OwnReleases:
         return self._releases.count
 
     def uploaded(self, now: Stamp, *of: int | str | bytes) -> None:
-        """Note what the answer to be given has in it. of: as of `Releases.add`."""
+        """Note the upload that is about to be sent. of: see `Releases.add`."""
         self._upload = now, of
 
     def answered(self, asked: Message, answer: Message) -> None:
-        """Count the last upload where the answer helps to open its sum; sums of statistics are others."""
+        """Count the last upload where the answer helps to open its sum; sums of statistics do not count."""
         if self._upload is None or asked.stamp != self._upload[0]:
             return
         match asked, answer:

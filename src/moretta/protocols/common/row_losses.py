@@ -15,7 +15,7 @@ from moretta.contract.messages import Array
 
 @dataclass(frozen=True)
 class RowLosses:
-    """`moretta.protocols.common.losses.Loss` row by row: name, smoothing and class_weights are its.
+    """`moretta.protocols.common.losses.Loss` row by row, with the same name, smoothing and class_weights.
 
     The mean loss of a batch is the sum of these over the sum of `weights`.
     """
@@ -45,7 +45,7 @@ class RowLosses:
         return np.asarray(-np.einsum("mbo,bo->mb", outputs, soft))
 
     def weights(self, targets: Array) -> NDArray[np.float64]:
-        """Return what each row counts in the mean, float64[rows]: 1, or of whole-number targets the class's weight."""
+        """Return each row's weight in the mean, float64[rows]: 1, or for whole-number targets the class's weight."""
         if not self.class_weights or targets.dtype.kind == "f":
             return np.ones(len(targets))
         return np.asarray(self.class_weights)[targets]

@@ -1,27 +1,27 @@
-"""How good models are on rows that silos hold back: one secure sum of scores, when the outcome of a run is known.
+"""Scores of models on rows that silos hold back: one secure sum at the end of a run.
 
     server                                     silo k
       Score(the released model, or none)  -->
                                           <--  upload of its rows, and the sums over them of loss and of hits or error
 
-The models are the one that silos may be given, or where none is given each silo's own (`local`, `cgd`).
+The released model is scored, or where none is released each silo's own (`local`, `cgd`).
 
 Who learns what: the server learns how many rows the silos hold back together, and loss, accuracy and mean squared error
-over all of them; of one silo nothing, and the silos nothing. With the scheme ``none`` the server sees each silo's.
-Where sums are blind (`cgd`) the server relays this one as it does the others, and the participants alone read it
+over all of them. It learns nothing of one silo, and the silos learn nothing. With the scheme ``none`` the server sees
+each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
 (`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A run that is killed after its sum and
-resumed among other silos sums again, and the difference is of those who are in one of the two alone.
-An honest server asks after the last round only, and a silo refuses before: but the round is what the server says it is.
-With dp-noise nothing is asked, as a score would be a release without noise.
+resumed among other silos sums again, and the difference gives the scores of those who are in only one of the two sums.
+An honest server asks only after the last round, and a silo refuses before, but it is the server that says which round
+it is. With dp-noise nothing is asked, as a score would be a release without noise.
 
 **Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of all that is uploaded
-(`moretta.secure_aggregation.masks.label_of`). What is uploaded here has names that nothing else has, ``score/...``, so
-that its masks are those of no other upload under the stamp: not of the set-up's statistics, nor of anything a
-protocol's `finish` may sum. A contributor refuses a second upload of a name under one stamp
-(`moretta.secure_aggregation.masks.Labels`), and a repeated attempt has another stamp and new keys.
+(`moretta.secure_aggregation.masks.label_of`). Uploads here have names of their own, ``score/...``, so no other upload
+under the stamp has their masks, neither the set-up's statistics nor anything that a protocol's `finish` may sum. A
+contributor refuses a second upload of a name under one stamp (`moretta.secure_aggregation.masks.Labels`), and a
+repeated attempt has another stamp and new keys.
 
-**Numbers.** Sums have any scale and the server knows no bound of them, nor of the rows. So they travel as those of
-`moretta.secure_aggregation.statistics` do, in limbs, each silo with weight 1: exact over silos.
+**Numbers.** Sums have any scale, and the server knows no bound of them or of the rows. So they travel in limbs, like
+those of `moretta.secure_aggregation.statistics`, each silo with weight 1: exact over silos.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ MESSAGES = (Score,)
 
 
 def figures_of(loss: str, task: str | None) -> tuple[str, ...]:
-    """Return what a score consists of beside its rows, each a mean over rows."""
+    """Return the figures of a score beside its number of rows, each a mean over rows."""
     return ("loss", *(["mse"] if loss == "mse" else []), *(["accuracy"] if task == "classification" else []))
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The rows that a silo holds back, and what it tells of them.
+    """The rows that a silo holds back, and the scores that it uploads of them.
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`).
     loss: its name; it is plain, without label smoothing and class weights. figures: as `figures_of` has them.
@@ -91,7 +91,7 @@ class HeldOut:
         """
         if ask.stamp.round <= self.after:
             raise PeerError(f"expected to be asked for a score after round {self.after}, the last; got {ask.stamp}")
-        with np.errstate(all="ignore"):  # what overflows is looked for below
+        with np.errstate(all="ignore"):  # overflows are looked for below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in self.figures}
         for name, total in sums.items():
             if not abs(total) < LARGEST:
@@ -121,7 +121,7 @@ def asked_of(ask: Score, agreed: Sequence[bytes]) -> Asked:
 
 
 def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:
-    """Return what all silos are asked, and what their uploads sum to."""
+    """Return the ask of all silos, and the description of the sum of their uploads."""
     shapes = {_tensor(name): (LIMBS,) for name in (ROWS, *figures)}
     wanted = aggregator.want(shapes, dict.fromkeys(shapes, float(HALF)), len(aggregator.cohort))
     return Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits), wanted
@@ -130,7 +130,7 @@ def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Se
 def score(
     aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], agreed: Sequence[bytes]
 ) -> Exchange[Mapping[str, float] | Aborted]:
-    """Return what a model, or each silo's own, scores on the rows held back: rows, and the figures' means over them.
+    """Return the score of a model, or of each silo's own, on the rows held back: rows, and the figures' means.
 
     agreed: digests of what the set-up agreed on.
     """
@@ -140,11 +140,11 @@ def score(
 
 
 def read(total: Sum, figures: Sequence[str]) -> dict[str, float]:
-    """Return the rows, and the means over them. Raises `moretta.errors.PeerError` where it cannot be such a sum."""
+    """Return the number of rows, and the means over them. Raises `moretta.errors.PeerError` for an impossible sum."""
     shapes = {name: mean.shape for name, mean in total.means.items()}
     if shapes != {_tensor(name): (LIMBS,) for name in (ROWS, *figures)}:
         raise PeerError(f"expected a sum of rows, {', '.join(figures)}, got one of {sorted(shapes)!r:.100}")
-    # The mean of whole numbers below 2^31, times their count: off by far less than 1/2.
+    # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.
     limbs = np.stack([np.rint(total.means[_tensor(name)] * total.weight) for name in (ROWS, *figures)], axis=1)
     counted, *sums = from_limbs(limbs)
     rows, odd = divmod(counted, 1 << GRID_BITS)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where a score would tell of rows, or a silo here has none to score on."""
+    """Raise `moretta.errors.ParameterError` where a score would reveal rows, or a local silo has none to score on."""
     key = "[data] score-at-silos"
     if getattr(protocol, "dp_noise", None):
         raise ParameterError(f"{key}: a score would be a release without noise; remove it or dp-noise")
@@ -63,9 +63,9 @@ def settings_digest(
     augment: bool,
     seed: int,
 ) -> bytes:
-    """Return SHA-256 over all settings of a run that silos are told of their uploads: what noise is bound to.
+    """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
 
-    The same on every engine, and in every session of a run: left out is how many rounds there are, and where files lie.
+    It is the same on every engine and in every session of a run: the number of rounds and paths of files are left out.
     silos: the names of all. schema: the digest of the model's tensors.
     """
     told = {
@@ -88,13 +88,12 @@ class Setting:
     built: the model as it was built or warm-started; a run starts from `model`.
     columns: how many input columns are standardised, 0 for none. session: how often the run was resumed.
     insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
-    roster: the silos' public identities, if they have any. engine: where the roles live, or what plays them all.
-    least_rows: the fewest rows that any silo has, as agreed beforehand, where rows are elsewhere.
+    roster: the silos' public identities, if they have any. engine: where the roles run, or what simulates them.
+    least_rows: the fewest rows that any silo has, as agreed beforehand, where silos are remote.
     figures: of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score.
-    playing: who plays which round, None for all. run: the id of a run over many machines, from which batches
-    follow beside the seed; a simulation has none. helped: says where a silo here keeps which sums it has helped to
-    open, None for nowhere.
-    model_source: a digest of what built the model, empty where that is not known.
+    playing: who plays which round, None for all. run: the id of a run over many machines, from which batches follow
+    beside the seed; a simulation has none. helped: gives the file in which a local silo keeps the sums that it has
+    helped to open, None for none. model_source: a digest of what built the model, empty where that is not known.
     """
 
     built: nn.Module
@@ -121,7 +120,7 @@ class Setting:
 
     @property
     def here(self) -> Sequence[Silo]:
-        """The silos whose rows are in this process, whose roles are built here."""
+        """The silos that are not remote: their rows are in this process, and their roles are built here."""
         return [silo for silo in self.silos if not silo.remote]
 
     @property
@@ -145,8 +144,8 @@ class Setting:
         return copy.deepcopy(self.model).to(self.device)
 
     def blank_model(self) -> nn.Module:
-        """Return the same with all weights 0: a silo that is sent a perturbed model is not to hold the true one."""
-        import torch  # absent where a silo's own site has no PyTorch, which knows silos too
+        """Return the same with all weights 0: a silo that is sent a perturbed model must not hold the true one."""
+        import torch  # a silo's own site may have no PyTorch
 
         model = self.silo_model()
         with torch.no_grad():
@@ -155,9 +154,9 @@ class Setting:
         return model
 
     def rules(self, scheme: str, members: Sequence[str] | None = None) -> Rules:
-        """Return what all roles of a sum have set alike. scheme: "none" for a pool of all rows, whatever is set.
+        """Return the rules that all roles of a sum share. scheme: "none" for a pool of all rows, whatever is set.
 
-        members: who shares the sum, None for all silos.
+        members: the silos of the sum, None for all.
         """
         playing = self.playing if members is None else Participation(tuple(members), len(members), self.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
@@ -168,7 +167,7 @@ class Setting:
         return self.rules(scheme).least(scheme)
 
     def insecure_root(self, role: str) -> SecretRoot | None:
-        """Return the root from which a test wants the role's keys to follow; None leaves them to the system."""
+        """Return the root from which a role's keys follow in tests; None draws them from the operating system."""
         return None if self.insecure is None else self.root(role)
 
     def root(self, role: str) -> SecretRoot:

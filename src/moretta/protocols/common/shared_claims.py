@@ -1,7 +1,7 @@
-"""Claims that protocols share: of sums, of noise, of the set-up's statistics, of few silos, and of who listens.
+"""Claims that protocols share: on sums, noise, the set-up's statistics, few silos, and eavesdroppers.
 
-What stands here as a tuple or a single claim reads the same under every protocol. Functions make claims of what a
-protocol's silos upload, such as a gradient.
+A tuple or a single claim here reads the same under every protocol. Functions make claims about what a protocol's silos
+upload, such as a gradient.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ring(record: Record) -> str:
 
 
 def late_answer(record: Record) -> str:
-    """Return what a late answer was that gives more than a sum."""
+    """Return in words which late answer gives more than a sum."""
     shares = scheme(record) == "additive-shares"
     return "a sum of shares" if shares else "shares for which a round was repeated"
 
@@ -79,7 +79,7 @@ def and_columns(record: Record) -> str:
 
 
 def whose_scores(record: Record) -> str:
-    """Return of whom the server knows scores."""
+    """Return in words whose scores the server knows."""
     return "all silos together" if is_summed(record) else "each silo by itself"
 
 
@@ -108,7 +108,7 @@ def epsilons(record: Record) -> str:
 
 
 def what_epsilon_assumes(record: Record) -> str:
-    """Return how many noised sums epsilon is about, whose noise it takes to be in each, and what fewer give."""
+    """Return how many noised sums epsilon is about, whose noise it assumes in each, and the epsilon with less noise."""
     facts = record["facts"]
     releases, silos = facts.get("releases"), facts.get("noise_silos")
     if not isinstance(releases, float) or not isinstance(silos, float):

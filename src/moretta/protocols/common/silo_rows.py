@@ -1,9 +1,4 @@
-"""A silo's rows as arrays, and its answers to the set-up: the half of `moretta.protocols.common.enrolment` without
-torch.
-
-Begin(model digest, standardisation)   -->
-                                       <--    Ready, or a refusal that says what differs
-"""
+"""A silo's rows as arrays, and its answers to the set-up (`moretta.protocols.common.enrolment`), without torch."""
 
 from __future__ import annotations
 
@@ -76,7 +71,7 @@ def digest_of_rows(own: bytes, mean: NDArray[np.float64], deviation: NDArray[np.
     """Return SHA-256 over what a silo trains on. own: `moretta.secure_aggregation.keystream.digest_of` its inputs ``x``
     and targets ``y``.
 
-    Never sent: rows that are known but for one could be told by it.
+    Never sent: who knows all rows but one could find that one by it.
     """
     return digest_of({"rows": np.frombuffer(own, np.uint8), "mean": mean, "deviation": deviation})
 

@@ -1,4 +1,4 @@
-"""A silo's targets as arrays that its loss takes: what all roles encode alike, with PyTorch or without."""
+"""A silo's targets as arrays that its loss takes, encoded alike with PyTorch and without."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def _floats(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: D
         raise ParameterError(
             f'silo `{silo}`: loss = "cross-entropy" needs classes or probability rows, got other numbers: use "mse"'
         )
-    with np.errstate(over="ignore"):  # the loss says so where it is infinite
+    with np.errstate(over="ignore"):  # an infinite loss is reported later
         return values.astype(dtype)

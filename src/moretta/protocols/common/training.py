@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Training(Section):
-    """How a model is trained, whoever holds it.
+    """Settings of training that all protocols share, whoever holds the model.
 
     loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
     outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
@@ -28,7 +28,7 @@ class Training(Section):
     learning_rate: of the optimizer, which steps at the server.
     lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
     rounds on and a hundredth from three quarters on (He et al., CVPR 2016).
-    clip_norm: the largest norm of all of a step's gradient together; None does not clip.
+    clip_norm: the largest norm of a step's gradient over all parameters; None does not clip.
     warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
     optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults.
     weight_decay: as `torch.optim` has it, L2 on all parameters.
@@ -59,7 +59,7 @@ class Training(Section):
 
     @property
     def rate_depends_on_rounds(self) -> bool:
-        """Whether the rate of a round depends on how many there are in all."""
+        """Whether the rate of a round depends on how many rounds there are in all."""
         return self.lr_schedule != "constant"
 
     @property
@@ -69,7 +69,7 @@ class Training(Section):
 
     @property
     def steps_at_silos(self) -> bool:
-        """Whether silos step, and the server moves by the mean of what they moved by."""
+        """Whether silos step by themselves, and the server moves by the mean of their differences."""
         return False
 
     @property

@@ -40,7 +40,7 @@ def roles_of(
     least: int,
     releases: Releases | None = None,
 ) -> Roles:
-    """Return the roles of a protocol whose server holds the model, or whose silos each have one."""
+    """Return the roles of a protocol in which the server holds the model, or each silo has one."""
 
     def models() -> Mapping[str, Tensors]:
         common = modules.under("model/", server.state())
@@ -93,7 +93,7 @@ def credentials_of(setting: Setting, name: str, scheme: str) -> Credentials | No
 
 
 def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
-    """Return the rows and batches of each silo that is here, by its name."""
+    """Return the rows and batches of each silo that is not remote, by its name."""
     return {
         silo.name: SiloRows(
             silo.x,
@@ -125,9 +125,9 @@ def pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
 
 
 def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic], torch.Tensor, dict[str, int]]:
-    """Return the rows of all silos together, with all their columns: inputs, targets, and how many a row of the grid.
+    """Return all silos' rows with all their columns, one row of the grid after the other.
 
-    Rows of the grid come one after the other.
+    Returned are inputs, targets, and how many rows each row of the grid has.
     """
     grid, silos = grid_of(setting.silos), {silo.name: silo for silo in setting.silos}
     blocks, labels, counts = list[NDArray[np.generic]](), list[NDArray[np.generic]](), dict[str, int]()
@@ -162,7 +162,7 @@ def highest_rate(setting: Setting, batch_size: int) -> float:
 
 
 def bound_to(protocol: Training, setting: Setting) -> bytes:
-    """Return what silos' noise is bound to beside their rows and the model: see `setting.settings_digest`."""
+    """Return the digest that silos' noise is bound to beside their rows and the model: `setting.settings_digest`."""
     return settings_digest(
         protocol,
         setting.secure_aggregation,
@@ -176,13 +176,13 @@ def bound_to(protocol: Training, setting: Setting) -> bytes:
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
-    """Return a digest of what the model computes beside its trained parameters: what built it, and fixed tensors."""
+    """Return a digest of the model apart from its trained parameters: what built it, and its fixed tensors."""
     fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
     return hashlib.sha256(encode_purpose("model", setting.model_source, digest_of(fixed))).digest()
 
 
 def without_noise(setting: Setting) -> str:
-    """Return what silos' rows go into, beside the uploads that differential privacy is about; empty for nothing."""
+    """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
     found = ["means and deviations of the input columns, summed without noise"] if setting.columns else []
     found += ["the number of rows of all silos together"] if not setting.batch_size else []
     return " and ".join(found)

@@ -30,7 +30,7 @@ FEDERATED = FEDSGD + FEDAVG
 
 
 def of_others(record: Record) -> str:
-    """Return what a silo that trains alone knows of others, where no statistics of all are told it."""
+    """Return what a silo that trains alone knows of others, where it is not sent statistics of all."""
     if is_standardised(record) or chooses_silos(record):
         return ""
     return ", and of any other silo at most its name and public key"

@@ -25,8 +25,8 @@ from moretta.secure_aggregation.sums import Contributor
 class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs.
 
-    private: takes the gradient in its place under differential privacy. Raises `moretta.errors.ParameterError` for a
-    model in which a row has no gradient of its own then.
+    private: computes the gradient under differential privacy; the constructor then raises
+    `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Client:
         return answer
 
     def privacy(self) -> Mapping[str, float | str]:
-        """Return what noise the silo's own rows have had, by its own count; nothing without noise."""
+        """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
         return {} if self._private is None else self._private.facts()
 
     def lot(self, ask: TrainOn) -> NDArray[np.int64]:
-        """Return the numbers of the rows that an ask draws, for an audit's scorer."""
+        """Return the indices of the rows that an ask draws, for an audit's scorer."""
         if self._private is None:
             return self._rows.batches.of_round(ask.stamp.round)
         return self._private.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
@@ -84,7 +84,7 @@ class Client:
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
         """Upload the noised sum alone: no loss, no number of rows, no buffers.
 
-        A lot of all rows is not `whole`: each take has noise of its own, and is counted.
+        A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
         """
         about = asked(ask, *self._rows.agreed)
         self._contributor.check(ask.stamp, about)
@@ -165,7 +165,7 @@ class LoneClient:
         """Answer one message."""
         match message:
             case Step():
-                if message.stamp.round != self._last[0]:  # a repeated round, for another's sake, is not a second step
+                if message.stamp.round != self._last[0]:  # a round repeated because of another silo is no second step
                     self._step(message.stamp.round)
                 return Stepped(stamp=message.stamp, loss=self._last[1], rows=self._last[2])
             case Show():

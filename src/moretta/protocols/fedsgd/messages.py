@@ -8,7 +8,7 @@ from moretta.errors import PeerError
 
 @message("fedsgd/train-on")
 class TrainOn(Message):
-    """The true model, and how its update is to be encoded."""
+    """The true model, and the encoding of its update."""
 
     parameters: Tensors
     encoding: Mapping[str, int]

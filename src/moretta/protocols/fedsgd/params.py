@@ -36,12 +36,12 @@ class FedAvg(Training):
 
 
 class Local(Training):
-    """Each silo trains alone on its own batches; what federation has to beat."""
+    """Each silo trains alone on its own batches; federation has to beat this."""
 
     name: Literal["local"] = "local"
 
 
 class Centralised(Training):
-    """One party holds all rows and steps on the union of the silos' batches; what federation is measured against."""
+    """One party holds all rows and steps on the union of the silos' batches; federation is measured against this."""
 
     name: Literal["centralised"] = "centralised"

@@ -7,21 +7,21 @@ One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or m
     upload     x_k = (sum_i g_i + N(0, sigma^2 C^2 / S)) / L_k, with the weight L_k
 
 so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). S is the fewest
-silos whose sum is ever opened (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`), so the noise in
-it has at least the deviation sigma C, and with all of K silos there sqrt(K / S) times that; under ``scheme = "none"``
-each upload is seen, S is 1 and each has all of the noise. A silo whose own noise is known to who looks (its own, or a
-colluding silo's) is one of S less: `moretta.protocols.common.accountant` states epsilon for some of those too.
+silos whose sum is ever opened (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). So the noise in
+a sum has at least the deviation sigma C, and sqrt(K / S) times that with all K silos. Under ``scheme = "none"`` each
+upload is seen, so S is 1 and each has all of the noise. An observer who knows the noise of some silos (its own, or a
+colluding silo's) faces less: `moretta.protocols.common.accountant` states epsilon for some such cases too.
 
 What is drawn follows from the silo's secret root, the take, and a digest of everything that the gradient depends on:
-the run's settings, the model's code and parameters, the silo's rows and how they are standardised. Were it the root and
-the round alone, a run that has the same id and another dp-noise would have the same noise at another scale, and two of
-its uploads would give the gradient.
+the run's settings, the model's code and parameters, the silo's rows and how they are standardised. If it followed from
+root and round alone, a run with the same id and another dp-noise would have the same noise at another scale, and the
+two uploads would give the gradient.
 
-What is uploaded says nothing of the lot but by that sum: not its size (the weight is the expected one), not its loss.
-Each example goes through the model alone, so none reaches another's gradient.
+Beside that sum the upload says nothing of the lot: not its size (the weight is the expected one), not its loss. Each
+example goes through the model alone, so none affects another's gradient.
 
-Differs from the paper: the sum over silos is one mechanism with several lots; of neighbouring data sets only one silo's
-lot differs, so its own q_k counts. Differs from the paper: noise is drawn by Box and Muller's transform in float64, and
+Differs from the paper: the sum over silos is one mechanism with several lots. Neighbouring data sets differ in one
+silo's lot, so its own q_k counts. Differs from the paper: noise is drawn by Box and Muller's transform in float64, and
 gradients and uploads are rounded (model's dtype, ring), where the analysis has real numbers (Mironov, CCS 2012).
 """
 
@@ -58,10 +58,10 @@ MOST_ROWS = 256  # that pass through the model at once
 class PrivateGradient:
     """Draws a silo's lots, clips, sums and adds its share of the noise.
 
-    batch_size: the expected lot, 0 for all rows. root: what lots and noise derive from, kept in the silo's checkpoint.
-    settings: a digest of all that the run's settings say of uploads, which lots and noise are bound to.
+    batch_size: the expected lot, 0 for all rows. root: lots and noise derive from it; kept in the silo's checkpoint.
+    settings: a digest of all settings of uploads, to which lots and noise are bound.
     sharers: S, the silos that together add the noise; 1 adds all of it.
-    lot: the expected lot, L_k. rate: the chance of a row to be in it, q_k. releases: that the silo helped to.
+    lot: the expected lot, L_k. rate: q_k, the chance of a row to be in it. releases: those the silo helped to open.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class PrivateGradient:
     def upload(self, model: nn.Module, parameters: Tensors, now: Stamp) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, in the parameters' dtype.
 
-        model: that holds `parameters`, as the server sent them. A take that is asked for again, in another attempt or
-        after a resume, has the same upload, which says nothing new. Parameters that differ, or anything else that the
-        gradient depends on, make it an upload of its own: the same noise on two gradients would show their difference.
+        model: holds `parameters`, as the server sent them. A take that is asked for again, in another attempt or after
+        a resume, has the same upload, which says nothing new. Where the parameters differ, or anything else that the
+        gradient depends on, the noise differs too: the same noise on two gradients would show their difference.
         """
         purpose = self.purpose(parameters, now)
         self.releases.uploaded(now, purpose[-1])
@@ -98,11 +98,11 @@ class PrivateGradient:
         return upload
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
-        """Return what one upload's lot and noise are drawn for."""
+        """Return the purpose for which one upload's lot and noise are drawn."""
         return purpose_of(now, self._settings, self._rows.digest, digest_of(parameters))
 
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the numbers of the rows in the lot of one purpose, ascending; perhaps none."""
+        """Return the indices of the rows in the lot of one purpose, ascending; perhaps none."""
         return self._lots.draw(self._root, *purpose)
 
     def clipped_sum(self, model: nn.Module, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
@@ -145,7 +145,7 @@ class PrivateGradient:
             ) from error
 
     def facts(self) -> dict[str, float | str]:
-        """Return what privacy the silo's own rows have, by its own count and rate (`Accountant.facts`)."""
+        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`)."""
         return Accountant(self._privacy, self.rate, self._sharers).facts(self.releases.count)
 
     def state(self) -> State:
@@ -160,10 +160,10 @@ class PrivateGradient:
 
 @contextmanager
 def _seeded(model: nn.Module, root: SecretRoot, *purpose: int | str | bytes) -> Iterator[None]:
-    """Seed torch in secret, for dropout and the like, and put its generators back afterwards.
+    """Seed torch in secret, for dropout and the like, and restore its generators afterwards.
 
-    Not by `SiloRows.randomness`, which anyone can draw again: a row's draws depend on its place in the lot, so with
-    draws that are known, one example more would change the gradients of those behind it.
+    Not by `SiloRows.randomness`, which anyone can repeat: a row's draws depend on its place in the lot, so with known
+    draws one more example would visibly change the gradients of those after it.
     """
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -1,4 +1,4 @@
-"""What FedSGD, federated averaging and the two baselines without secure sums say of themselves."""
+"""The registry's entries of FedSGD, federated averaging and the two baselines without secure sums."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Builds the roles of FedSGD and of what is trained as it is: federated averaging, silos alone, one pool of rows."""
+"""Builds the roles of FedSGD, federated averaging, silos that train alone, and one pool of all rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
 
 
 def build_fedavg(protocol: Training, setting: Setting) -> Roles:
-    """Build the same for federated averaging, of which an epoch uses all of a silo's rows."""
+    """Build the same for federated averaging, where an epoch uses all of a silo's rows."""
     return _build(protocol, setting, rows_of(protocol, setting), setting.secure_aggregation.scheme, 0)
 
 
@@ -50,7 +50,7 @@ def build_centralised(protocol: Training, setting: Setting) -> Roles:
 def _build(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int) -> Roles:
     agreed = enrolment_of(setting, scheme, None, setting.columns, batch_size)
     privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
-    # Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance; an upload in the clear has
+    # Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance. An upload in the clear has
     # all of it.
     sharers = 1 if scheme == "none" else setting.least(scheme)
     private, accountant, releases = dict[str, PrivateGradient](), None, None
@@ -85,5 +85,5 @@ def build_local(protocol: Training, setting: Setting) -> Roles:
 
 
 def left(client: Role) -> Left:
-    """Return what a silo's role leaves at its site: where it added noise, what privacy its own rows have."""
+    """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()

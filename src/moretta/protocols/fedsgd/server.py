@@ -29,7 +29,7 @@ class Server:
     """FedSGD's server, and with `FedAvg` that of federated averaging.
 
     limit: the largest |value| of an uploaded entry, from which the ring's step follows.
-    accountant: where silos add noise, states what privacy they have got; then they upload nothing but gradients.
+    accountant: where silos add noise, states their privacy; they then upload nothing but gradients.
     releases: counts their noised sums.
     """
 
@@ -45,7 +45,7 @@ class Server:
     ) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(model).train()
-        # FedAvg's silos have made their steps: the server moves by the mean difference as it is.
+        # FedAvg's silos have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if isinstance(params, FedAvg) else params
         self._stepper = SummedStep(self._model, stepping, rounds)
         self._enrolment, self._limit = enrolment, limit

@@ -10,9 +10,9 @@ One round; W are the true weights, R the scales, r = gamma o r_a the offset, h t
 
   squared error:
 
-    silo k            y^ = y + alpha r; gradients of L^, of S_1 .. S_m and of beta (`terms`), one forward
+    silo k            y^ = y + alpha r (Eq. 9, Lemma 1); gradients of L^, S_1 .. S_m and beta (`terms`), one forward
     silos -> server   their weighted sums, through secure aggregation
-    server            grad L = R o (grad L^ - sum_s gamma_s grad S_s + |r|^2 grad beta); optimizer step
+    server            grad L = R o (grad L^ - sum_s gamma_s grad S_s + |r|^2 grad beta) (Eq. 29); optimizer step
 
   cross-entropy, with an exchange in between (`softmax`):
 
@@ -27,45 +27,48 @@ One round; W are the true weights, R the scales, r = gamma o r_a the offset, h t
 
   release             R o W without offset: exact predictions, true scales unknown
 
-Who learns what stands in `claims`, as data that reports and pages are written from; why it is so, here. The server
-holds the true model and learns the sum of the silos' terms (with ``scheme = "none"``, the paper's basic form, each
-silo's own), and at set-up mean and deviation of all inputs and of the targets, over all silos. Under cross-entropy it
-sees each sample's true outputs up to a constant, hence its softmax, and alpha.
+`claims` lists who learns what; here is why. The server holds the true model. It learns the sum of the silos' terms
+(with ``scheme = "none"``, the paper's basic form, each silo's own), and at set-up the mean and deviation of all inputs
+and of the targets, over all silos. Under cross-entropy it sees each sample's alpha and its true outputs up to a
+constant, hence its softmax.
 
-A silo: the noisy model, and the common mean and deviation of standardised columns. The parameter values that have a
-free scale (`scales`; some models have none) are obfuscated, not encrypted: hidden layers are known up to the network's
-own scaling and permutation symmetry, so the function of the trunk is plain; the head's offset has m unknowns, which a
-silo with labels fits by least squares; the released model is the true function. Under cross-entropy a silo has its
-samples' true softmax: it is handed it, or in the paper's form solves sum_i p_i = 1 for the m unknown xi_s from m rows.
-Then one sample gives r_i - r_j, and as r_a is public, all of r where m is below the number of outputs. Two silos alone:
+A silo learns the noisy model, and the common mean and deviation of standardised columns. Parameters that have a free
+scale (`scales`; some models have none) are obfuscated, not encrypted. Hidden layers are known up to the network's own
+scaling and permutation symmetry, so the function of the trunk is plain. The head's offset has m unknowns, which a silo
+with labels fits by least squares. The released model is the true function. Under cross-entropy a silo learns its
+samples' true softmax: it is sent it, or in the paper's form solves sum_i p_i = 1 for the m unknown xi_s from m rows.
+Then one sample gives r_i - r_j and, as r_a is public, all of r where m is below the number of outputs. Of two silos,
 each knows its own half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim
-of semantic security (Lemma 6) does not hold: rank and signs of W survive. With ``scales = "powers-of-two"`` so do the
-mantissas of W below the head, and with them each step there, relative to the weight it changes. The head's offset then
-needs no labels: two consecutive rounds show how q_j, the scale of each input h_j of the head, changed between them (the
-nearest power of two to the ratio of what feeds it), and q_j W^'_ij - W^_ij = r'_i q_j - r_i + (a step / s_j) is two
-unknowns for as many equations as the head has inputs. The head follows to a fraction of a percent, its step
-approximately, and of two silos each works out the other's gradient, at the head approximately.
+of semantic security (Lemma 6) does not hold: rank and signs of W survive.
 
-Who does not follow the protocol. Under cross-entropy a server that answered one row with 2^20 read its features out of
-everybody's sum; a silo refuses what no softmax leads to (`softmax.check_answer`), so that no row is answered with a sum
-above e. A server that answered one silo alone differently, in a second sum of the same round over the same silos, had
-the difference: that silo's own gradients of outputs. So a silo helps to open the sum of one softmax in a take, and
-predicts for one model, whether or not a sum comes of it. A silo's alpha and outputs, which it tells in the clear, size
-everybody's next offset and ring step; the median over silos counts, and who is out of proportion is named and left out
-(`sizes`).
+With ``scales = "powers-of-two"`` the mantissas of W below the head survive too, and with them each step there, relative
+to the weight it changes. The head's offset then needs no labels. Two consecutive rounds show the factor q_j by which
+the scale of each input h_j of the head changed (the nearest power of two to the ratio of what feeds it). Then
+q_j W^'_ij - W^_ij = r'_i q_j - r_i + (a step / s_j) has two unknowns, and as many equations as the head has inputs. The
+head follows to a fraction of a percent, its step approximately. Of two silos, each works out the other's gradient, at
+the head approximately.
 
-The scales of a silo's messages. Rows of two rounds find each other by direction, as a step turns them little, and give
-the ratio of their scales in the two: at best one unknown factor a hidden channel and the permutation stay hidden for
-the whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a
-deviation of 8 %, a normalisation layer's ones exactly), and nothing of it from whoever knows the start. One message
-gave more where W was a float32, or fresh from an initialiser of 24 random bits: W then has few values, of which W^ / R
-is one for the true R alone (`scales-from-low-bits` of the audit). So the server holds W in float64 and sends
-24 bits of R o W, under float64 41, and the start is moved by noise of a lattice's step
-(`moretta.protocols.common.first_weights`). Differs from the paper, which does not speak of floats.
+A server may deviate. Under cross-entropy, one that answered one row with 2^20 read its features out of everybody's sum.
+So a silo refuses what no softmax leads to (`softmax.check_answer`): no row is answered with a sum above e. One that
+answered a single silo differently, in a second sum of the same round over the same silos, learned that silo's own
+gradients of outputs from the difference. So a silo helps to open the sum of one softmax in a take, and predicts for one
+model, whether or not a sum comes of it.
 
-Rooms: `params`, `messages`, `server`, `client`, `ideal`; `perturbation` is the key, `terms` the mathematics at the
+A silo may deviate. It sends its alpha and outputs in the clear, and they size everybody's next offset and ring step. So
+the median over silos counts, and a silo that is out of proportion is named and left out (`sizes`).
+
+What a silo learns of the scales. A step turns a row of weights little, so rows of two rounds are matched by direction
+and give the ratio of their scales. At best, one unknown factor a hidden channel and the permutation stay hidden for the
+whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a deviation
+of 8 %, a normalisation layer's ones exactly); none of it is hidden from whoever knows the start. One message gave more
+where W was a float32, or fresh from an initialiser of 24 random bits. W then has few values, and W^ / R is one of them
+for the true R alone (`scales-from-low-bits` of the audit). So the server holds W in float64 and sends 24 bits of R o W
+(41 under float64), and the start is moved by noise of a lattice's step (`moretta.protocols.common.first_weights`).
+Differs from the paper, which does not speak of floats.
+
+Modules: `params`, `messages`, `server`, `client`, `ideal`. `perturbation` is the key, `terms` the mathematics at the
 head, `softmax` the server's half of the exchange, `sizes` what the key and the ring are sized by, `trunk` the passes
-below the head. `scales` says which scales a model has: `graph` writes down the calls of a model, `rules` and `layers`
-say what each does to scales and channels, `solver` joins them, `patterns` apply the result to a tensor, `selfcheck`
-tries it in numbers.
+below the head. `scales` says which scales a model has: `graph` records the calls of a model, `rules` and `layers` say
+what each does to scales and channels, `solver` joins them, `patterns` apply the result to a tensor, `selfcheck` tries
+it in numbers.
 """

@@ -41,7 +41,7 @@ class Client:
     """Answers `TrainOn` with the gradients of its scalars, through the secure sum.
 
     Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
-    head: the model's last linear layer. variant: the form of the softmax that it is to be told, and takes no other.
+    head: the model's last linear layer. variant: the only form of the softmax that it accepts.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Client:
 
     def _forward(self, ask: TrainOn) -> _Forwarded:
         about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole)
-        # Without an exchange the ask is bound with the sum; predictions are seen at once, whatever comes of it.
+        # Without an exchange the ask is bound with the sum. Predictions are seen at once, even if no sum is opened.
         self._contributor.check(ask.stamp, about, answers=self._loss.name != "mse")
         modules.load(self._model, ask.parameters)
         weight = self._model.get_parameter(self._head.weight).detach()

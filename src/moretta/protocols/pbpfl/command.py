@@ -19,7 +19,7 @@ Say = Callable[[Mapping[str, Any], bool, Callable[[], None]], None]
 def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[None]], say: Say) -> None:
     """Add `check` to the application.
 
-    needs_torch: a context that says which extra is missing, where one is. say: prints a result as JSON or for a person.
+    needs_torch: a context that names a missing extra. say: prints a result as JSON or for a person.
     """
 
     @app.command()

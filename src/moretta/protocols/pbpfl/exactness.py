@@ -1,4 +1,4 @@
-"""`moretta check`: does PBPFL train this model exactly, and what of it stays unperturbed?"""
+"""`moretta check`: whether PBPFL trains a model exactly, and what of the model stays unperturbed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.schemes import contributor
 
 ROWS = 8
-# A silo is sent weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.sent`): what is recovered is
-# the gradient at weights that are off by up to 2^-41, or 2^-24, of themselves, which deep networks amplify.
+# A silo is sent weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.sent`). So the gradient is
+# recovered at weights that are off by up to 2^-41, or 2^-24, of themselves, which deep networks amplify.
 BARS = {"relative_error_float64": 1e-8, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
 PLAIN_DRAWS = 16  # of `plain_errors`, at most
-# A rounding excuses an error of up to so many times its own: a key rounds otherwise, and 16 draws may lack the worst.
+# A rounding excuses an error of up to so many times its own: a key rounds differently, and 16 draws may miss the worst.
 EXCUSED_FACTOR = 5.0
-# A plain model further than this from itself is not rounded but another one: it drew other random numbers in float32.
+# A plain model that differs more than this from itself is not rounded: it drew other random numbers in float32.
 LARGEST_ROUNDING = 0.1
 
 
@@ -89,10 +89,10 @@ def check(
 
     "passes_continuous" says whether continuous scales reach all bars, None where they were not measured.
 
-    fall_back: where float32 alone misses its bar with continuous scales, and the plain model's own rounding excuses
-    that (`excuse`), measure powers of two. If these reach all bars, the errors and "passes" are theirs,
-    "relative_error_float32_continuous" is the one that missed, and "plain_error_float32" what excused it: the largest
-    of the first draws of `plain_errors`, up to 16, of which all but the first have weights moved by about a last bit.
+    fall_back: measure powers of two where float32 alone misses its bar with continuous scales, and the plain model's
+    own rounding excuses that (`excuse`). If powers of two reach all bars, the errors and "passes" are theirs.
+    "relative_error_float32_continuous" is then the error that missed. "plain_error_float32" is what excused it: the
+    largest of the first draws of `plain_errors`, up to 16; all but the first have weights moved by about a last bit.
     Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
     """
     generator = torch.Generator().manual_seed(0)
@@ -125,9 +125,9 @@ def _fallen_back(
     classes: NDArray[np.int64],
     protocol: PBPFL,
 ) -> dict[str, Any]:
-    """Return what powers of two change in what was found with continuous scales: nothing, unless they are called for.
+    """Return the entries that powers of two change in what was found with continuous scales; none unless needed.
 
-    They are where float32 alone missed, the plain model's own rounding excuses it, and powers of two reach all bars.
+    They are needed where float32 alone missed, the plain model's own rounding excuses it, and they reach all bars.
     """
     if [name for name in BARS if found[name] > BARS[name]] != ["relative_error_float32"]:
         return {}
@@ -145,13 +145,13 @@ def _fallen_back(
 def excuse(error: float, draws: Iterator[float]) -> float | None:
     """Return the plain model's own rounding in float32 if it excuses an error, None if it does not.
 
-    It is the largest of the first `PLAIN_DRAWS` draws, or of fewer once these suffice: it misses the bar itself, and
-    the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` says nothing about rounding
-    and excuses nothing.
+    It is the largest of the first `PLAIN_DRAWS` draws, or of fewer once these suffice. It excuses the error if it
+    misses the bar itself and the error is at most `EXCUSED_FACTOR` times as large. A draw above `LARGEST_ROUNDING` says
+    nothing about rounding and excuses nothing.
     """
     largest = 0.0
     for draw in islice(draws, PLAIN_DRAWS):
-        if not draw <= LARGEST_ROUNDING:  # nor one that is no number
+        if not draw <= LARGEST_ROUNDING:  # true of NaN too
             return None
         largest = max(largest, draw)
         if largest > BARS["relative_error_float32"] and error <= EXCUSED_FACTOR * largest:
@@ -170,11 +170,11 @@ def _measured(
 
 
 def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Iterator[float]:
-    """Yield how far the plain model's gradient in float32 is from that in float64, relative to its norm, without end.
+    """Yield without end how far the plain model's gradient in float32 is from that in float64, relative to its norm.
 
     model, inputs: in float64; targets: as `moretta.protocols.common.enrolment.targets` returns them for float64. From
-    the second draw on weights are moved by about their last bit, as a perturbed model's are: one ReLU that rounding
-    flips is not flipped by every rounding.
+    the second draw on weights are moved by about their last bit, as a perturbed model's are, since a ReLU that one
+    rounding flips is not flipped by every rounding.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -182,7 +182,7 @@ def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) 
         clone = copy.deepcopy(model).to(dtype).train()
         for layer in clone.modules():
             if isinstance(layer, nn.MultiheadAttention):
-                layer.dropout = 0.0  # draws otherwise in float32; `nn.Dropout` draws the same
+                layer.dropout = 0.0  # it draws other numbers in float32, unlike `nn.Dropout`
         with torch.no_grad():
             for one in clone.parameters():
                 one.mul_(1.0 + jitter * torch.randn(one.shape, generator=generator))
@@ -201,8 +201,8 @@ def _errors(
 ) -> tuple[float, float]:
     """Return the relative error of the gradient that the server recovers, and of the running statistics.
 
-    double: the true model, as the server holds it. inputs: in the dtype of the run, in which the gradient that is
-    wanted is computed as well, so that in float32 both have its rounding.
+    double: the true model, as the server holds it. inputs: in the dtype of the run. The wanted gradient is computed in
+    that dtype too, so that in float32 both have its rounding.
     """
     model = copy.deepcopy(double).to(inputs.dtype).train()
     loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # nothing to hide: the same every time
@@ -241,7 +241,7 @@ def _errors(
 def _offset_size(
     model: nn.Module, perturbation: Perturbation, stream: Keystream, inputs: Tensor, targets: Tensor, protocol: PBPFL
 ) -> float:
-    """Return what |gamma r_a| has to be: rho, as much as the server would dare, times |y| / alpha under some key."""
+    """Return |gamma r_a|: rho, bounded as the server bounds it, times |y| / alpha under some key."""
     plan, scaled = perturbation.plan, copy.deepcopy(model)
     modules.load(scaled, perturbation.perturb(model.state_dict(), perturbation.draw_key(stream, offset_size=0.0)))
     h, outputs = Trunk(scaled, plan.head).forward(inputs)

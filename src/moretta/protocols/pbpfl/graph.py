@@ -1,11 +1,9 @@
 """What a model does to its inputs, call by call: the graph on which the scale solver works.
 
-The model is run once on example inputs while every function of torch that it calls is written down, with its
-arguments, its result and the layer it was called from. Containers of torch.nn (TransformerEncoder,
-MultiheadAttention) and branches on shapes are therefore entered like anything else. A branch on *data* is refused,
-by the line that asks: its other side would never be seen.
-
-Symbolic tracing (torch.fx) stops at the layers of torch.nn and at every branch on a shape, therefore it is not used.
+The model is run once on example inputs, and every function of torch that it calls is recorded with its arguments, its
+result and the layer it was called from. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches
+on shapes are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be
+seen. Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at every branch on a shape.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """All calls of one run, its output, and the layers that handed their input on untouched."""
+    """All calls of one run, its output, and the layers that returned their input unchanged."""
 
     calls: tuple[Call, ...]
     output: Any
@@ -85,7 +83,7 @@ class Trace:
 
 @dataclass(eq=False)
 class _Recorder(TorchFunctionMode):
-    """Writes down every call while it is active. `derived` holds the ids of tensors that depend on data."""
+    """Records every call while it is active. `derived` holds the ids of tensors that depend on data."""
 
     derived: set[int]
     keep: bool

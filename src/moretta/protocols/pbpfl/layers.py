@@ -2,7 +2,7 @@
 
 The scale of a weight is R = s_out / s_in (`practical.md`, Eq. 7, 14 and 15), of a bias s_out.
 
-Differs from the paper: the paper knows linear and convolution layers in a row; the rest of the rules is ours.
+Differs from the paper, which has linear and convolution layers in a row; the other rules are ours.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LARGEST = 1e30  # of predictions and of what answers them: squares of it still f
 
 @message("pbpfl/train-on")
 class TrainOn(Message):
-    """The noisy model, the public half of its key, and how the answer is to be encoded.
+    """The noisy model, the public half of its key, and the encoding of the answer.
 
     parameters: W^ = R o W, with r added to each row of the head. parts: int64[outputs], the part I_s of each output.
     direction: float64[outputs], r_a.
@@ -43,7 +43,7 @@ class Predictions(Message):
 
     z: y^ - max y^ by row, [B, outputs]; alpha: [B].
 
-    Differs from the paper: it sends exp(y^_i - y^_j) for all pairs, which overflows float32 once 2 |alpha r| plus the
+    Differs from the paper, which sends exp(y^_i - y^_j) for all pairs. That overflows float32 once 2 |alpha r| plus the
     gap of two outputs passes 88; z and alpha say the same in the log domain.
     """
 
@@ -62,10 +62,10 @@ class Predictions(Message):
 
 @message("pbpfl/softmax")
 class Softmax(Message):
-    """The server's answer to `Predictions`, and how the gradients are to be encoded.
+    """The server's answer to `Predictions`, and the encoding of the gradients.
 
-    y: [B, outputs], p o exp(-delta) in the paper's form, p itself in the cheaper one. k: [B, m], (1 - exp(delta)) / xi
-    in the paper's form (which prints its reciprocal, Eq. 23), and [B, 0] in the cheaper one.
+    y: [B, outputs], p o exp(-delta) in the paper's form (Eq. 24), p itself in the cheaper one. k: [B, m],
+    (1 - exp(delta)) / xi in the paper's form (printed as its reciprocal before Eq. 24), [B, 0] in the cheaper one.
     """
 
     OWN: ClassVar[frozenset[str]] = frozenset({"y", "k"})

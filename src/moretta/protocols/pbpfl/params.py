@@ -16,16 +16,16 @@ class PBPFL(Training):
     """The server perturbs the model, silos train on it exactly (`practical.md`).
 
     partitions: m, the number of parts of the outputs with a gamma of their own; 1 to the number of outputs.
-    rho: |alpha r| / |y|, how large the offset of the noisy predictions is against the true ones.
+    rho: |alpha r| / |y|, the size of the noisy predictions' offset relative to the true predictions.
     variant: under cross-entropy, what the server returns of the softmax: "probabilities" as they are, which costs
     m + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
-    scales: "continuous", or "powers-of-two" for who needs float32 to be exact: then the trunk's rounding is that of the
-    true model, bit by bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the
-    paper: a scale is 1/2, 1 or 2 and channels stay in their places, so a silo sees the sign and the mantissa of every
-    weight of the trunk, and by how much of itself each step changes it; the exponent is hidden by at most 2 up or
-    down, afresh every round, so that it averages out over rounds. Two consecutive rounds also give the offset of the
-    head, without labels, and with it the head's weights to a fraction of a percent and their step approximately. In
-    float64, continuous scales are exact to 1e-8 and hide more.
+    scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does, bit by
+    bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the paper: a scale is
+    1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of every weight of the
+    trunk, and the relative change of each step. The exponent is off by at most 2 up or down, drawn afresh every round,
+    so it averages out over rounds. Two consecutive rounds also give the head's offset, without labels, and with it the
+    head's weights to a fraction of a percent and their step approximately. In float64, continuous scales are exact to
+    1e-8 and hide more.
     """
 
     name: Literal["pbpfl"] = "pbpfl"

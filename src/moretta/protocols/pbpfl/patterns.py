@@ -107,8 +107,8 @@ class Pattern:
         ]
         number = np.repeat(np.arange(len(sizes)), sizes)
         channel = np.concatenate([one.channel for one in axes])
-        # A tensor's own ranks count within it. All channels of a block stand equally often in it (`settle_axes`), so
-        # that counting on from one tensor to the next gives positions that stand for each other the same rank.
+        # Ranks count within one tensor. All channels of a block stand equally often in it (`settle_axes`), so counting
+        # on from tensor to tensor gives corresponding positions the same rank.
         rank = _counted(channel, np.lexsort((np.concatenate([one.rank for one in axes]), number, channel)))
         return cls((sum(sizes),), tuple(follows), (Shuffle(0, Positions.of(channel, rank)),))
 
@@ -131,7 +131,7 @@ class Pattern:
         return self.permute(noisy, orders)
 
     def recover(self, array: Array, factors: Factors, orders: Orders) -> Array:
-        """Return R o G of a gradient G of the noisy tensor, un-permuted, in float64; `orders` are those back."""
+        """Return R o G of a gradient G of the noisy tensor, un-permuted, in float64; `orders` are the inverse ones."""
         return np.asarray(self.permute(array, orders) * self.multiplier(factors))
 
     def permute(self, array: Array, orders: Orders) -> Array:
@@ -154,9 +154,9 @@ def follows(stored: Stored, scales: SignedUnion, number: dict[int, int]) -> tupl
 
 
 def _filled(places: Indices, shape: Sequence[int]) -> Indices:
-    """Return places with the axes behind the last on which they vary filled up, if they vary behind the first.
+    """Return places broadcast along the axes after the last on which they vary, if they vary after the first.
 
-    A filter's 3 x 3 entries then follow as one row with its channels: NumPy's inner loops are long.
+    A filter's 3 x 3 entries and its channels then form one row, which keeps NumPy's inner loops long.
     """
     varying = [axis for axis, size in enumerate(places.shape) if size > 1]
     if not varying or varying[-1] == 0:
@@ -208,7 +208,7 @@ def shuffles(
 
 
 def _ranks(channel: Indices, marks: Sequence[tuple[tuple[int, int], ...]]) -> Indices:
-    """Number the positions of each channel: those with equal marks stand for each other when channels change places."""
+    """Number the positions of each channel: positions with equal marks correspond when channels change places."""
     order = np.array(sorted(range(len(channel)), key=lambda position: (channel[position], marks[position], position)))
     return _counted(channel, order)
 

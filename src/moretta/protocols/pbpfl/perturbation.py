@@ -1,8 +1,8 @@
 """The server's key: draw it, perturb the model with it, recover the true gradient.
 
 Notation of `practical.md`: scales R (`moretta.protocols.pbpfl.scales`), the public direction r_a, one secret gamma a
-part, and the offset r = gamma o r_a that is added to every entry of a row of the head (and to its bias). Under
-cross-entropy in the paper's form each part has a secret xi besides.
+part, and the offset r = gamma o r_a that is added to every entry of a row of the head (and to its bias). In the paper's
+form of cross-entropy each part also has a secret xi.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 from moretta.secure_aggregation.keystream import Keystream
 
-DROPPED = 12  # bits of float64's 53 that are not sent: each value stands for 2^12 true ones, whatever its scale
+DROPPED = 12  # bits of float64's 53 that are not sent: each value sent stands for 2^12 true ones, whatever its scale
 LARGEST_FACTOR = 4.0  # scales lie in [1/2, 2], so an entry of R = s_out / s_in is at most 4
 
 
@@ -77,7 +77,7 @@ class Perturbation:
         """
         m, outputs = self.partitions, len(self.parts)
         if self.plan.head.tied:
-            offset_size = 0.0  # its weight works elsewhere too, where an offset would change the function
+            offset_size = 0.0  # another layer uses the weight too; there an offset would change the function
         size = np.exp(np.log(0.7) + stream.uniform(m) * np.log(2.0))
         gamma = _signs(stream, m) * size * offset_size
         direction = _signs(stream, outputs) * (1.0 + 2.0 * stream.uniform(outputs))
@@ -104,16 +104,16 @@ class Perturbation:
     def sent(self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype) -> dict[str, Array]:
         """Return W^ as silos are sent it, in the dtype of the run.
 
-        parameters: W in float64. W^ is rounded to nearest, to fewer bits than W has: to float32's 24, under float64 to
-        41. Were W a float of as few bits as W^, or on the lattice of an initialiser, R could be found from W^ alone
-        (`scales-from-low-bits` of the audit). With scales of powers of two, whose mantissas are plain anyway,
-        W is in the run's dtype and W^ is R o W to the last bit below the head.
+        parameters: W in float64. W^ is rounded to nearest, to fewer bits than W has: 24 under float32, 41 under
+        float64. If W had as few bits as W^, or lay on the lattice of an initialiser, R could be found from W^ alone
+        (`scales-from-low-bits` of the audit). With scales of powers of two mantissas are plain anyway: W is in the
+        run's dtype, and below the head W^ is R o W to the last bit.
         """
         noisy = self.perturb(parameters, key)
         return noisy if self.powers_of_two else {name: _rounded(value, dtype) for name, value in noisy.items()}
 
     def coefficients(self, key: Key) -> dict[str, float]:
-        """Return by what each uploaded gradient is multiplied to give the true one, by its prefix."""
+        """Return the factor of each uploaded gradient in the true gradient, by its prefix."""
         factors = {"noisy": 1.0} | {f"sigma/{s}": -gamma for s, gamma in enumerate(key.gamma)}
         if self.form == "squared-error":
             return factors | {"beta": float(key.offset @ key.offset)}  # `practical.md`, Eq. 29
@@ -124,9 +124,13 @@ class Perturbation:
         return factors | {f"psi/{s}": -xi for s, xi in enumerate(key.xi)}
 
     def recover(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
-        """Return the gradient of the true loss from the silos' means, float64 by name."""
+        """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
+
+        Eq. 9 is the silos' forward pass at W^. What it does to gradients is undone by `practical.md`, Eq. 29, for the
+        squared error (`pbpfl.txt`, Eq. 19, with one part), and by the end of its section III-C for cross-entropy.
+        """
         coefficients = self.coefficients(key)
-        # One by one: each sum is let go before the next is made, and memory that is new costs more than arithmetic.
+        # One by one: each sum is freed before the next is made, as new memory costs more than arithmetic.
         corrected = (
             (name, self._recover_head(name, means, key) if self._is_head(name) else _combine(name, means, coefficients))
             for name in self.trained(means)
@@ -190,7 +194,7 @@ class Perturbation:
 
     @staticmethod
     def trained(uploads: Mapping[str, object]) -> list[str]:
-        """Return the names of the trained parameters among the names of uploads."""
+        """Return the names of the trained parameters, read from the names of uploads."""
         return [name.removeprefix("noisy/") for name in uploads if name.startswith("noisy/")]
 
 
@@ -203,7 +207,7 @@ def _rounded(value: Array, dtype: torch.dtype) -> Array:
 
 
 def _combine(name: str, means: Tensors, coefficients: Mapping[str, float]) -> Array:
-    """Return the sum of one parameter's uploads times their coefficients, float64; that of the noisy one is 1."""
+    """Return the sum of one parameter's uploads times their coefficients, float64; the noisy gradient's is 1."""
     total: Array = np.asarray(means[f"noisy/{name}"], dtype=np.float64)
     for prefix, factor in coefficients.items():
         if prefix != "noisy":

@@ -1,4 +1,4 @@
-"""What PBPFL says of itself."""
+"""PBPFL's entry in the registry of protocols."""
 
 from moretta.protocols.common.entry import Entry
 

@@ -2,7 +2,7 @@
 
 A rule takes the solver and a call and returns the ids of the result. `RULES` maps the name of a function to its rule;
 layers with weights are in `layers.py`. A function without a rule is `opaque`: scale 1 in, scale 1 out, nothing moves.
-That is always correct, it only hides less.
+That is always correct, but hides less.
 """
 
 from __future__ import annotations

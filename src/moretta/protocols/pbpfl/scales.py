@@ -43,7 +43,7 @@ Pairs = Iterable[tuple[str, Values]]
 
 
 class Stream(Protocol):
-    """What a key is drawn from, for example a `moretta.secure_aggregation.keystream.Keystream`."""
+    """A source of a key's numbers, for example a `moretta.secure_aggregation.keystream.Keystream`."""
 
     def uniform(self, count: int, /) -> NDArray[np.float64]:
         """Return numbers in [0, 1)."""
@@ -98,7 +98,7 @@ class ScalePlan:
     blocks: tuple[int, ...]
     forced: tuple[Forced, ...]
     head: Head
-    # A cache and no part of the value, the one thing here that changes; `replace` gives the new plan an empty one.
+    # A cache, the only thing here that changes, and no part of the value; `replace` gives the new plan an empty one.
     _vectors: dict[tuple[str, ...], Pattern] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -125,7 +125,7 @@ class ScalePlan:
         solver = _solver(clone)
         history = _solve(solver, clone, inputs, evaluation)
         if any(call.module in evaluation.idle for call in training.calls):
-            # Layers that are idle in evaluation multiply with noise in training: these equalities hold too.
+            # Layers that do nothing in evaluation multiply with noise in training: those equalities hold too.
             _solve(solver, clone, inputs, training)
         plan = _plan(clone, solver, head)
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
@@ -149,9 +149,9 @@ class ScalePlan:
     def draw_powers_of_two(self, stream: Stream) -> ScaleKey:
         """Draw scales from 1/2, 1 and 2 and permute nothing: then perturbation is exact to the last bit.
 
-        Differs from the paper, whose scales are real numbers. Exponents are uniform over the range of `draw`. What the
-        solver makes of a free scale is itself, its inverse or a quotient of two, powers of two as well. Channels stay:
-        a sum over permuted ones is rounded in another order, which moves a deep network's gradient as far as any key.
+        Differs from the paper, whose scales are real numbers. Exponents are uniform over the range of `draw`. The
+        solver uses a free scale, its inverse or a quotient of two, all powers of two. Channels stay in place: a sum
+        over permuted channels rounds in another order, which moves a deep network's gradient as far as any key.
         """
         return replace(self.identity(), scales=2.0 ** np.floor(3.0 * np.asarray(stream.uniform(self.free)) - 1.0))
 
@@ -167,7 +167,7 @@ class ScalePlan:
     def recover(self, tensors: Mapping[str, Values] | Pairs[Values], key: ScaleKey) -> dict[str, Values]:
         """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64.
 
-        tensors: by name, or in pairs with their names, each of which is let go before the next is asked for.
+        tensors: by name, or in pairs with their names, each of which is freed before the next is asked for.
         """
         back, factors = patterns.orders(np.argsort(self._moved(key))), patterns.factors(key.scales)
         return self._each(tensors, lambda pattern, array: pattern.recover(array, factors, back))
@@ -183,9 +183,9 @@ class ScalePlan:
         follow: Callable[[Pattern, Array], Array],
         keep_dtype: bool = False,
     ) -> dict[str, Values]:
-        """Return what becomes of each tensor, in their order.
+        """Return each tensor transformed, in their order.
 
-        Vectors of one dtype go end to end, as one: there are many, and small; each by itself is mostly calls.
+        Vectors of one dtype are joined end to end: there are many small ones, and for each alone calls dominate.
         """
         names, found = [], {}
         vectors: defaultdict[np.dtype[np.generic], dict[str, Values]] = defaultdict(dict)
@@ -207,7 +207,7 @@ class ScalePlan:
         return {name: found[name] for name in names}
 
     def _joined(self, names: tuple[str, ...]) -> Pattern:
-        """Return the pattern of some vectors end to end: worked out once, for every round has the same names."""
+        """Return the pattern of some vectors end to end; cached, as every round has the same names."""
         if names not in self._vectors:
             self._vectors[names] = Pattern.joined([self._pattern(name) for name in names])
         return self._vectors[names]
@@ -305,7 +305,7 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
         found = opaque(solver, call)
     values = [found] if isinstance(found, Ids | View) else list(found)
     for tensor, value in zip(results, values, strict=True):
-        # A whole number has no scale: whatever made it needed its arguments as they are.
+        # A whole number has no scale, so its arguments must have scale 1.
         solver.values[id(tensor)] = value if tensor.is_floating_point() else constant(tensor.shape)
     return values
 
@@ -352,9 +352,9 @@ def _free_roots(solver: Solver) -> dict[int, int]:
 
 
 def _why(solver: Solver, stored: Stored, pattern: Pattern) -> str:
-    """Return why some scale of a tensor is 1, in words, or nothing if none is.
+    """Return in words why some scale of a tensor is 1, or nothing if none is.
 
-    The scale 1 of the model's inputs and outputs goes without saying, unless nothing else of the tensor is scaled.
+    The scale 1 of the model's inputs and outputs is left out, unless nothing else of the tensor is scaled.
     """
     if stored.out is None or stored.into is None:
         return "no operation of the model uses it"

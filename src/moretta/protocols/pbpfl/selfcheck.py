@@ -1,4 +1,4 @@
-"""Numbers against rules: a solved plan is tried on random weights in float64 before anyone relies on it."""
+"""A numerical check of the rules: a solved plan is tried on random weights in float64 before it is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORWARD, BACKWARD = 1e-9, 1e-7
 
 
 class Solved(Protocol):
-    """What is tried: which scales a model has, as `moretta.protocols.pbpfl.scales.ScalePlan` says."""
+    """The plan that is tried (`moretta.protocols.pbpfl.scales.ScalePlan`)."""
 
     def draw(self, stream: Any, /) -> Any:
         """Return a key."""
@@ -33,10 +33,10 @@ class Solved(Protocol):
         """Return tensors scaled by a key."""
 
     def recover(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
-        """Return what gradients of scaled parameters come to without the key."""
+        """Return gradients of the true parameters from those of the scaled ones."""
 
     def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
-        """Return what buffers of the scaled model come to without the key."""
+        """Return buffers of the true model from those of the scaled one."""
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> None:
-    """Raise UnsupportedModel, naming the layer, if an output is NaN or infinite: it could be compared with nothing."""
+    """Raise UnsupportedModel, naming the layer, if an output is NaN or infinite and cannot be compared."""
     if bool(trace.output.isfinite().all()):
         return
     calls = record(model, inputs, keep=True).calls

@@ -34,10 +34,10 @@ SYNTHETIC_ROWS = 256
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What the exchange under cross-entropy came to.
+    """The result of the exchange under cross-entropy.
 
-    answers: for each silo. true: what the server sees of each. sizes: the median over silos. left_out: silos that told
-    what is out of proportion to the others.
+    answers: for each silo. true: what the server sees of each. sizes: the median over silos. left_out: silos whose
+    figures are out of proportion to the others'.
     """
 
     answers: Mapping[str, Softmax]
@@ -49,15 +49,15 @@ class Exchanged:
 def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, error: float) -> float:
     """Return the largest |alpha r| / |y| from which float32 recovers the gradient to about 1e-4.
 
-    sizes.outputs: |y|. error: |e|, the rms of y - t, which the squared error needs. Rounding is amplified twice.
-    At the head by the noisy error against the true one: rho^2 |y| / |e| under the squared error, rho under
-    cross-entropy. Below it, where the corrections' cotangents are alike in all H inputs of the head, by their norm
-    against that of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass.
-    The constants are from the models in `docs/models.md`.
+    sizes.outputs: |y|. error: |e|, the rms of y - t, for the squared error. Rounding is amplified twice. At the head it
+    is amplified by the ratio of noisy to true error: rho^2 |y| / |e| under the squared error, rho under cross-entropy.
+    Below the head the corrections' cotangents are alike in all its H inputs; there the factor is their norm over that
+    of e W: |r|^2 alpha sqrt(H) / |e W|, or |r| sqrt(H) / |W|, for each of the L layers that they pass. The constants
+    are from the models in `docs/models.md`.
     """
     head, weight = plan.head, model.get_parameter(plan.head.weight)
     layers = sum(parameter.dim() > 1 for parameter in model.parameters()) - 1 or 1
-    norm = max(float(weight.detach().norm()), 0.3 * math.sqrt(head.outputs))  # of a head that begins at 0 as well
+    norm = max(float(weight.detach().norm()), 0.3 * math.sqrt(head.outputs))  # a head may begin at 0
     if loss == "cross-entropy":
         below = 8000.0 / layers * sizes.alpha * norm / (sizes.outputs * math.sqrt(head.inputs * head.outputs))
         return min(10.0, below)
@@ -68,10 +68,10 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
 class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
-    model: as it starts, in float64 (with scales of powers of two in the run's dtype), and so it is held, stepped and
-    kept in checkpoints: `Perturbation.sent` says why. dtype: of the run, in which silos are sent it, and in which it
-    leaves at the end. sample_shape: the shape of one row of inputs. limit: the largest |value| of an uploaded entry of
-    the noisy loss's gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
+    model: as it starts. It is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the
+    run's dtype): `Perturbation.sent` says why. dtype: of the run, in which the model is sent to silos and released.
+    sample_shape: of one row of inputs. limit: the largest |value| of an uploaded entry of the noisy loss's gradient;
+    those of the corrections are rms(alpha) and rms(alpha)^2 times it.
     """
 
     def __init__(
@@ -141,10 +141,10 @@ class Server:
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
         if self._params.class_weights and self._params.variant == "paper":
-            # Its loss is -u . y + U log sum exp(y) by row, and U, the class weight of the row, would tell its label.
+            # The loss is -u . y + U log sum exp(y) by row. U, the row's class weight, would give its label away.
             return Report(figures, left_out)
         log_normaliser = 0.0
-        if exchanged:  # of those who are in the sum: some may have been lost since the exchange
+        if exchanged:  # only silos that are in the sum count: some may have been lost since the exchange
             log_normaliser = softmax.mean_log_normaliser([exchanged.true[silo] for silo in total.silos])
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
         return Report({"loss": self._loss, **figures}, left_out)
@@ -159,9 +159,9 @@ class Server:
         return self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
     def _deltas(self, now: Stamp, silo: str, found: Predictions) -> Keystream:
-        """Return what a silo's deltas are drawn from: answers to two predictions never share them.
+        """Return the keystream of a silo's deltas. Answers to different predictions never share deltas.
 
-        To the same of one take the answer is the same in every attempt, as a silo is answered once in a take.
+        The same predictions in one take get the same answer in every attempt, as a silo is answered once in a take.
         """
         predicted = digest_of({"z": found.z, "alpha": found.alpha})
         return self._root.stream("delta", now.run, *now.drawn, silo, predicted)
@@ -205,7 +205,7 @@ class Server:
         """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
         stream = self._root.stream("synthetic inputs", now.run, now.round)
         inputs = self._synthetic_inputs(stream)
-        # A copy: a forward in train mode moves running statistics. Under a key like a round's: the outputs of a
+        # A copy, as a forward in train mode moves running statistics. It has a key like a round's, as the outputs of a
         # normalisation may sum to 0 until they are scaled.
         model, head = copy.deepcopy(self._model).to(self._dtype), self._perturbation.plan.head
         key = self._perturbation.draw_key(stream, offset_size=0.0)
@@ -231,7 +231,7 @@ class Server:
         return inputs.to(self._dtype)
 
     def _rho(self, sizes: Sizes) -> float:
-        """Return this round's |alpha r| / |y|: what was asked for, or less where float32 could not recover from it."""
+        """Return this round's |alpha r| / |y|: the setting, or less where float32 could not recover from it."""
         if self._dtype == torch.float64:
             return self._params.rho
         loss = self._loss if np.isfinite(self._loss) else 0.0

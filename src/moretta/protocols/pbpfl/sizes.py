@@ -1,20 +1,19 @@
-"""What the next key's offset and the ring's steps are sized by, and how little one silo can do to it.
+"""The sizes from which the next key's offset and the ring's steps follow, and how little one silo can change them.
 
-Under cross-entropy each silo tells alpha and its outputs in the clear, and everybody's next offset and ring step follow
-from how large they are; one silo that tells alpha = 1e6 would coarsen everybody's step by as much. So of each figure's
-rms by silo the median over silos is taken; of an even number of silos, with the figure of the round before as one more
-voice, so that of two silos neither has its way. Less than half of the silos cannot move it out of what the others tell.
+Under cross-entropy each silo sends alpha and its outputs in the clear, and everybody's next offset and ring step follow
+from how large they are. One silo that sends alpha = 1e6 would coarsen everybody's step by as much. So the median over
+silos of each figure's rms is taken. With an even number of silos the figure of the round before counts as one more, so
+that of two silos neither decides. Fewer than half of the silos cannot move it out of the others' range.
 
-Under the squared error the figure comes out of the secure sum, where one silo can make it anything. In both cases it
-grows by rounds within bounds: it is taken between 1/16 and 16 times its running median
-(`moretta.protocols.common.clipping.RunningMedian`). alpha = sum_j s_j h_j with scales s_j from 1/2 to 2, drawn anew
-each round, so the key alone changes it by up to 4 between rounds (where h has one sign, as after ReLU); as much again
-is for another batch and a step.
+Under the squared error the figure comes out of the secure sum, where one silo can make it anything. In both cases it is
+taken between 1/16 and 16 times its running median (`moretta.protocols.common.clipping.RunningMedian`). As
+alpha = sum_j s_j h_j with scales s_j from 1/2 to 2 drawn anew each round, the key alone changes it by up to 4 between
+rounds (where h has one sign, as after ReLU). As much again is left for another batch and a step.
 
 A silo whose own figure is above 2^10 times the median, or positive and below 2^-20 times it, is named and sits the
-round out. The bound below is wider because a small figure harms nobody, and an honest alpha can be small by chance: it
-is a sum of either sign, and that of a batch of one row is below 2^-20 of its rms once in a million rows. An alpha of 0
-is what a batch has whose ReLUs are all 0; it says nothing of a size, and is left out of the median.
+round out. The lower bound is wider because a small figure harms nobody, and an honest alpha can be small by chance: it
+is a sum of terms of either sign, and for a batch of one row it is below 2^-20 of its rms once in a million rows. Alpha
+is 0 for a batch whose ReLUs are all 0; that says nothing of a size, and is left out of the median.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MOST, LEAST = 2.0**10, 2.0**-20  # of the median over silos
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the next key's offset is sized by: the rms of alpha, and of the true outputs (or of the targets)."""
+    """The rms of alpha, and of the true outputs (or of the targets): the next key's offset follows from them."""
 
     alpha: float
     outputs: float
@@ -47,7 +46,7 @@ def sizes_of(batch: TrueSoftmax) -> Sizes:
 
 
 def agreed(told: Mapping[str, Sizes], last: Sizes) -> Sizes:
-    """Return the median of each figure over silos; 0 where all of a figure are 0. last: of the round before."""
+    """Return the median of each figure over silos; 0 where all are 0. last: the sizes of the round before."""
     columns = zip(*(astuple(one) for one in told.values()), strict=True)
     return Sizes(*(_median(column, before) for column, before in zip(columns, astuple(last), strict=True)))
 
@@ -60,7 +59,7 @@ def _median(told: tuple[float, ...], last: float) -> float:
 
 
 def outliers(told: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:
-    """Return who told a figure that is out of proportion to the others'."""
+    """Return the silos whose figure is out of proportion to the others'."""
     found = dict[str, Missing]()
     for silo, one in told.items():
         for what, value, middle in zip(("alpha", "outputs"), astuple(one), astuple(median), strict=True):
@@ -71,7 +70,7 @@ def outliers(told: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:
 
 
 class SizesSoFar:
-    """The sizes by which rounds were told so far, which bound the next ones."""
+    """The sizes of the rounds so far, which bound the next ones."""
 
     def __init__(self) -> None:
         self._alpha, self._outputs = RunningMedian(), RunningMedian()

@@ -1,11 +1,10 @@
 """The server's side of the exchange under cross-entropy: the softmax of the true outputs, from the noisy ones.
 
-A silo checks what it is answered (`check_answer`). Its gradient is the sum over its rows, each weighed by its row of
-the answer, and what all silos add up to is the server's to read: one row that is answered with 2^20 outweighs all
-others of all silos, and the sum is that row's features to 1e-5. No honest answer can do that: p is a softmax, and delta
-and xi are bounded.
+A silo checks the answer (`check_answer`). Its gradient is a sum over its rows, each weighted by its row of the answer,
+and the server reads the sum over silos. A row that is answered with 2^20 outweighs all others of all silos, and the sum
+is that row's features to 1e-5. No honest answer can do that: p is a softmax, and delta and xi are bounded.
 
-Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax; a silo
+Who learns what: the server learns each sample's alpha and true outputs up to a constant, hence its softmax. A silo
 learns p itself in the cheaper form. In the paper's form it learns p too: sum_i p_i = 1 is one linear equation a row in
 the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
 """
@@ -56,9 +55,9 @@ def true_softmax(found: Predictions, offset: NDArray[np.float64]) -> TrueSoftmax
 def answer(
     true: TrueSoftmax, key: Key, variant: str, stream: Keystream, now: Stamp, encoding: Mapping[str, int]
 ) -> Softmax:
-    """Return what the silo is told: p, or in the paper's form p exp(-delta) and (1 - exp(delta)) / xi.
+    """Return what the silo is sent: p, or in the paper's form p exp(-delta) and (1 - exp(delta)) / xi.
 
-    delta is drawn for each row and part, uniform in [-1, 1] (`practical.md`, Eq. 22 and 23).
+    delta is drawn for each row and part, uniform in [-1, 1] (`practical.md`, Eq. 23 and 24).
     """
     rows, m = len(true.p), len(key.gamma)
     if variant == "probabilities":
@@ -71,8 +70,8 @@ def answer(
 def check_answer(found: Softmax, variant: str) -> None:
     """Raise `moretta.errors.PeerError` for an answer that no softmax leads to, in either form.
 
-    y has no negative entry; its rows sum to 1, or in the paper's form, as |delta| <= 1, to 1/e to e; |k| is at most
-    2 (e - 1). Each bound may be passed by a rounding of 1e-5. A row's weight in a silo's gradient is then at most e.
+    y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, as |delta| <= 1. |k| is at most
+    2 (e - 1). Each bound allows a rounding of 1e-5. A row's weight in a silo's gradient is then at most e.
     """
     if (found.k.shape[1] > 0) != (variant == "paper"):
         raise PeerError(f'expected the answer of variant = "{variant}", got the other form of it')

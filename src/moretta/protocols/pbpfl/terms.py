@@ -20,8 +20,8 @@ y~ = y* k. G and sigma are then formed from y*, and two corrections a part undo 
 
 Differs from the paper: its recovery prints two of these signs reversed by its brackets.
 
-So the gradient of the true loss is a combination of gradients of scalars that a silo can compute without gamma (and
-xi). All of them reach the trunk through h alone; their cotangents d scalar / d h have a closed form.
+So the true gradient is a combination of gradients of scalars that a silo can compute without gamma (and xi). They reach
+the trunk through h alone, and their cotangents d scalar / d h have a closed form.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Terms:
     """The terms of one batch of B rows.
 
     prefixes: the names of the scalars whose gradients are uploaded. cotangents: of each, [scalars, B, inputs].
-    values: scalars that are uploaded themselves, from which the server has the true loss.
-    weight, bias: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" is that of all parts.
+    values: scalars that are uploaded themselves, from which the server computes the true loss.
+    weight, bias: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in one.
     alpha_h: for the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
 
     Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector

@@ -13,8 +13,8 @@ from moretta.protocols.pbpfl.scales import Head
 class Trunk:
     """Runs a model up to its head and back with several cotangents.
 
-    model: in train mode; its parameters are the noisy ones of the round. head: its last linear layer, whose
-    parameters belong to the trunk only where another layer uses them too.
+    model: in train mode, with the noisy parameters of the round. head: its last linear layer; its parameters belong to
+    the trunk only where another layer uses them too.
     """
 
     def __init__(self, model: nn.Module, head: Head) -> None:
@@ -28,7 +28,7 @@ class Trunk:
         self._dense = dense_layers(model, head.module)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the head's input h, [B, inputs], and the outputs, [B, outputs]."""
+        """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9)."""
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
         seen: list[Tensor] = []
@@ -54,12 +54,12 @@ class Trunk:
             torch.autograd.grad(self._h, parameters, cotangent, retain_graph=number < last, materialize_grads=True)
             for number, cotangent in enumerate(cotangents)
         ]
-        del self._h  # and with it the graph, before the next round makes its own
+        del self._h  # frees the graph before the next round makes its own
         stacked = (torch.stack(parts) for parts in zip(*gradients, strict=True))
         return dict(zip(self._parameters, stacked, strict=True))
 
-    # A chain of linear layers and ReLUs goes by hand: all cotangents pass each layer in one product, and the small
-    # networks of tables are bound by the cost of calls, not by arithmetic.
+    # A chain of linear layers and ReLUs is differentiated by hand: all cotangents pass each layer in one product. Small
+    # networks for tables are bound by the cost of calls, not by arithmetic.
 
     @torch.no_grad()
     def _forward_dense(self, layers: Mapping[str, nn.Linear], inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The process itself, also as ``python -m moretta.edge``; who runs it speaks `moretta.engines.pipe`."""
+"""The process itself, also ``python -m moretta.edge``; its parent talks to it by `moretta.engines.pipe`."""
 
 import sys
 

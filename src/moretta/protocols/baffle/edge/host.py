@@ -1,4 +1,4 @@
-"""The life of an edge client's process: it is told who it is, and answers one message after the other."""
+"""The life of an edge client's process: it is sent its settings, and answers one message after the other."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.sums import Contributor
 
 SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
-# Arrays as long as the parameters that an estimate has beside the ones it runs at: the server's, their signs, and a
-# direction; Gaussian ones come of a table by 64-bit numbers; where the silo takes steps of its own also their sums.
+# Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
+# direction. Gaussian ones come from a table by 64-bit numbers. A silo that takes steps of its own also holds sums.
 BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
-# Bytes that an estimate takes for each row in each direction, and for each direction: at its peak four arrays of losses
-# and their differences, float64[K, rows], and before they are joined one object for each direction.
+# Bytes of an estimate for each row in each direction, and for each direction. At its peak it holds four arrays of
+# losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
-DEVIATIONS = 6  # that a lot drawn at random may be larger than it is expected to be
+DEVIATIONS = 6  # by which a random lot may be larger than expected
 SLACK = 1 << 19  # bytes for whatever else
 
 
@@ -73,7 +73,7 @@ class EdgeSilo:
         self._told: dict[str, bytes] = dict(begin.state)
 
     def answer(self, message: Message) -> Message:
-        """Answer a message, and refuse where the memory's limit was passed."""
+        """Answer a message, or refuse where the memory limit was passed."""
         if isinstance(message, Restore):
             self._client.restore(message.state)
             self._told = dict(message.state)
@@ -89,7 +89,7 @@ class EdgeSilo:
                 "model"
             ) from None
         limit, peak = self._settings.memory_limit_mib, peak_mib()
-        if limit is not None and peak > limit and self._forward is not None:  # before, what is needed is not known
+        if limit is not None and peak > limit and self._forward is not None:  # before that, the need is not known
             raise ParameterError(
                 f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; give at least "
                 f"{math.ceil(peak) + 1}, or a smaller micro-batch, k or batch-size"
@@ -97,7 +97,7 @@ class EdgeSilo:
         return answer
 
     def news(self) -> dict[str, bytes]:
-        """Return the role's state where it is another than was told before, else nothing."""
+        """Return the role's state if it changed since the last call, else nothing."""
         state = dict(self._client.state())
         if state == self._told:
             return {}
@@ -113,7 +113,7 @@ class EdgeSilo:
         return PrivateScalars(settings.privacy, rows, settings.batch_size, root, bound, settings.sharers)
 
     def _load(self, graph: bytes) -> OnnxForward:
-        """Return what runs a graph; the one that ran before, as two would not fit and its peak has been found."""
+        """Return what runs a graph. A graph seen before is not loaded again: two might not fit."""
         digest, settings = hashlib.sha256(graph).digest(), self._settings
         if digest == self._graph and self._too_large is not None:
             raise self._too_large
@@ -133,7 +133,7 @@ class EdgeSilo:
         return forward
 
     def _fit(self, forward: OnnxForward, limit: float) -> None:
-        """Find how many rows run at a time within the limit, beside all else that an estimate takes.
+        """Find how many rows fit at a time within the limit, beside all else that an estimate takes.
 
         Raises ParameterError, with what would be needed, if not even one row at a time fits.
         """
@@ -149,13 +149,13 @@ class EdgeSilo:
         rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)
         scalars = count * (rows * ROW + DIRECTION)
         besides = f", {scalars / 2**20:.0f} of them for K = {recipe.most} on {rows} rows" if scalars > 2**20 else ""
-        # What an estimate takes while the model runs, and after it while ONNX Runtime keeps what it has.
+        # An estimate's memory while the model runs, and afterwards, while ONNX Runtime keeps its own.
         taken = np.ones(beside * layout.size * itemsize + scalars + SLACK, np.uint8)
         fit(forward, inputs, limit, at, besides)
         del taken
 
     def _rows_at_most(self, batch: int) -> int:
-        """Return how many rows an estimate may have at once, given those of a batch."""
+        """Return the most rows that an estimate may have at once, given those of a batch."""
         if self._settings.privacy is None:
             return batch
         lot = self._settings.batch_size or len(self._rows.x)
@@ -184,7 +184,7 @@ def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor
 
 
 class Host:
-    """Reads what is asked, has the silo answer, and writes it. source, sink: the two pipes."""
+    """Reads a message, lets the silo answer, and writes the answer. source, sink: the two pipes."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._codec = source, sink, Codec(SCHEMA)
@@ -199,7 +199,7 @@ class Host:
         error: Exception | None = None
         try:
             asked = self._codec.decode(data)
-            del data  # parameters are in it, and now in the message
+            del data  # its parameters are in the message now
             answer = self._answer(asked)
         except MorettaError as caught:
             error = caught
@@ -240,12 +240,12 @@ def main() -> None:
             pass
     except CodecError as error:
         sys.exit(f"moretta.edge: {error}")
-    except (BrokenPipeError, KeyboardInterrupt):  # whoever ran this is gone, or is about to be
+    except (BrokenPipeError, KeyboardInterrupt):  # the parent process is gone, or about to end
         sys.exit(1)
 
 
 def _own_output() -> BinaryIO:
-    """Return standard output, and let whatever else is printed go where errors go."""
+    """Return standard output, and send whatever else is printed to standard error."""
     own = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(own, "wb")

@@ -23,8 +23,8 @@ def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np
 
     Runs the model at each and reads the real peaks of this process. Since those never fall, it goes upwards only, and
     takes a step only where the rows so far, extrapolated along a line, say that it will stay a MiB below the limit.
-    parameters: one flat array of `forward.layout`; its values do not matter. besides: what is told of memory that the
-    caller holds meanwhile.
+    parameters: one flat array of `forward.layout`; its values do not matter. besides: words for the error about memory
+    that the caller holds meanwhile.
     Raises ParameterError, with what would be needed, if one row at a time does not fit.
     """
     before = status("VmRSS") or 0.0
@@ -49,6 +49,6 @@ def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np
 
 def _peak_at(forward: OnnxForward, x: Array, rows: int, parameters: NDArray[np.floating]) -> float:
     forward.micro_batch = rows
-    for _ in range(2):  # the second time, what the first one learnt of sizes may be set aside at once
+    for _ in range(2):  # the second time, sizes known from the first may be allocated at once
         forward.outputs(parameters[None], x[:rows])
     return peak_mib()

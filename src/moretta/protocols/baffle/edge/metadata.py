@@ -1,4 +1,4 @@
-"""What an ONNX file for BAFFLE's clients says of itself, so that its weights can be laid out without torch."""
+"""The metadata of an ONNX file for BAFFLE's clients, by which its weights can be laid out without torch."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """A `Forward` that runs an ONNX graph of `moretta.protocols.baffle.onnx_export`, with ONNX Runtime on the processor.
 
-What is bound, and what is not. A graph's trained inputs must have the names, shapes and dtype of the layout that its
-metadata tell of, and a silo refuses a round whose parameters are not those of that layout. But the layout's digest of
-what is fixed is the graph's own claim, since ONNX Runtime shows no constants; and which operations there are, and in
-what order, is the server's word alone, as it is for whoever is sent a model to run. Such a graph can make a silo's
-losses say other things about its rows than the model's would. It cannot read files, run code of others or take more
-memory than the silo was given: `moretta.protocols.baffle.edge.strict` and `moretta.engines.memory.cap`.
+What is checked, and what is not. A graph's trained inputs must have the names, shapes and dtype of the layout in its
+metadata, and a silo refuses a round whose parameters do not have that layout. But the layout's digest of what is fixed
+is the graph's own claim, since ONNX Runtime shows no constants. The operations and their order are the server's word
+alone, as for whoever is sent a model to run. So a graph can make a silo's losses say other things about its rows than
+the model's would. It cannot read files, run foreign code or take more memory than the silo was given:
+`moretta.protocols.baffle.edge.strict` and `moretta.engines.memory.cap`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DTYPES = {
 
 
 class OnnxForward:
-    """One graph, of which only the trained weights change; they are read where they lie, never copied.
+    """One graph, of which only the trained weights change; they are read in place, never copied.
 
-    layout: of the flat array of weights. precision: as it was exported with. row_shape: of one row of inputs.
+    layout: of the flat array of weights. precision: that of the export. row_shape: of one row of inputs.
     micro_batch: how many rows run at once, None for all; it may be changed between calls. A few rows take less memory,
-    and less time too where their activations stay in the processor's cache.
+    and less time where their activations stay in the processor's cache.
     """
 
     def __init__(self, graph: bytes, micro_batch: int | None = 4) -> None:
@@ -71,7 +71,7 @@ class OnnxForward:
         self.micro_batch = micro_batch
 
     def at_once(self, rows: int) -> int:
-        """Return 1: vectors of weights run one after the other, whatever the rows."""
+        """Return 1: vectors of weights run one after the other, however many rows there are."""
         return 1
 
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What an edge client is set to, as plain data that travels as JSON; nothing in it is secret."""
+"""The settings of an edge client, as plain data that travels as JSON; nothing in it is secret."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from moretta.secure_aggregation.identity import Identity, Roster
 class Settings:
     """Everything about a silo but its rows and its secrets.
 
-    scheme, ring_bits, rules, session: of its half of the secure sum; rules without their roster, which stands here as a
-    path beside the identity's, both absolute ("": none). schema: of the model. batch_size, seed: of its batches.
-    privacy, sharers, bound: of the noise on its scalars, if any; bound in hex. precision: of the graph it runs.
-    memory_limit_mib: the most memory it may take. micro_batch: rows that run at a time; None: as many as fit, or
-    without a limit 4.
-    held_out: how many of its last rows it holds back, to score models on: see
-    `moretta.protocols.common.scoring.HeldOut`, whose `after` are the rounds. run: of batches. helped: where the silo
-    keeps what it has helped to open, if anywhere.
+    scheme, ring_bits, rules, session: of its half of the secure sum; the rules lack their roster. roster, identity:
+    absolute paths ("": none). schema: of the model. batch_size, seed, run: of its batches. privacy, sharers, bound: of
+    the noise on its scalars, if any; bound in hex. precision: of the graph it runs. memory_limit_mib: the most memory
+    it may take. micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
+    held_out: how many of its last rows it holds back, to score models on after `rounds` rounds
+    (`moretta.protocols.common.scoring.HeldOut`). helped: the file of the sums it has helped to open, if any.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What of an ONNX file is looked at before ONNX Runtime sees it, without the onnx package.
+"""Checks of an ONNX file before ONNX Runtime sees it, without the onnx package.
 
-ONNX Runtime reads files that tensors name as external data, relative to where the process stands, and runs operators of
-other domains than ONNX's own. No graph of `moretta.protocols.baffle.onnx_export` has either, nor functions of its own.
+ONNX Runtime reads files that tensors name as external data, relative to the process's folder, and runs operators of
+domains other than ONNX's own. No graph of `moretta.protocols.baffle.onnx_export` has either, nor functions of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from moretta.errors import ParameterError
 
 LARGEST = 1 << 29  # bytes of a file
 DOMAINS = (b"", b"ai.onnx")
-# The numbers of protobuf fields, of onnx.proto: those that hold other messages, by what they hold, and those refused.
-# An attribute's type is not looked at: whatever is in any of its fields is walked.
+# Field numbers of onnx.proto: fields that hold other messages, by what they hold, and fields that are refused. An
+# attribute's type is ignored: all of its fields are walked.
 HOLDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 8: "opset"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -32,7 +32,7 @@ FIXED = {1: 8, 5: 4}  # bytes of what protobuf's wire types of one length take
 
 
 def check(graph: bytes) -> None:
-    """Raise ParameterError for an ONNX file that is too large, no protobuf, or has what none of ours has."""
+    """Raise ParameterError for an ONNX file that is too large, is no protobuf, or has what none of ours has."""
     if len(graph) > LARGEST:
         raise ParameterError(f"expected an ONNX file of at most {LARGEST} bytes, got {len(graph)}")
     left = [("model", memoryview(graph))]

@@ -1,1 +1,1 @@
-"""What a silo of BAFFLE computes and says, with PyTorch or without: no module here needs it."""
+"""What a silo of BAFFLE computes and sends. No module here needs PyTorch."""

@@ -1,4 +1,4 @@
-"""The silo's role, whatever runs its model forward. Neither this nor what it stands on knows torch."""
+"""The silo's role, whatever runs its model forward. Neither this module nor its imports need torch."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from moretta.secure_aggregation.sums import Contributor
 
 
 class Client:
-    """Answers `Estimate` with what the losses of its batch differ by, or on the epoch level with its steps' sum.
+    """Answers `Estimate` with the loss differences of its batch, or on the epoch level with the sum of its steps.
 
-    forward: what runs the model; where None, `load` makes it of the ONNX graph that the server sends at set-up.
+    forward: what runs the model; where None, `load` makes it from the ONNX graph that the server sends at set-up.
     runs: `RUNS_TORCH`, or the precision of the graph. private: adds noise to the scalars. model: a digest of what
-    `forward` computes beside its parameters, which noise is bound to; of a graph that the server sends, the graph's.
+    `forward` computes apart from its parameters, to which noise is bound; for a graph from the server, the graph's.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Client:
         return answer
 
     def privacy(self) -> Mapping[str, float | str]:
-        """Return what noise the silo's own rows have had, by its own count; nothing without noise."""
+        """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
         return {} if self._private is None else self._private.facts()
 
     def _answer(self, message: Message) -> Message:
@@ -141,7 +141,7 @@ class Client:
     def _means(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the batch's x_k, float64[K], and what it says of itself: its loss, with class weights their mean."""
+        """Return the batch's x_k, float64[K], and its loss; with class weights also their mean."""
         derivatives, losses, weights = self._rowwise(forward, at, index, k, purpose)
         means, loss = derivatives.mean(axis=1), losses.mean()
         if not np.isfinite(means).all() or not np.isfinite(loss):
@@ -168,7 +168,7 @@ class Client:
         self, ask: Estimate, private: PrivateScalars, forward: Forward, purpose: tuple[int | str | bytes, ...]
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
-        # The seed is another for another cohort, and with it the directions: what is drawn once is for one upload.
+        # Another cohort has another seed, and so other directions: a draw is for one upload.
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
         private.releases.uploaded(ask.stamp, drawn[-1])
@@ -185,7 +185,7 @@ class Client:
         return self._computes, self._rows.digest, ask.parameter_hash, seed, ask.k
 
     def lot(self, ask: Estimate, seed: bytes, graph: bytes = b"") -> NDArray[np.int64]:
-        """Return the numbers of the rows that an ask draws, for an audit's scorer. graph: of a silo that runs one."""
+        """Return the indices of the rows that an ask draws, for an audit's scorer. graph: of a silo that runs one."""
         if self._private is None:
             return self._rows.batches.of_round(ask.stamp.round)
         self._computes = hashlib.sha256(graph).digest() if graph else self._computes
@@ -236,7 +236,7 @@ class Client:
         return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
 
     def state(self) -> State:
-        """Return what contributions, lots and noise follow from, for whom contributions were revealed, and releases."""
+        """Return the root of contributions, lots and noise, which commitments were answered, and releases."""
         private = {} if self._private is None else self._private.state()
         return {f"seed/{key}": value for key, value in self._seed.state().items()} | {
             f"private/{key}": value for key, value in private.items()

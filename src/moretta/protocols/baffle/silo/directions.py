@@ -9,12 +9,12 @@ torch.randn and numpy's generators differ between versions, and torch's between 
 counter mode, integers and one rounded addition do not.
 
 Orthogonal directions (``orthogonal``) are s_k h_k o r: h_k are rows of a Sylvester-Hadamard matrix of order B, repeated
-along the parameters, r is one vector of random signs, and s_k a sign of each direction's own, without which parameters
-where all h_k agree would be left out by the mean form. Each direction by itself is uniform, as before, and any two of
-them are orthogonal, up to B where B does not divide n.
+along the parameters, r is one vector of random signs, and s_k is each direction's own sign, without which the mean form
+would leave out parameters where all h_k agree. Each direction by itself is uniform, as before, and any two of them are
+orthogonal, up to B where B does not divide n.
 
-A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a common step, 256 partial sums a block
-are looked up by its bytes, and int64 sums are exact, so they come out bit for bit the same in any order.
+A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a common step, and 256 partial sums a
+block are looked up by its bytes. int64 sums are exact, so they are the same bit for bit in any order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Directions:
     """d_1 .. d_K of n entries each.
 
     keys: one of 32 bytes for each block of 8 directions; for orthogonal ones a single key for all.
-    count: K. size: n. distribution: "rademacher" or "gaussian". largest: that an entry of a direction can be.
+    count: K. size: n. distribution: "rademacher" or "gaussian". largest: the largest |entry| of a direction.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ def keys_of(
 ) -> list[bytes]:
     """Return the keys of K = count directions for one purpose (the run, a round, the parameters' hash).
 
-    secret: what the roles agreed on. pool: from how many fixed directions those of each purpose are taken, a multiple
-    of 8 and at least K; 0 makes fresh ones each time.
+    secret: the seed that the roles agreed on. pool: how many fixed directions those of each purpose are taken from, a
+    multiple of 8 and at least K; 0 makes fresh ones each time.
     """
     if orthogonal:
         return [derive(secret, "baffle directions", *purpose)]

@@ -1,4 +1,4 @@
-"""From losses to a gradient, in the forms of DESIGN's and the paper's finite differences (Eqs. 1, 2, 6).
+"""From losses to a gradient: the paper's finite differences (Eqs. 1, 2, 6) and the mean form.
 
     form            x_k, what a silo uploads                       gradient                        forwards
     mean            (L(w + s d_k) - mean_j L(w + s d_j)) / s       1/(K-1) sum_k x_k d_k           K
@@ -6,8 +6,8 @@
     twice-forward   as base, with 2K directions                    1/(2K)  sum_k x_k d_k           2K + 1
     central         (L(w + s d_k) - L(w - s d_k)) / (2 s)          1/K     sum_k x_k d_k           2K
 
-s is sigma. All are linear in the losses, so that the silos' mean of x_k is the x_k of all their rows. The mean form
-is unbiased through second order: what all d_k share in it, the trace of the Hessian, falls out with the mean.
+s is sigma. All are linear in the losses, so the silos' mean of x_k is the x_k of all their rows. The mean form is
+unbiased through second order: the trace of the Hessian, which all d_k share, cancels with the mean.
 
 Differs from the paper: x_k is the difference over sigma, an estimate of the derivative along d_k, so that one range of
 fixed point fits every sigma.
@@ -51,7 +51,7 @@ def differences(
     def losses(distance: float) -> NDArray[np.float64]:
         return np.concatenate(list(_losses(directions, distance, forward, loss, at, x, y)))
 
-    with np.errstate(invalid="ignore", over="ignore"):  # a loss that is not finite is looked for by whoever asked
+    with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
         ahead = losses(sigma)
         if form == "mean":
             middle = ahead.mean(axis=0)

@@ -1,4 +1,4 @@
-"""What a silo runs: a model forward, at parameters that lie in one flat array. Neither this nor its users know torch.
+"""A model's forward pass at parameters that lie in one flat array; no torch is needed here.
 
 `moretta.protocols.baffle.torch_forward` runs a PyTorch module, `moretta.protocols.baffle.edge.onnx_forward` an ONNX
 graph.
@@ -49,7 +49,7 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """SHA-256 in hex of names, shapes, dtype and what is fixed: what two exports of one model agree in."""
+        """SHA-256 in hex of names, shapes, dtype and what is fixed; two exports of one model have the same."""
         parts = [part for name, shape in self.shapes.items() for part in (name, str(tuple(shape)))]
         return hashlib.sha256(encode_parts("baffle layout", self.dtype, *parts, self.fixed)).hexdigest()
 
@@ -73,12 +73,12 @@ class Forward(Protocol):
     layout: Layout
 
     def at_once(self, rows: int) -> int:
-        """Return how many parameter vectors it takes best together for a batch of so many rows, at least 1."""
+        """Return how many parameter vectors to run together for a batch of so many rows, at least 1."""
 
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, float[m, rows, outputs].
 
         parameters: [m, size] of `layout`, contiguous and in its dtype; never written to, and not kept.
         x: the inputs, [rows, ...], of `layout.dtype` or whole numbers for tokens.
-        Rows do not reach each other: each row's outputs are what they would be alone, up to rounding.
+        Rows do not affect each other: each row's outputs are what they would be alone, up to rounding.
         """

@@ -22,14 +22,14 @@ def check_seeds(what: str, values: Mapping[str, bytes]) -> None:
 
 @message("baffle/commit")
 class Commit(Message):
-    """Commit yourself to a contribution to the seed of this cohort's directions."""
+    """Commit to a contribution to the seed of this cohort's directions."""
 
     cohort: tuple[str, ...]
 
 
 @message("baffle/committed")
 class Committed(Message):
-    """The commitment, and what the silo runs: "torch" or, of an ONNX graph that it has to be sent, the precision."""
+    """The commitment, and what the silo runs: "torch", or the precision of the ONNX graph that it needs."""
 
     commitment: bytes
     runs: str
@@ -90,7 +90,7 @@ class Agreed(Message):
 
 @message("baffle/estimate")
 class Estimate(Message):
-    """Run forward at the parameters, perturbed in K directions, and upload what the losses differ by.
+    """Run forward at the parameters, perturbed in K directions, and upload the loss differences.
 
     parameters: the trained tensors as one flat array (`moretta.protocols.baffle.silo.forward.Layout`).
     parameter_hash: of the model's layout and the parameters (`moretta.protocols.baffle.silo.seeds.parameter_hash`).

@@ -6,10 +6,10 @@ One round, silo c with lot S_c (`moretta.protocols.common.lots`), L_c its expect
     upload     (sum_i x_i + N(0, z^2 C^2 / S)) / L_c, with the weight L_c
 
 z is dp-noise, C dp-clip, and S the fewest silos whose sum is ever opened
-(`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). The directions are known to all and follow from
-what was released before, so the round is the sampled Gaussian mechanism of K numbers, whatever K
+(`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). All roles know the directions, which follow
+from what was released before. So a round is the sampled Gaussian mechanism of K numbers, whatever K
 (`moretta.protocols.common.accountant`). No loss is uploaded. Lot and noise follow from the secret root and from all
-that the scalars depend on, as `moretta.protocols.fedsgd.private` has it: here also the model's graph, the seed of the
+that the scalars depend on, as in `moretta.protocols.fedsgd.private`; here also the model's graph, the seed of the
 directions, and K.
 """
 
@@ -31,9 +31,9 @@ from moretta.secure_aggregation.keystream import SecretRoot
 class PrivateScalars:
     """Draws a silo's lots, clips its rows' scalars, sums and adds its share of the noise.
 
-    rows: of the silo. batch_size: the expected lot, 0 for all rows. root: what lots and noise derive from, kept in the
-    silo's checkpoint. settings: a digest of all that the run's settings say of uploads. sharers: S.
-    releases: that the silo helped to.
+    rows: of the silo. batch_size: the expected lot, 0 for all rows. root: lots and noise derive from it; kept in the
+    silo's checkpoint. settings: a digest of all settings of uploads. sharers: S. releases: those the silo helped to
+    open.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class PrivateScalars:
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
-        """Return what one upload's lot and noise are drawn for. of: as of `purpose_of`."""
+        """Return the purpose for which one upload's lot and noise are drawn. of: see `purpose_of`."""
         return purpose_of(now, self._settings, *of)
 
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the numbers of the rows in the lot of one purpose, perhaps none."""
+        """Return the indices of the rows in the lot of one purpose, perhaps none."""
         return self._lots.draw(self._root, *purpose)
 
     def noised_mean(self, derivatives: NDArray[np.float64], *purpose: int | str | bytes) -> NDArray[np.float64]:
         """Return what is uploaded, float64[K], of the rows' scalars [K, rows].
 
-        A row whose scalars are not finite counts as 0: that it makes the model overflow is not to be told either.
+        A row whose scalars are not finite counts as 0, so that nobody learns that it makes the model overflow.
         """
         exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
         clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / self._clip)
@@ -63,7 +63,7 @@ class PrivateScalars:
         return np.asarray((clipped.sum(axis=1) + noise) / self.lot)
 
     def facts(self) -> dict[str, float | str]:
-        """Return what privacy the silo's own rows have, by its own count and rate (`Accountant.facts`)."""
+        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`)."""
         return Accountant(self._privacy, self.rate, self._sharers).facts(self.releases.count)
 
     def state(self) -> State:

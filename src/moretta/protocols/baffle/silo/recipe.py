@@ -1,4 +1,4 @@
-"""What a silo is set to do, in plain data that an edge client, which has no pydantic, can be given too."""
+"""The settings of a silo, in plain data, as an edge client has no pydantic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from moretta.protocols.common.row_losses import RowLosses
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. most: the largest K. Of the epoch level alone: local_epochs, rates, the learning rate of each round,
-    and clip_norm, the largest norm of a step's gradient, 0 for any.
+    loss: of a row. most: the largest K. At the epoch level alone: local_epochs; rates, the learning rate of each round;
+    clip_norm, the largest norm of a step's gradient, 0 for any.
     """
 
     form: Form

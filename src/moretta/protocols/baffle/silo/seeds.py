@@ -1,4 +1,4 @@
-"""The seed of the directions, which nobody chooses: each role commits itself to a part of it before it sees another's.
+"""The seed of the directions, which nobody chooses: each role commits to its part before it sees another's.
 
     server                                         silo k
       Commit(cohort)                         -->     draws its contribution c_k
@@ -11,10 +11,10 @@
     seed = HKDF(H(all c_j))          a round's directions: HKDF(seed, run, round, parameter hash)
 
 Differs from the paper, whose server sends the seed: whoever chooses it chooses the directions, and with them which part
-of the silos' gradient is uploaded. A server that wants it anew by leaving a silo out and asking again gets a new
-contribution of each silo for each cohort. For one cohort a contribution is always the same, so that a resumed run has
-the same directions, and a silo reveals it for the commitments it has once seen, and no others: a server that broke
-off when it had seen all contributions could choose its own anew.
+of the silos' gradient is uploaded. If a server leaves a silo out and asks again, each silo has a new contribution for
+the new cohort. For one cohort a contribution is always the same, so that a resumed run has the same directions. A silo
+reveals it only for the commitments it saw first: otherwise a server that broke off after it had seen all contributions
+could choose its own anew.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def agree(
     for kind in sorted(set(runs.values())):
         try:
             graphs[kind] = np.frombuffer(graph_of(kind), dtype=np.uint8)
-        except ParameterError as error:  # what a silo asks for is its own choice, and not to stop the others
+        except ParameterError as error:  # a silo's own choice of precision must not stop the others
             asked = [silo for silo, its in runs.items() if its == kind]
             without |= {silo: Missing(Reason.BAD_INPUT, str(error)) for silo in asked}
     if without:
