@@ -14,11 +14,11 @@ demo: .venv/torch.stamp
 	$(BIN)/moretta compare examples/wdbc.toml --protocols centralised,local,fedsgd,pbpfl --out $(DEMO)
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20
 	@$(MAKE) --no-print-directory api
 
 test-all: lint types-of-tests
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist loadfile --durations=50
 	@$(MAKE) --no-print-directory api
 
 lint: .venv/dev.stamp

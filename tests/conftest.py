@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,23 @@ from hypothesis import settings
 settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("thorough", max_examples=60, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `thorough.toml` leaves to `make test-all` as slow. A family that is no longer there is an error."""
+    families = tomllib.loads((Path(__file__).parent / "thorough.toml").read_text())["family"]
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        found.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    files = {name.partition("::")[0] for name in found}
+    for name, family in families.items():
+        cases, keep = found.get(name, []), family["keep"]
+        if not cases and name.partition("::")[0] in files and not any("::" in one for one in sys.argv[1:]):
+            raise pytest.UsageError(f"thorough.toml names {name}, and there is no such test")
+        kept = {round(number * len(cases) / keep) for number in range(keep)}
+        for number, item in enumerate(cases):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
