@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moretta.audit.attacks import all_attacks
+from moretta.audit.catalogue import all_attacks
 from moretta.protocols.common.claims import Claim, Record, in_words
 from moretta.protocols.common.shared_claims import SHARED
 from moretta.protocols.registry import claims_of
