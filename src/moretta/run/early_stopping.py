@@ -23,7 +23,8 @@ def best_round(history: Sequence[Mapping[str, Any]]) -> int:
 
     A loss that is no finite number, which a history on disk has as null, is higher than any other.
     """
-    losses = {line["round"]: _finite(line["validation_loss"]) for line in history if "validation_loss" in line}
+    tested = [line for line in history if "validation_loss" in line]
+    losses: dict[int, float] = {line["round"]: _finite(line["validation_loss"]) for line in tested}
     return min(losses, key=lambda number: (losses[number], number))
 
 
