@@ -21,4 +21,4 @@ def test_states_before_and_after_each_recorded_round(recorded: bool | tuple[int,
 
 
 def test_nobody_has_the_truth_of_silos_elsewhere() -> None:
-    assert not needs_truth(True, [SILO, replace(SILO, name="south", elsewhere=True)], 1)
+    assert not needs_truth(True, [SILO, replace(SILO, name="south", remote=True)], 1)
