@@ -56,7 +56,8 @@ def test_balance_is_found_by_way_of_other_protocols(tmp_path, protocol):
     ],
 )
 def test_balance_is_found_under_an_offset(tmp_path, protocol):
-    truth = recorded(tmp_path, run={"rounds": 12}, data=SKEWED, protocol={"name": "pbpfl", "rho": 3.0, **protocol})
+    run = {"rounds": 12, "insecure-secret-seed": 0}  # of eight seeds all succeed; free keys fail once in many runs
+    truth = recorded(tmp_path, run=run, data=SKEWED, protocol={"name": "pbpfl", "rho": 3.0, **protocol})
     assert not [name for name in ATTACK.given(truth).arrays if name.startswith("model/")]
     found = attacked(ATTACK, with_background_of_few_labels(truth))
     assert found.succeeded

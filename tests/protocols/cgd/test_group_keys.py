@@ -430,7 +430,7 @@ def test_no_secret_is_in_a_representation() -> None:
         for shown in (repr(keyrings["a"]), str(keyrings["a"]), repr(keyrings["a"]._set_up), f"{keyrings}"):
             assert secret.hex() not in shown
             assert repr(secret)[2:-1] not in shown
-    assert repr(keyrings["a"]) == "Keyring('a', <redacted>)"
+    assert repr(keyrings["a"]) == "GroupKeys('a', <redacted>)"
 
 
 def test_messages_of_errors_hold_no_secret() -> None:
