@@ -817,10 +817,10 @@ def test_what_is_dumped_loads_as_the_same_from_anywhere(
     path = tmp_path_factory.getbasetemp() / "round.toml"
     path.write_text(tomli_w.dumps(tables), encoding="utf-8")
     run_file = run_files.load(path)
-    remote = tmp_path_factory.getbasetemp() / "elsewhere" / "run.toml"
-    remote.parent.mkdir(exist_ok=True)
-    remote.write_text(run_files.dump(run_file), encoding="utf-8")
-    again = run_files.load(remote)
+    elsewhere = tmp_path_factory.getbasetemp() / "elsewhere" / "run.toml"
+    elsewhere.parent.mkdir(exist_ok=True)
+    elsewhere.write_text(run_files.dump(run_file), encoding="utf-8")
+    again = run_files.load(elsewhere)
     assert again == run_file
     assert run_files.dump(again) == run_files.dump(run_file)
     assert run_files.digest(again) == run_files.digest(run_file)

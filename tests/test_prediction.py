@@ -233,9 +233,9 @@ def test_data_and_model_of_a_module_beside_the_run_file(train: Train, monkeypatc
     with pytest.raises(ParameterError, match=r"names code that would be run as you: network of .*--allow-code"):
         outputs(run, "test.npz")
     assert outputs(run, "test.npz", allow_code=True) == pytest.approx(expected, abs=1e-6)
-    remote = Path("elsewhere").absolute()
-    remote.mkdir()
-    monkeypatch.chdir(remote)  # the run remembers where its module is
+    elsewhere = Path("elsewhere").absolute()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)  # the run remembers where its module is
     assert outputs(run, "../test.npz", allow_code=True) == pytest.approx(expected, abs=1e-6)
 
 

@@ -97,13 +97,13 @@ def test_sums_of_all_rows_that_were_signed_are_not_made_again_over_fewer(tmp_pat
 def test_from_a_run_file_paths_are_relative_to_it(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, remote = tmp_path / "home", tmp_path / "elsewhere"
-    for folder in (home, remote):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
         folder.mkdir()
     with prepare(home).open("a") as stream:
         stream.write('\n[secure-aggregation]\nroster = "roster.toml"\nidentity = "keys/{silo}"\n')
     enrol(home, ("silo-1", "silo-2", "silo-3"))
-    monkeypatch.chdir(remote)
+    monkeypatch.chdir(elsewhere)
     words = ("train", home / "run.toml", "--out", "mine", "--set", f"protocol.name={protocol}", "--json")
     done = call(*words)
     assert done.code == 0, done.err

@@ -167,13 +167,13 @@ def substituted(how: str) -> tuple[bytes, bytes]:
     others = rostered(NAMES[:2])[1]["bea"].roster
     stranger, forged = (Offer(SIGNED, "bea", by, None, 0) for by in (None, CREDENTIALS["carla"]))
     bea = CREDENTIALS["bea"].identity
-    remote = Offer(Stamp(f"test.{others.digest[:16]}", 3, 1), "bea", Credentials(bea, others), None, 0)
+    elsewhere = Offer(Stamp(f"test.{others.digest[:16]}", 3, 1), "bea", Credentials(bea, others), None, 0)
     made = {
         "a key of its own": (stranger.public_key, b""),
         "a key of its own with the old signature": (stranger.public_key, signed_offers()["bea"].signature),
         "a key that another signed": (forged.public_key, forged.signature),
         "no signature": (signed_offers()["bea"].public_key, b""),
-        "an advert for another roster": (remote.public_key, remote.signature),
+        "an advert for another roster": (elsewhere.public_key, elsewhere.signature),
     }
     for why, stamp in (
         ("of another round", Stamp(RUN, 2, 1)),

@@ -207,8 +207,8 @@ def test_a_new_set_up_forgets_the_upload() -> None:
 @pytest.mark.parametrize("change", [{"round": 2}, {"attempt": 1}, {"take": 1}, {"run": "another"}, {"round": 0}])
 def test_another_sums_stamp(change: dict[str, Any]) -> None:
     stage = room()
-    remote = replace(stage.now, **change)
-    for ask in (lambda: stage.confirm("a", LEFT, stamp=remote), lambda: stage.unmask("a", NAMES, stamp=remote)):
+    elsewhere = replace(stage.now, **change)
+    for ask in (lambda: stage.confirm("a", LEFT, stamp=elsewhere), lambda: stage.unmask("a", NAMES, stamp=elsewhere)):
         with pytest.raises(PeerError, match="expected to unmask the upload of round 1, attempt 0"):
             ask()
 

@@ -96,11 +96,11 @@ def confine(folders: Sequence[Path]) -> None:
         if kind(path) is not text:  # an object that Python makes a path of may give the system another path than here
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of no plain path")
         # os.open alone reports no mode. It may have been given a dir_fd, which it does not report either.
-        remote = event == "open" and arguments[1] is None and not path.startswith("/")
+        elsewhere = event == "open" and arguments[1] is None and not path.startswith("/")
         writes = event == "open" and (arguments[2] or 0) & writing
         path = real(path)
         inside = f"{path}/".startswith(allowed)
-        if remote or (path not in harmless and (writes or not inside)):
+        if elsewhere or (path not in harmless and (writes or not inside)):
             raise PermissionError(f"an attack is given its case and nothing else, and tried {event} of a file")
 
     tempfile.tempdir = os.devnull  # nobody can write there; libraries that ask for its name find it without trying

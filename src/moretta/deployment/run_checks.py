@@ -45,7 +45,9 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
         federation = shared_settings.server_side(run_file, base)
     built.append(federation)
     digest = shared_settings.model_digest(federation, run_file)[:16]
-    count = sum(parameter.numel() for parameter in federation.model.parameters())
+    from moretta.protocols.common.modules import size  # it needs torch, as the federation does
+
+    count = size(federation.model)
     return f"{source} of {count} parameters; its digest begins with {digest}, the same for all"
 
 
@@ -80,8 +82,10 @@ def same_sums(run_file: RunFile, file: SiloFile) -> str:
 
 def bytes_of(federation: Federation) -> int:
     """Return the bytes of a run's parameters."""
+    from moretta.protocols.common.modules import size
+
     width = 8 if federation.spec.dtype == "float64" else 4
-    return sum(parameter.numel() for parameter in federation.model.parameters()) * width
+    return size(federation.model) * width
 
 
 def run_folder(out: Path, server: bool) -> str:

@@ -16,6 +16,7 @@ from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.errors import ParameterError
+from moretta.protocols.common import modules
 from moretta.protocols.common.entry import load
 from moretta.protocols.common.players import Left
 from moretta.protocols.registry import entry_of
@@ -31,7 +32,7 @@ class TorchRole:
         self._federation = shared_settings.site_side(run_file, file)
         self._model = shared_settings.model_digest(self._federation, run_file)
         threads = file.limits.threads
-        if threads is None and sum(parameter.numel() for parameter in self._federation.model.parameters()) < SMALL:
+        if threads is None and modules.size(self._federation.model) < SMALL:
             threads = 1
         if threads is not None:
             torch.set_num_threads(threads)

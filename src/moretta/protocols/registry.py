@@ -6,7 +6,7 @@ To add a protocol, add its ``protocol.py`` to `MODULES`; nothing else outside it
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moretta.errors import ParameterError
@@ -53,11 +53,6 @@ def check_edge_packages() -> None:
         if entry.edge:
             edge = importlib.import_module(entry.edge)
             edge.check_packages(edge.RUNS)
-
-
-def names(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the names of some entries, in the order of the list."""
-    return tuple(entry.name for entry in entries)
 
 
 def claims_of(protocol: str) -> Sequence[Claim]:

@@ -44,6 +44,7 @@ from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import Setting, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
+from moretta.run.checkpoints import restore_states
 from moretta.run.loop import Progress, Session, Transport
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
@@ -230,9 +231,7 @@ class Federation:
             )
         if checkpoint is not None:
             _refuse_others(checkpoint[1], players)
-            players.server.restore(checkpoint[1]["server"])
-            for name, client in players.clients.items():
-                client.restore(checkpoint[1][f"silo-{name}"])
+            restore_states(players, checkpoint[1])
         elif folder is not None:
             folder.begin(self.spec.text or None)
         session = None

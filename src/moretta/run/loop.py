@@ -39,7 +39,8 @@ Progress = Callable[[int, int, Mapping[str, Any]], None]
 
 
 class Session:
-    """Plays the rounds of a run that are left. silos: who is asked. through: makes what reaches them; None: all here.
+    """Plays the rounds of a run that are left. silos: who is asked. transport: makes what reaches them; None: all
+    are here.
 
     place: where the run stands, at its beginning or as its last checkpoint has it; the roles stand there too.
     """
@@ -84,7 +85,7 @@ class Session:
     def play(self) -> Result:
         """Play all rounds that are left, and conclude."""
         threads = torch.get_num_threads()
-        if _size(self._of.model) < SMALL:
+        if modules.size(self._of.model) < SMALL:
             torch.set_num_threads(1)
         try:
             outcome, dropped = self._play()
@@ -173,7 +174,7 @@ class Session:
             spec=self._of.spec,
             rounds=self._rounds,
             silos=[silo.name for silo in self._of.silos],
-            parameters=_size(self._of.model),
+            parameters=modules.size(self._of.model),
             scheme=self._players.scheme,
             has_test_rows=self._of.test is not None,
         )
@@ -207,7 +208,3 @@ class Session:
         module = copy.deepcopy(self._of.model)
         modules.load(module, tensors)
         return module.eval()
-
-
-def _size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

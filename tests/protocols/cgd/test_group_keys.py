@@ -522,9 +522,12 @@ def test_digest_vectors() -> None:
     stamp = vector_stamp(row)
     for case in VECTORS["digests"]:
         assert keyrings["dora"].digest(stamp, case["ids"]).hex() == case["digest"]
-    remote = VECTORS["elsewhere"]
-    assert keyrings["dora"].digest(replace(stamp, round=stamp.round + 1), remote["ids"]).hex() == remote["next round"]
-    assert keyrings["dora"].digest(replace(stamp, run=f"{row} b"), remote["ids"]).hex() == remote["other run"]
+    elsewhere = VECTORS["elsewhere"]
+    assert (
+        keyrings["dora"].digest(replace(stamp, round=stamp.round + 1), elsewhere["ids"]).hex()
+        == elsewhere["next round"]
+    )
+    assert keyrings["dora"].digest(replace(stamp, run=f"{row} b"), elsewhere["ids"]).hex() == elsewhere["other run"]
 
 
 def test_no_key_seals_the_contents_of_two_takes() -> None:

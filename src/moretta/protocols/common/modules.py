@@ -74,6 +74,11 @@ def under(prefix: str, state: State) -> dict[str, Array]:
     }
 
 
+def size(module: nn.Module) -> int:
+    """Return how many numbers a module's parameters have in all."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained, by name; a tied one once."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

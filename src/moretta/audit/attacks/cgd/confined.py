@@ -181,7 +181,7 @@ class JointRow:
         """The holders but the head."""
         return tuple(name for name in self.grid.rows[self.name] if name != self.head)
 
-    def remote(self) -> list[str]:
+    def holders_in_other_rows(self) -> list[str]:
         """Return for each of the others' columns a participant of another row that holds them, and so their D."""
         found = []
         for name in self.others:

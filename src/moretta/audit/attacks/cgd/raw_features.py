@@ -42,7 +42,7 @@ def given(truth: Truth) -> Given:
     from moretta.audit.attacks.cgd import confined
 
     row, rounds = confined.JointRow.first(truth), truth.recorded[:ROUNDS]
-    helpers, weight = row.remote(), row.layers.weight
+    helpers, weight = row.holders_in_other_rows(), row.layers.weight
     arrays = {"step": np.array(2.0 ** -row.fraction_bits(rounds[0]))}
     for number in rounds:
         arrays[f"z/{number}"] = row.others_z(number)
@@ -102,7 +102,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         raise ParameterError("no row was used in two recorded rounds, so that there are no differences of z")
     columns = [column for name in row.others for column in row.columns(name)]
     true = row.rows.x[claim["rows"]][:, columns].astype(np.float64)
-    other = confined.JointRow(truth, row.grid, row.grid.parts[row.remote()[0]].row)
+    other = confined.JointRow(truth, row.grid, row.grid.parts[row.holders_in_other_rows()[0]].row)
     mean = np.broadcast_to(other.rows.x[:, columns].mean(axis=0), true.shape)
     error, interval = confined.compared(claim["x"], true)
     guess, _ = confined.compared(mean, true)
