@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, PositiveInt, field_validator, model_validator
 
-from moretta.contract.settings import SERVER, Fraction, Positive, Section, Seed, Words, kebab
+from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Words, kebab
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
 from moretta.data.grid import check_grid
@@ -43,7 +43,7 @@ class Run(Section):
     seed: Seed = 0
     out: Annotated[Path | None, SERVER] = None
     dtype: Literal["float32", "float64"] = "float32"
-    device: str = "cpu"
+    device: Device = "cpu"
     checkpoint_every: PositiveInt = 10
     evaluate_every: Annotated[PositiveInt | None, SERVER] = None
     record_views: Annotated[bool | tuple[int, ...], SERVER] = False
@@ -57,13 +57,6 @@ class Run(Section):
         if not re.fullmatch(r"[^/\\\x00-\x1f\x7f]{1,100}", name) or name in (".", ".."):
             raise ValueError("a name of 1 to 100 characters without slashes")  # it may name a folder
         return name
-
-    @field_validator("device")
-    @classmethod
-    def _is_a_device(cls, device: str) -> str:
-        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
-            raise ValueError('"cpu", "cuda" or "cuda:" and a number')
-        return device
 
     @field_validator("record_views", mode="before")
     @classmethod

@@ -33,14 +33,13 @@ repeat-statistics = false     # and statistics of its rows, in another run
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta.config import run_files
-from moretta.contract.settings import Fraction, Positive, Section, Seed, Words
+from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Words
 from moretta.contract.wording import nearest, shown, unfit
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Precision
@@ -114,14 +113,7 @@ class Limits(Section):
     micro_batch: PositiveInt | None = None
     edge_precision: Precision = "float32"
     threads: PositiveInt | None = None
-    device: str = "cpu"
-
-    @field_validator("device")
-    @classmethod
-    def _is_a_device(cls, device: str) -> str:
-        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
-            raise ValueError('"cpu", "cuda" or "cuda:" and a number')
-        return device
+    device: Device = "cpu"
 
 
 class Floors(Section):

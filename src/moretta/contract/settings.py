@@ -5,10 +5,11 @@ Needs pydantic, so no role of an inference-only process imports it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -16,6 +17,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Words = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise ValueError('"cpu", "cuda" or "cuda:" and a number')
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
