@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from moretta.config.run_files import load
-from moretta.data.images import load_images
+from moretta.data.images.sets import load_images
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.accountant import Privacy

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.images import load_images, scaled
+from moretta.data.images.sets import load_images, scaled
 from moretta.errors import MorettaError, ParameterError
 from moretta.run.record import versions
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.data.images import load_images, read_npz, scaled
+from moretta.data.images.sets import load_images, read_npz, scaled
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import standardised
 from moretta.run import finished

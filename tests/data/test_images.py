@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moretta.data.images import from_residuals, load_images
+from moretta.data.images.sets import from_residuals, load_images
 from moretta.data.sources import load
 from moretta.errors import ParameterError
 

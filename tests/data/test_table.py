@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moretta.data.table import Table, fill_missing, read_table
+from moretta.data.tables.table import Table, fill_missing, read_table
 from moretta.errors import ParameterError
 
 PLAIN = "age,job,score\n31,cook,0\n45,nurse,1\n28,cook,1\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from moretta.errors import ParameterError
 
 
 def shown(value: object) -> str:
@@ -66,3 +68,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return (f'did you mean "{close[0]}"? ' if close else "") + f"Known: {', '.join(names) or 'none'}"
+
+
+def check_choice(key: str, value: str, known: Sequence[str]) -> None:
+    """Raise ParameterError, naming the key and the nearest choice, unless the value is among the known ones."""
+    if value not in known:
+        raise ParameterError(f'{key} = "{value}" is unknown; {did_you_mean(value, known)}')

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.data.checks import Task, as_features, as_targets
-from moretta.data.dataset import Dataset, MissingValues
-from moretta.data.images import scaled
+from moretta.data.checks import as_features, as_targets
+from moretta.data.dataset import Dataset
+from moretta.data.images.sets import scaled
 from moretta.data.split import RowNumbers, split
-from moretta.data.table import Table, absent_columns
+from moretta.data.tables.table import MissingValues, Table, Task, absent_columns
 from moretta.errors import ParameterError
 
 

@@ -4,23 +4,12 @@
 raise ParameterError, naming the owner, and return nothing.
 """
 
-from collections.abc import Sequence
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moretta.contract.messages import Array
-from moretta.contract.wording import did_you_mean
+from moretta.data.tables.table import Task
 from moretta.errors import ParameterError
-
-Task = Literal["classification", "regression"]
-
-
-def check_choice(key: str, value: str, known: Sequence[str]) -> None:
-    """Raise ParameterError, naming the key and the nearest choice, unless the value is among the known ones."""
-    if value not in known:
-        raise ParameterError(f'{key} = "{value}" is unknown; {did_you_mean(value, known)}')
 
 
 def as_features(x: ArrayLike, where: str) -> Array:

@@ -11,16 +11,14 @@ Samples `x` are float32[n, ...], or int64[n, ...] for token ids. Targets `y` are
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.data.checks import Task, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.checks import check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.tables.table import MissingValues, Task
 from moretta.errors import ParameterError
-
-MissingValues = Literal["error", "median", "indicator"]
 
 
 @dataclass(frozen=True, eq=False)

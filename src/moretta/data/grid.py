@@ -16,7 +16,7 @@ import numpy as np
 from moretta.contract.wording import did_you_mean
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.split import RowNumbers, cut, generator
-from moretta.data.table import fill_missing
+from moretta.data.tables.table import fill_missing
 from moretta.errors import ParameterError
 
 GRIDS = ("by-feature", "grid")

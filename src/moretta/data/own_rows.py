@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
-from moretta.data.dataset import MissingValues
-from moretta.data.images import read_npz
+from moretta.data.images.sets import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
-from moretta.data.table import fill_missing, is_table, read_table
+from moretta.data.tables.table import MissingValues, fill_missing, is_table, read_table
 from moretta.errors import ParameterError
 
 
@@ -50,8 +49,8 @@ def read_rows(
 
     source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
     "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.
-    target, id_column: of a table, as in `moretta.data.table.read_table`; missing: "error", or "median", of this owner's
-    rows.
+    target, id_column: of a table, as in `moretta.data.tables.table.read_table`; missing: "error", or "median",
+    of this owner's rows.
     where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
     """
     names: tuple[str, ...] = ()

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import check_choice, class_of
+from moretta.contract.wording import check_choice
+from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
 from moretta.data.split import RowNumbers, cut, generator
-from moretta.data.table import fill_missing
+from moretta.data.tables.table import fill_missing
 from moretta.errors import ParameterError
 
 HOW = ("iid", "dirichlet", "by-label", "by-domain")

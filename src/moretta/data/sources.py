@@ -6,15 +6,15 @@ from typing import get_args
 import numpy as np
 
 from moretta.contract.messages import Array
-from moretta.contract.wording import did_you_mean
+from moretta.contract.wording import check_choice, did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
-from moretta.data.checks import Task, as_features, as_targets, check_choice
-from moretta.data.dataset import Dataset, MissingValues
-from moretta.data.images import SETS, Images, load_images, read_npz, scaled
-from moretta.data.office_home import SIZE, load_office_home
+from moretta.data.checks import as_features, as_targets
+from moretta.data.dataset import Dataset
+from moretta.data.images.office_home import SIZE, load_office_home
+from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split, split_groups
-from moretta.data.table import Encoding, is_table, read_table
+from moretta.data.tables.table import Encoding, MissingValues, Task, is_table, read_table
 from moretta.errors import MissingExtra, ParameterError
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")

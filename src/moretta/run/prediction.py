@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features
-from moretta.data.images import SETS, read_npz, scaled
-from moretta.data.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
+from moretta.data.images.sets import SETS, read_npz, scaled
+from moretta.data.tables.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.enrolment import standardised

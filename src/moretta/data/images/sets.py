@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.table import cells_of, read_bytes
+from moretta.data.tables.table import cells_of, read_bytes
 from moretta.errors import ParameterError
 
 Pixels = NDArray[np.uint8]

@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.wording import did_you_mean
-from moretta.data.checks import Task, check_choice
-from moretta.data.dataset import MissingValues
+from moretta.contract.wording import check_choice, did_you_mean
 from moretta.errors import ParameterError
 
+Task = Literal["classification", "regression"]
 Encoding = Literal["one-hot", "ordinal"]
+MissingValues = Literal["error", "median", "indicator"]
 ABSENT = frozenset({"", "NA", "NaN", "nan", "?"})
 ABSENT_CATEGORY = "missing"
 MOST_CATEGORIES = 1000

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from moretta.data.images import Images, Pixels, existing_folder
+from moretta.data.images.sets import Images, Pixels, existing_folder
 from moretta.errors import MissingExtra, ParameterError
 
 SIZE = 64  # pixels, unless the run file says
