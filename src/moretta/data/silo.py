@@ -22,6 +22,9 @@ class Silo:
     remote: its rows are on another machine; x and y have no rows here and only show shapes and dtypes, and `labelled`
     says whether it has labels.
     held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end.
+    groups: str[rows], whom a row is about where one may have several rows, such as a patient's visits; rows of a group
+    are never split between training and test. aligned: where columns are split, its owner knows that its rows are in
+    the order of the other holders' of its row of the grid, without ids to compare.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Silo:
     remote: bool = False
     labelled: bool = True
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
+    groups: NDArray[np.str_] | None = None
+    aligned: bool = False
 
     @property
     def holds_labels(self) -> bool:
