@@ -26,7 +26,7 @@ class SiloData:
     """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1, all finite.
 
     row: in a grid, the name of its row part, "row-1" ...; else empty. columns: in a grid, which columns of the whole
-    flat sample x has, in their order; else empty. ids: str[n], each row's id, if the source has one.
+    flat sample x has, in their order; else empty. ids, groups: str[n], each row's id and group, if the source has them.
     holds_labels: false for participants of a grid whose labels another participant holds.
     Raises ParameterError, naming the silo and the column, for other arrays.
     """
@@ -39,6 +39,7 @@ class SiloData:
     columns: tuple[int, ...] = ()
     ids: NDArray[np.str_] | None = None
     holds_labels: bool = True
+    groups: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -46,8 +47,11 @@ class SiloData:
         check_pair(self.x, self.y, self.name)
         check_finite(self.x, self.feature_names, self.name)
         check_targets_finite(self.y, self.name)
-        if self.ids is not None and self.ids.shape != (len(self.x),):
-            raise ParameterError(f"{self.name}: expected one id per row ({len(self.x)}), got {list(self.ids.shape)}")
+        for what, given in (("id", self.ids), ("group", self.groups)):
+            if given is not None and given.shape != (len(self.x),):
+                raise ParameterError(
+                    f"{self.name}: expected one {what} per row ({len(self.x)}), got {list(given.shape)}"
+                )
 
 
 def _no_rows() -> Array:
@@ -62,9 +66,11 @@ class Dataset:
     name per column of a two-dimensional x, and is empty otherwise; `origins` has, for each, the column of the source
     that it was encoded from, and is empty where each is its own. `domain` [rows of train] says where a row comes from,
     for the by-domain partition, `domain_test` [rows of test] likewise, to score each domain by itself
-    (`test_rows_by_domain`), and `ids` str[rows of train] whose it is. With `missing` other than "error", x may hold
-    NaN for an absent value, until each owner fills its own (`fill_missing`); `missing_columns` are the columns where
-    any row of the whole table lacks one. `standardise` is what the source advises: true for tables.
+    (`test_rows_by_domain`), and `ids` str[rows of train] whose it is, each once. `groups` str[rows of train] says which
+    rows stay together, such as a patient's visits: none of them is a test or a validation row. With `missing` other
+    than "error", x may hold NaN for an absent value, until each owner fills its own (`fill_missing`);
+    `missing_columns` are the columns where any row of the whole table lacks one. `standardise` is what the source
+    advises: true for tables.
     Raises ParameterError, naming the part and the column, if anything does not fit. That training rows are finite is
     checked by `SiloData`, which can name the silo.
     """
@@ -84,6 +90,7 @@ class Dataset:
     domain: Array | None = None
     domain_test: Array | None = None
     ids: NDArray[np.str_] | None = None
+    groups: NDArray[np.str_] | None = None
     missing: MissingValues = "error"
     missing_columns: tuple[int, ...] = ()
     standardise: bool = True
@@ -119,10 +126,11 @@ class Dataset:
         ):
             if domain is not None and domain.shape != (rows,):
                 raise ParameterError(f"{self.name}: expected one domain per {part} row ({rows}), got {domain.shape}")
-        if self.ids is not None and self.ids.shape != (len(self.x_train),):
-            raise ParameterError(
-                f"{self.name}: expected one id per training row ({len(self.x_train)}), got {self.ids.shape}"
-            )
+        for what, given in (("id", self.ids), ("group", self.groups)):
+            if given is not None and given.shape != (len(self.x_train),):
+                raise ParameterError(
+                    f"{self.name}: expected one {what} per training row ({len(self.x_train)}), got {given.shape}"
+                )
 
     def parts(self) -> tuple[tuple[str, Array, Array], ...]:
         """The three parts as (name, x, y)."""

@@ -7,6 +7,7 @@ class. So text is refused here, and classes are whole numbers from 0, numbered a
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,16 @@ class ExpectedRows:
     labelled: bool = True
 
 
+class OwnRows(NamedTuple):
+    """One owner's rows: inputs [rows, ...], targets, str[rows] ids and groups or None, and columns' names if any."""
+
+    x: Array
+    y: Array
+    ids: NDArray[np.str_] | None
+    groups: NDArray[np.str_] | None
+    names: tuple[str, ...]
+
+
 def read_rows(
     source: str,
     wanted: ExpectedRows,
@@ -44,11 +55,12 @@ def read_rows(
     missing: MissingValues = "error",
     id_column: str | None = None,
     base: Path = Path("."),
-) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
-    """Return inputs [rows, ...], targets, the rows' ids if given, and the columns' names if they have any.
+) -> OwnRows:
+    """Return the rows of a source.
 
-    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
-    "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.
+    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), id and group where rows have
+    them, or "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at
+    `base`.
     target, id_column: of a table, as in `moretta.data.tables.table.read_table`; missing: "error", or "median",
     of this owner's rows.
     where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
@@ -74,10 +86,16 @@ def read_rows(
     x, names = fill_missing(x, missing, names, where, ())
     y = _targets(given_y, wanted, f"{where}: {source}") if wanted.labelled and given_y is not None else _no_targets()
     _check(x, y, wanted, where, names)
-    ids = arrays.get("id", arrays.get("id_train"))
-    if ids is not None and np.shape(ids) != (len(x),):
-        raise ParameterError(f"{where}: {source}: expected one id a row, {len(x)}; got {list(np.shape(ids))}")
-    return x, y, None if ids is None else np.asarray(ids).astype(np.str_), names
+    ids, groups = (_texts(arrays, what, len(x), f"{where}: {source}") for what in ("id", "group"))
+    return OwnRows(x, y, ids, groups, names)
+
+
+def _texts(arrays: Mapping[str, Array], what: str, rows: int, where: str) -> NDArray[np.str_] | None:
+    """Return each row's id or group, as strings."""
+    given = arrays.get(what, arrays.get(f"{what}_train"))
+    if given is not None and np.shape(given) != (rows,):
+        raise ParameterError(f"{where}: expected one {what} a row, {rows}; got {list(np.shape(given))}")
+    return None if given is None else np.asarray(given).astype(np.str_)
 
 
 def _table(

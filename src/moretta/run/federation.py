@@ -31,7 +31,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, check_least, row_shape
+from moretta.data.silo import Silo, Subjects, check_least, row_shape
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
@@ -139,6 +139,7 @@ class Federation:
             digest=run_file[1] if run_file else "",
             given=settings,
         )
+        self._tested: Subjects | None = None
         self._hold(spec, model, silos, test, validation, out, feature_names)
 
     @classmethod
@@ -152,9 +153,14 @@ class Federation:
         validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
         out: str | Path | None = None,
         feature_names: Sequence[str] = (),
+        tested: Subjects | None = None,
     ) -> Federation:
-        """Return the federation of a given specification; the other arguments are those of the class."""
+        """Return the federation of a given specification; the other arguments are those of the class.
+
+        tested: whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
+        """
         made = cls.__new__(cls)
+        made._tested = tested
         made._hold(spec, model, silos, test, validation, out, feature_names)
         return made
 
@@ -414,6 +420,7 @@ class Federation:
             run=place.run if remote else "",
             helped=helped,
             model_source=self.spec.model_source,
+            tested=self._tested,
         )
 
     def _run_id(self, seed: int) -> str:

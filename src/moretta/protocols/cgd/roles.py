@@ -28,7 +28,14 @@ from moretta.protocols.common.enrolment import SiloRows, scales_of, standardised
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
-from moretta.protocols.common.wiring import contributor_of, credentials_of, enrolment_of, held_out_of, whole_rows
+from moretta.protocols.common.wiring import (
+    comparison_of,
+    contributor_of,
+    credentials_of,
+    enrolment_of,
+    held_out_of,
+    whole_rows,
+)
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.ring import Ring
@@ -68,7 +75,16 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
             alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
         clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
-    server = Server(grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind)
+    server = Server(
+        grid,
+        groups,
+        enrolments,
+        complete(rules),
+        secure.largest,
+        joint=joint,
+        blind=blind,
+        comparison=comparison_of(setting),
+    )
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
         server,
@@ -130,7 +146,16 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
     batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run)  # of a row's holders the same
     held_out = held_out_of(protocol, setting, silo)
-    return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment, held_out=held_out)
+    return SiloRows(
+        silo.x,
+        y,
+        batches,
+        setting.dtype,
+        setting.device,
+        augment=setting.augment,
+        held_out=held_out,
+        subjects=silo.subjects,
+    )
 
 
 def _participant(

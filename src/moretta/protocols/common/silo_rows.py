@@ -10,8 +10,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message, Spent, message
 from moretta.contract.roles import unexpected
+from moretta.data.silo import Subjects
 from moretta.errors import ParameterError, PeerError
-from moretta.protocols.common import scoring
+from moretta.protocols.common import apart, scoring
+from moretta.protocols.common.apart import AskApart, answer_apart
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.secure_aggregation.asked import message_digest
@@ -53,7 +55,7 @@ MESSAGES = (Begin, Ready)
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (Spent, *SUM_MESSAGES, *MESSAGES, *scoring.MESSAGES, *messages)
+    return (Spent, *SUM_MESSAGES, *MESSAGES, *apart.MESSAGES, *scoring.MESSAGES, *messages)
 
 
 def standardise(
@@ -81,6 +83,7 @@ class Rows:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
+    subjects: whom the rows are about.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Rows:
         batches: Batches | UnionBatches,
         schema: str,
         held_out: HeldOut | None = None,
+        subjects: Subjects | None = None,
     ) -> None:
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
+        self._subjects = subjects or Subjects()
         self.mean, self.deviation = np.zeros(1), np.ones(1)
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
@@ -113,6 +118,8 @@ class Rows:
         match message:
             case AskMoments():
                 return answer_moments(contributor, message, {message.what: self._columns(message.what)})
+            case AskApart():
+                return answer_apart(message, self._subjects)
             case Begin():
                 if message.schema != self._schema:
                     raise ParameterError("the server's model has other tensors than the silo's; expected the same")

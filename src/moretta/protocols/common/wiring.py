@@ -15,6 +15,7 @@ from moretta.data.holders import grid_of
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.lots import Lots
@@ -68,7 +69,16 @@ def enrolment_of(
         rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.batch_size if batch_size is None else batch_size
-    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures)
+    # Where silos sum in groups, their server compares all of them by itself.
+    comparison = comparison_of(setting) if members is None else None
+    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures, comparison)
+
+
+def comparison_of(setting: Setting) -> Comparison | None:
+    """Return what compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
+    if setting.tested is None:
+        return None
+    return Comparison(setting.tested, setting.root("server").derive("test rows"))
 
 
 def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None) -> Contributor:
@@ -103,6 +113,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             setting.device,
             augment=setting.augment,
             held_out=held_out_of(protocol, setting, silo),
+            subjects=silo.subjects,
         )
         for silo in setting.here
     }
