@@ -75,7 +75,7 @@ def read_rows(
         arrays = called(source, base)
     else:
         raise ParameterError(
-            f'{where}: source = {source!r}: expected a table ({", ".join(ENDINGS)}), an .npz file or '
+            f"{where}: source = {source!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
             '"module:function" of this site\'s own rows'
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
