@@ -30,13 +30,17 @@ class Wish:
     seed: int
 
 
-def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
-    """A table that was read by its schema, split by the wished fractions."""
+def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | None = None) -> Dataset:
+    """A table that was read by its schema, split by the wished fractions; domain: [rows], split in proportion too."""
     y, task, classes = rows.y, wish.task or "regression", None
     if table.classes:
         y, task, classes = rows.y, "classification", len(table.classes)
     if task != wish.task is not None:
         raise ParameterError(f'{wish.name}: task = "{wish.task}" does not fit the schema, whose target is of {task}')
+    parts = None
+    if domain is not None:
+        strata = np.unique(domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
+        parts = split(strata, (wish.test, wish.validation), wish.seed, wish.name, rows.groups)
     expansion = expansion_of(table)
     return split_rows(
         wish,
@@ -47,10 +51,12 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         feature_names=expansion.names,
         origins=expansion.origins,
         class_names=table.classes,
+        domain=domain,
         ids=rows.ids,
         groups=rows.groups,
         column_rules=rules_of(table),
         table=table,
+        parts=parts,
     )
 
 

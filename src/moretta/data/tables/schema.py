@@ -216,7 +216,7 @@ class Schema(Section):
         kept = {
             name: column
             for name, column in self.columns.items()
-            if name in features or column.kind in ("id", "group") or (labelled and column.kind == "target")
+            if name in features or column.kind in ("id", "group", "drop") or (labelled and column.kind == "target")
         }
         return self.model_copy(update={"columns": kept})
 
