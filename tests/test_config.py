@@ -415,8 +415,8 @@ BAD = [
     (["engine.name=flare", "engine.sites=['a']", "engine.edge=['a']"], '[engine] edge: with name = "flare" a site says'
      " so itself, by moretta join --edge"),
     (["data.source=sites", "engine.name=flare", "engine.sites=['a', 'b', 'c']"], '[data] source = "sites" needs '
-     "schema, which says what a table's columns mean, or for arrays inputs, the shape of a sample, and either classes or"
-     " outputs, for example inputs = [30] and classes = 2"),
+     "schema, which says what a table's columns mean, or for arrays inputs, the shape of a sample, and either classes"
+     " or outputs, for example inputs = [30] and classes = 2"),
     (["data.missing=mean", "columns.age.kind=number"], "[data] inputs, classes, outputs and missing follow from the"
      " schema of the table; remove them"),
     (["data.source=sites", "data.inputs=[30]", "data.classes=2", "data.target=y"], "[data] target is about rows, and"
