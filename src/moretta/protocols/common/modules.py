@@ -112,11 +112,11 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
 
 
 @torch.no_grad()
-def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
+def outputs_of(model: nn.Module, inputs: Tensor, at_a_time: int = CHUNK) -> Tensor:
+    """Return the outputs of a model in eval mode, [rows, outputs], so many rows at a time."""
     was_training = model.training
     model.eval()
-    outputs = torch.cat([model(chunk) for chunk in torch.split(inputs, CHUNK)])
+    outputs = torch.cat([model(chunk) for chunk in torch.split(inputs, at_a_time)])
     model.train(was_training)
     return outputs
 
