@@ -16,7 +16,7 @@ from moretta.config import run_files, silo_file
 from moretta.data.tables.rows import read_table
 from moretta.deployment import shared_settings as told
 from moretta.engines.run_folder import read_model
-from moretta.errors import ParameterError, RunFailed
+from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.secure_aggregation.identity import public_line
 
@@ -178,12 +178,11 @@ def check_predictions(hospitals: Hospitals, folder: Path) -> None:
     assert text.startswith("patient,prediction,probability_no,probability_yes\nP20-0,")
 
 
-def doctor(hospitals: Hospitals, name: str) -> list[Any]:
-    """What `moretta doctor` finds wrong with a site's rows."""
-    done = call(
-        "doctor", "--silo", hospitals.folder / name / "silo.toml", "--run", hospitals.folder / "many.toml", "--json"
-    )
-    return [check for check in done.told["checks"] if check["name"] == "data"]
+def doctor(hospitals: Hospitals, name: str) -> dict[str, Any]:
+    """What `moretta doctor` finds of a site's rows."""
+    run, silo = hospitals.folder / "many.toml", hospitals.folder / name / "silo.toml"
+    findings = call("doctor", "--silo", silo, "--run", run, "--json").told["findings"]
+    return next(dict(one) for one in findings if one["what"] == "data")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,9 @@ def test_a_site_whose_columns_mean_something_else_says_which(hospitals: Hospital
     assert said in str(error.value)
     assert "silo `north`: rows.csv" in str(error.value)
     assert not any(one in str(error.value) for one in ("P0-", "Station"))
-    print(doctor(hospitals, "north"), doctor(hospitals, "west"))
+    found = doctor(hospitals, "north")
+    assert (found["passes"], found["sentence"]) == (False, str(error.value))
+    assert doctor(hospitals, "west")["passes"]
 
 
 def test_a_table_that_changes_during_a_run_is_refused(hospitals: Hospitals, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_a_table_that_changes_during_a_run_is_refused(hospitals: Hospitals, tmp_
     write(hospitals.folder / "north" / "rows.csv", values, COLUMNS, ";", ",")
     hospitals.start()
     try:
-        with pytest.raises(RunFailed, match="`north`.* have changed since") as error:
+        with pytest.raises(ParameterError, match="the rows of north have changed since") as error:
             hospitals.serve(tmp_path / "many", least=3, resume=True, wait=2.0)
     finally:
         hospitals.stop()
