@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from moretta.data.alignment.exchange import align
+    from moretta.data.alignment.ids import IdRules
     from moretta.data.silo import Silo
     from moretta.engines.settings import Engine, Faults
     from moretta.protocols.baffle.params import BAFFLE
@@ -30,10 +32,12 @@ __all__ = [
     "FedAvg",
     "FedSGD",
     "Federation",
+    "IdRules",
     "Local",
     "Result",
     "SecureAggregation",
     "Silo",
+    "align",
 ]
 
 _HOMES = {
@@ -46,10 +50,12 @@ _HOMES = {
     "FedAvg": "moretta.protocols.fedsgd.params",
     "FedSGD": "moretta.protocols.fedsgd.params",
     "Federation": "moretta.run.federation",
+    "IdRules": "moretta.data.alignment.ids",
     "Local": "moretta.protocols.fedsgd.params",
     "Result": "moretta.run.federation",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
+    "align": "moretta.data.alignment.exchange",
 }
 
 
