@@ -70,7 +70,9 @@ def test_a_batch_is_its_messages_one_by_one() -> None:
     messages = [f"patient {n}".encode() for n in range(1030)]  # more than are inverted together
     together = curve.encode(messages)
     assert together.shape == (1030, 32)
-    assert all((curve.encode([one])[0] == found).all() for one, found in zip(messages[::100], together[::100]))
+    assert all(
+        (curve.encode([one])[0] == found).all() for one, found in zip(messages[::100], together[::100], strict=True)
+    )
 
 
 @given(st.binary(max_size=80))

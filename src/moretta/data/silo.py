@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,15 @@ class Silo:
     def holds_labels(self) -> bool:
         """Whether it has the targets of its rows."""
         return self.labelled if self.remote else bool(len(self.y))
+
+
+def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
+    """Return a silo with these of its rows in this order; None for all as they stand."""
+    if order is None:
+        return silo
+    ids, groups = (None if one is None else one[order] for one in (silo.ids, silo.groups))
+    y = silo.y[order] if len(silo.y) else silo.y
+    return replace(silo, x=silo.x[order], y=y, ids=ids, groups=groups)
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:

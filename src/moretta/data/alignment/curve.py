@@ -1,8 +1,8 @@
 """Points of Curve25519, known by their x coordinate: ids encoded as points, and points under a secret.
 
-The encoding is RFC 9380's encode_to_curve of the suite curve25519_XMD:SHA-512_ELL2_NU_, without its last step: a clamped
-X25519 secret is a multiple of the cofactor 8, so `blind` clears it. X25519 works on x coordinates alone, so y is never
-computed, nor the square root that it needs; one Jacobi symbol says which of two x is on the curve.
+The encoding is RFC 9380's encode_to_curve of the suite curve25519_XMD:SHA-512_ELL2_NU_, without its last step: a
+clamped X25519 secret is a multiple of the cofactor 8, so `blind` clears it. X25519 works on x coordinates alone, so y
+is never computed, nor the square root that it needs; one Jacobi symbol says which of two x is on the curve.
 
 Nothing here takes constant time. A partner's list is sent as a whole, so nobody else can time one id.
 """
@@ -124,8 +124,8 @@ def _inverses(numbers: Sequence[int]) -> list[int]:
 def _is_square(a: int) -> bool:
     """Whether a is a square modulo p, by the Jacobi symbol: a seventh of the time of a power.
 
-    Of (a / n): twos are taken out, each a change of sign where n is 3 or 5 modulo 8; then the two change places, a change
-    of sign where both are 3 modulo 4.
+    Of (a / n): twos are taken out, each a change of sign where n is 3 or 5 modulo 8; then the two change places, a
+    change of sign where both are 3 modulo 4.
     """
     n, negative = _P, False
     while a:

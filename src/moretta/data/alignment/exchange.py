@@ -125,6 +125,11 @@ class Aligner:
         self._running: tuple[Stamp, str, Partner, bool] | None = None
         self.alignment: Alignment | None = None  # of the latest exchanges
 
+    @property
+    def rules(self) -> IdRules:
+        """How ids are written before they are compared."""
+        return self._rules
+
     def answer(self, message: Message) -> Message | None:
         """Answer one message of an alignment; None to any other."""
         match message:

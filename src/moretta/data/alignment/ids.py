@@ -105,7 +105,7 @@ def numbered(ids: Iterable[str]) -> list[int]:
 
 
 def ids_digest(ids: Sequence[str] | NDArray[np.generic], where: str) -> bytes:
-    """Return SHA-256 of ids as they are written, in order. It stays with their owner: who knows all but one finds it."""
+    """Return SHA-256 of ids as they are written, in order; not to be sent, as who knows all but one finds that one."""
     found = hashlib.sha256()
     for one in _texts(ids, where):
         content = one.encode("utf-8", "surrogatepass")

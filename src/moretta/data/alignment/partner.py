@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moretta.data.alignment import curve
 from moretta.data.alignment.curve import POINT_BYTES, Points
 from moretta.data.alignment.ids import IdRules, ids_digest, numbered
-from moretta.data.alignment.result import Alignment, Step
+from moretta.data.alignment.result import Alignment, Disclosed
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
@@ -121,7 +121,7 @@ class Partner:
         elements = self._listing.elements
         ranked = sorted(range(len(places)), key=lambda at: elements[places[at]])
         digest = hashlib.sha256(encode_purpose("alignment", self.rules.digest, own_again[found[ranked]].tobytes()))
-        step = Step(self._listed, len(self._theirs), len(places))
+        step = Disclosed(self._listed, len(self._theirs), len(places))
         before = () if self._listing.earlier is None else self._listing.earlier.steps
         order = self._listing.rows[places[ranked]]
         return Alignment(self.rules, order, digest.digest(), self._listing.source, (*before, step))

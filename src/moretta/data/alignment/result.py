@@ -19,7 +19,7 @@ FORMAT = 1
 KIND = "moretta alignment"
 
 
-class Step(NamedTuple):
+class Disclosed(NamedTuple):
     """What one exchange between two partners disclosed: lengths of lists, padding included, and rows in common."""
 
     listed: int
@@ -27,7 +27,7 @@ class Step(NamedTuple):
     common: int
 
 
-class Rows(NamedTuple):
+class AlignedRows(NamedTuple):
     """Rows in the partners' order: inputs, targets (perhaps of no rows), normalised ids, and groups if there are."""
 
     x: NDArray[Any]
@@ -49,7 +49,7 @@ class Alignment:
     order: NDArray[np.int64]
     digest: bytes
     source: bytes
-    steps: tuple[Step, ...]
+    steps: tuple[Disclosed, ...]
 
     def check(self, ids: Sequence[str] | NDArray[np.generic] | None, where: str) -> None:
         """Raise `moretta.errors.ParameterError` unless these are the ids of the rows that were aligned."""
@@ -63,6 +63,12 @@ class Alignment:
                 "or restore the rows"
             )
 
+    def normalised(self, ids: Sequence[str] | NDArray[np.generic] | None, where: str) -> NDArray[np.str_]:
+        """Return the shared rows' ids in the partners' order, as all partners write them."""
+        self.check(ids, where)
+        written: NDArray[np.str_] = np.array(self.rules.normalised([] if ids is None else ids, where), dtype=np.str_)
+        return written[self.order]
+
     def applied(
         self,
         x: NDArray[Any],
@@ -70,17 +76,16 @@ class Alignment:
         ids: Sequence[str] | NDArray[np.generic] | None,
         groups: NDArray[np.str_] | None,
         where: str,
-    ) -> Rows:
+    ) -> AlignedRows:
         """Return the shared rows in the partners' order. Their ids are normalised, so that they equal the partners'.
 
         Raises `moretta.errors.ParameterError` for other rows than those that were aligned.
         """
-        self.check(ids, where)
-        own = np.array(self.rules.normalised(ids, where))  # type: ignore[arg-type]  # `check` refuses None
-        return Rows(
+        shared = self.normalised(ids, where)
+        return AlignedRows(
             x[self.order],
             y[self.order] if len(y) else y,
-            own[self.order],
+            shared,
             None if groups is None else groups[self.order],
         )
 
@@ -103,7 +108,7 @@ class Alignment:
         """Read it. Raises `moretta.errors.ParameterError` for a file that holds none."""
         try:
             return cls._read(json.loads(path.read_text()))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (ParameterError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ParameterError(f"{path}: expected an alignment as `moretta align` writes it; align again") from None
 
     @classmethod
@@ -116,7 +121,7 @@ class Alignment:
         digest, source = bytes.fromhex(told["digest"]), bytes.fromhex(told["source"])
         if len(digest) != 32 or len(source) != 32:
             raise ValueError
-        steps = tuple(Step(**{name: int(step[name]) for name in Step._fields}) for step in told["steps"])
+        steps = tuple(Disclosed(**{name: int(step[name]) for name in Disclosed._fields}) for step in told["steps"])
         return cls(IdRules.read(told["rules"]), order, digest, source, steps)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client as Role
-from moretta.data.holders import Grid, grid_of
-from moretta.data.silo import Silo
+from moretta.data.alignment.exchange import Aligner, align
+from moretta.data.holders import Grid, check_order, grid_of
+from moretta.data.silo import Silo, in_order
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
 from moretta.protocols.cgd.group_keys import GroupKeys, Membership
@@ -19,6 +21,7 @@ from moretta.protocols.cgd.groups import Group, groups_of
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
+from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
@@ -31,6 +34,7 @@ from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.wiring import contributor_of, credentials_of, enrolment_of, held_out_of, whole_rows
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.ring import Ring
 
 
@@ -62,13 +66,22 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         if len(group.members) > 1
     }
     clients, alone = dict[str, Client](), dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]()
+    if joint and not protocol.align:
+        check_order(setting.silos)
     for silo in setting.here:
-        rows = _participant_rows(protocol, setting, silo, grid, joint=joint)
-        if setting.columns and split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1:
-            alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
-        clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
+        alone_in = setting.columns and split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
+
+        def rows_in(order: NDArray[np.int64] | None, silo: Silo = silo, alone_in: bool = bool(alone_in)) -> SiloRows:
+            rows = _participant_rows(protocol, setting, in_order(silo, order), grid, joint=joint)
+            if alone_in:
+                alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
+            return rows
+
+        clients[silo.name] = _participant(protocol, setting, silo, rows_in, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
-    server = Server(grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind)
+    server = Server(
+        grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind, align=protocol.align
+    )
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
         server,
@@ -137,7 +150,7 @@ def _participant(
     protocol: CGD,
     setting: Setting,
     silo: Silo,
-    rows: SiloRows,
+    rows_in: RowsIn,
     grid: Grid,
     groups: Mapping[str, Group],
     *,
@@ -162,19 +175,35 @@ def _participant(
     insecure = setting.insecure_root(silo.name)
     credentials = credentials_of(setting, silo.name, scheme)
     set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
+    keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
+    aligner = _aligner(protocol, setting, silo, keys) if protocol.align and len(position.row) > 1 else None
     return Client(
         protocol,
         position,
         setting.silo_model(),
-        rows,
+        RowOrder(silo.name, rows_in, silo.ids, aligner, keys),
         setting.root(silo.name),
         contributors,
-        GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session),
+        keys,
         setting.rounds,
         blind=blind,
-        ids=silo.ids,
         figures=setting.figures,
     )
+
+
+def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys) -> Aligner:
+    """Return a participant's half of the alignment. Raises `moretta.errors.ParameterError` for rows without ids."""
+    if silo.ids is None:
+        raise ParameterError(_no_ids(silo.name))
+    insecure = setting.insecure_root(silo.name)
+
+    def root(stamp: Stamp, peer: str) -> SecretRoot:
+        if insecure is None:
+            return SecretRoot.fresh()
+        when = (stamp.run, stamp.round, stamp.attempt, stamp.take, setting.session)
+        return SecretRoot(insecure.derive("alignment", *when, peer))
+
+    return Aligner(silo.name, silo.ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, root)
 
 
 @dataclass(frozen=True)
@@ -186,6 +215,8 @@ class _Scales:
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
+    if protocol.align:
+        setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
     mean, deviation = scales_of(x) if setting.columns else (np.zeros(1), np.ones(1))
@@ -202,3 +233,26 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         setting.seed,
     )
     return Roles(simulation, {}, _Scales(mean, deviation), "none", (), 0, simulation.models, simulation.displaced)
+
+
+def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
+    """Return the silos with their rows aligned, as the participants of a row would do it between them."""
+    found = {silo.name: silo for silo in silos}
+    for row, names in grid.rows.items():
+        if len(names) < 2:
+            continue
+        ids = {name: found[name].ids for name in (grid.heads[row], *names)}
+        if missing := [name for name, own in ids.items() if own is None]:
+            raise ParameterError(_no_ids(missing[0]))
+        given = {name: own for name, own in ids.items() if own is not None}
+        for name, alignment in align(given, protocol.id_rules, protocol.align_pad_to).items():
+            own = alignment.normalised(ids[name], f"silo `{name}`")
+            found[name] = replace(in_order(found[name], alignment.order), ids=own)
+    return list(found.values())
+
+
+def _no_ids(name: str) -> str:
+    return (
+        f"silo `{name}`: [protocol] align = true puts rows in order by their ids, and these have none; name the id "
+        "column (id-column; from Python: Silo ids)"
+    )
