@@ -25,7 +25,7 @@ def grid_of(silos: Sequence[Silo]) -> Grid:
 
 
 def check_order(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` unless the rows of silos that are here are known to be in their row's order.
+    """Raise `moretta.errors.ParameterError` unless the rows of local silos are known to be in their row's order.
 
     They are by ids, which are compared, or by their owner's word (`Silo.aligned`).
     """
@@ -41,7 +41,7 @@ def check_order(silos: Sequence[Silo]) -> None:
 
 
 def check_ids(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where silos of one row, all of them here, have other ids or another order."""
+    """Raise `moretta.errors.ParameterError` where local silos of one row have other ids, or them in another order."""
     first = dict[str, Silo]()
     for silo in silos:
         if not silo.columns or silo.ids is None:

@@ -176,7 +176,7 @@ def test_ids_that_cannot_be_aligned_end_the_run_before_its_first_round(said: str
 
 
 def test_ids_that_are_missing_or_too_many_for_the_list() -> None:
-    with pytest.raises(ParameterError, match="silo `silo-0-1`: .* these have none; name the id column"):
+    with pytest.raises(ParameterError, match=r"silo `silo-0-1`: .* these have none; name the id column"):
         run(changed(SILOS, "silo-0-1", ids=None), 1, ALIGN)
     with pytest.raises(ParameterError, match=r"a list of 8 points was declared \(pad-to\)"):
         run(SILOS, 1, ALIGN.model_copy(update={"align_pad_to": 8}))

@@ -29,7 +29,7 @@ class CGD(Training):
     after `decay_from` and T is how many rounds are left then.
     mu: of that schedule, 0 to 1 (Theorem 1).
     blind: whether the aggregator only relays sums, which it cannot read; None is yes, unless the scheme is "none".
-    align: whether the holders of a row of the grid put the rows that all of them have in one order, by their ids, before
+    align: whether the holders of a row of the grid put the rows that all of them have in one order by their ids, before
     the first round (`moretta.data.alignment`). align_ids: how ids are made comparable, by names of
     `moretta.data.alignment.ids.IdRules`. align_pad_to: the length that each list of ids is filled up to.
     """
