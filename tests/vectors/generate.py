@@ -988,6 +988,10 @@ def readable(value: Any) -> Any:
     return {name: readable(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
+def _keyed(what: str, value: bytes) -> bytes:
+    return hmac.new(bytes(range(32)), purpose("test rows", what, value), hashlib.sha256).digest()[:16]
+
+
 def good_messages() -> dict[str, tuple[str, Fields]]:
     """Return where a message's figures come from and its fields, by type; one for each type of every protocol."""
     keys = {name: x25519(root, (9).to_bytes(32, "little")).hex() for name, root in ROOTS.items()}
@@ -1075,11 +1079,36 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "encoding": {"moments/1/inputs": 41, "most weight": 3},
             },
         ),
+        "secure-aggregation/ask-histogram": (
+            made,
+            {
+                "what": "input columns",
+                "columns": np.array([0, 3]),
+                "low": f64([0.0, -5.0]),
+                "high": f64([120.0, 5.0]),
+                "encoding": {"histogram/input columns": 41, "most weight": 3},
+            },
+        ),
         "enrolment/begin": (
             "schema: SHA-256 over a linear layer's tensors, a line `name:shape:dtype` each; the rest chosen here",
-            {"schema": schema, "mean": f64([0.5, -2.0]), "deviation": f64([1.0, 0.25])},
+            {
+                "schema": schema,
+                "table": "5a" * 32,
+                "fill": f64([7.5, 0.0]),
+                "mean": f64([0.5, -2.0]),
+                "deviation": f64([1.0, 0.25]),
+            },
         ),
         "enrolment/ready": (made, {}),
+        "enrolment/ask-apart": (
+            "the key of bytes 0 to 31 and HMAC-SHA256 by hand, of the ids P01 and P02; no groups",
+            {
+                "key": bytes(range(32)).hex(),
+                "ids": u8(sorted(list(_keyed("ids", one)) for one in (b"P01", b"P02"))),
+                "groups": u8([]).reshape(0, 16),
+            },
+        ),
+        "enrolment/apart": (made, {}),
         "scoring/score": (
             made,
             {"parameters": model, "encoding": {"score/rows": 41, "score/loss": 41, "most weight": 3}},
@@ -1429,17 +1458,31 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     ],
     "secure-aggregation/ask-moments": [
         ("order", "a third moment", lambda fields: 3),
-        ("order", "a zeroth moment", lambda fields: 0),
+        ("order", "a moment below the zeroth", lambda fields: -1),
         ("center", "a center of float32", _as("center", dtype="float32")),
         ("center", "a center of two axes", _as("center", [[0.0, 2.5]])),
         ("center", "a center without axes", _as("center", 0.5)),
     ],
+    "secure-aggregation/ask-histogram": [
+        ("columns", "columns of int32", _as("columns", dtype="int32")),
+        ("columns", "no column", _as("columns")),
+        ("low", "fewer ends than columns", _as("low", 0.0)),
+        ("high", "an empty range", _as("high", 120.0, -5.0)),
+        ("low", "ends of float32", _as("low", dtype="float32")),
+    ],
     "enrolment/begin": [
+        ("fill", "more values to fill in than means", _as("fill", 7.5, 0.0, 1.0)),
         ("mean", "more means than deviations", _as("mean", 0.5, -2.0, 1.0)),
         ("mean", "means of two axes", _as("mean", [[0.5, -2.0]])),
         ("mean", "a mean without axes", _as("mean", 0.5)),
         ("deviation", "a deviation of zero", _as("deviation", 1.0, 0.0)),
         ("deviation", "a deviation below zero", _as("deviation", 1.0, -0.25)),
+    ],
+    "enrolment/ask-apart": [
+        ("key", "a key of 31 bytes", lambda fields: "07" * 31),
+        ("ids", "digests of 15 bytes", lambda fields: fields["ids"][:, 1:]),
+        ("ids", "digests of one axis", lambda fields: fields["ids"].reshape(-1)),
+        ("groups", "digests of int64", lambda fields: fields["groups"].astype(np.int64)),
     ],
     "local/stepped": [
         ("rows", "no rows", lambda fields: 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from moretta.commands.schema import FileEncoding, Separator, form_of
 from moretta.commands.terminal import AsJson, say
 from moretta.contract.wording import did_you_mean
 from moretta.errors import ParameterError
@@ -17,13 +18,14 @@ from moretta.errors import ParameterError
 if TYPE_CHECKING:
     from moretta.data.alignment.ids import IdRules
     from moretta.data.alignment.result import Alignment
+    from moretta.data.tables.files import Format
 
 align = typer.Typer(
     no_args_is_help=True,
     help="Put the rows that partners share in one order, by ids that nobody is shown; all commands take --json.",
 )
 
-RowsPath = Annotated[Path, typer.Option("--rows", metavar="FILE", help="One's own rows: .csv, .csv.gz or .npz.")]
+RowsPath = Annotated[Path, typer.Option("--rows", metavar="FILE", help="One's own rows: a table, or .npz.")]
 IdColumn = Annotated[str, typer.Option("--id-column", metavar="NAME", help="The column (array of .npz) of the ids.")]
 SecretPath = Annotated[Path, typer.Option("--secret", metavar="FILE", help="What nobody else may read until the end.")]
 OutPath = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file for the other partner.")]
@@ -49,6 +51,8 @@ def begin(
     pad_to: PadTo = None,
     ids: Rules = None,
     earlier: Earlier = None,
+    separator: Separator = None,
+    file_encoding: FileEncoding = "utf-8",
     as_json: AsJson = False,
 ) -> None:
     """Begin: write a list of one's own ids, which nobody can read, for the other partner."""
@@ -56,7 +60,9 @@ def begin(
 
     before = _earlier(earlier)
     rules = before.rules if before is not None and ids is None else _rules(ids)
-    made = steps.begin(read_ids(rows, id_column), rules, rows.name, pad_to, before)
+    made = steps.begin(
+        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])), rules, rows.name, pad_to, before
+    )
     _hand_over(made, out, secret, 1, as_json)
 
 
@@ -69,12 +75,20 @@ def answer(
     out: OutPath = Path("step2.bin"),
     pad_to: PadTo = None,
     ids: Rules = None,
+    separator: Separator = None,
+    file_encoding: FileEncoding = "utf-8",
     as_json: AsJson = False,
 ) -> None:
     """Answer a partner that began."""
     from moretta.data.alignment import steps
 
-    made = steps.answer(step.read_bytes(), read_ids(rows, id_column), _rules(ids), rows.name, pad_to)
+    made = steps.answer(
+        step.read_bytes(),
+        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
+        _rules(ids),
+        rows.name,
+        pad_to,
+    )
     _hand_over(made, out, secret, 2, as_json)
 
 
@@ -90,6 +104,8 @@ def finish(
         Path, typer.Option("--left", metavar="FILE", help="With --earlier: what is left, for earlier partners.")
     ] = Path("left.bin"),
     earlier: Earlier = None,
+    separator: Separator = None,
+    file_encoding: FileEncoding = "utf-8",
     as_json: AsJson = False,
 ) -> None:
     """Find the shared rows, write the alignment and, at whoever began, step 3; the secrets are removed."""
@@ -97,7 +113,13 @@ def finish(
     from moretta.data.alignment.result import write_new
 
     before = _earlier(earlier)
-    done = steps.finish(step.read_bytes(), secret.read_bytes(), read_ids(rows, id_column), rows.name, before)
+    done = steps.finish(
+        step.read_bytes(),
+        secret.read_bytes(),
+        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
+        rows.name,
+        before,
+    )
     files = {out: done.step, left: done.left}
     written = {path: data for path, data in files.items() if data is not None}
     _are_new(alignment, *written)
@@ -138,23 +160,21 @@ def narrow(
     say(told, as_json, lambda: print(f"{len(found.order)} rows are left: {out}"))
 
 
-def read_ids(path: Path, column: str) -> Sequence[str] | NDArray[np.generic]:
+def read_ids(path: Path, column: str, form: Format) -> Sequence[str] | NDArray[np.generic]:
     """Return the ids of a file's rows, as training reads them.
 
     Raises `moretta.errors.ParameterError` for a file that has no such column.
     """
     from moretta.data.images.sets import read_npz
-    from moretta.data.tables.table import cells_of, is_table, read_bytes
+    from moretta.data.tables.files import ENDINGS, is_table, read_columns
+    from moretta.data.tables.rows import words_of
 
-    if is_table(path.name):
-        columns: Mapping[str, Sequence[str] | NDArray[np.generic]] = cells_of(read_bytes(path), path.name)[1]
-    elif path.suffix == ".npz":
-        columns = read_npz(path)
-    else:
-        raise ParameterError(f"{path.name}: expected a .csv, .csv.gz or .npz file of rows")
+    if not is_table(path.name) and path.suffix != ".npz":
+        raise ParameterError(f"{path.name}: expected rows in a file that ends in {', '.join(ENDINGS)} or .npz")
+    columns = read_columns(path, form) if is_table(path.name) else read_npz(path)
     if column not in columns:
         raise ParameterError(f'{path.name} has no column "{column}" for --id-column; {did_you_mean(column, columns)}')
-    return columns[column]
+    return words_of(columns[column]) if is_table(path.name) else columns[column]
 
 
 def _rules(names: Sequence[str] | None) -> IdRules:

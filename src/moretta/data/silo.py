@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True, eq=False)
+class Subjects:
+    """Whom rows are about: str[rows], each row's id and group, None where there are none. Never shown or printed."""
+
+    ids: NDArray[np.str_] | None = field(default=None, repr=False)
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)
+
+    def named(self) -> Mapping[str, NDArray[np.str_] | None]:
+        """Return both by what sentences call them."""
+        return {"ids": self.ids, "groups": self.groups}
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,16 @@ class Silo:
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
     groups: NDArray[np.str_] | None = None
     aligned: bool = False
+
+    @property
+    def subjects(self) -> Subjects:
+        """Whom its training rows are about."""
+        return Subjects(self.ids, self.groups)
+
+    @property
+    def subject_ids(self) -> NDArray[np.str_] | None:
+        """Whom its rows are about, one id a row: their ids, or where there are none their groups."""
+        return self.groups if self.ids is None else self.ids
 
     @property
     def holds_labels(self) -> bool:

@@ -45,6 +45,7 @@ from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
+from moretta.protocols.common.apart import AskApart, answer_apart
 from moretta.protocols.common.clipping import Clip, scaled
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.scoring import Score
@@ -138,6 +139,8 @@ class Client:
             case TakeKey():
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
+            case AskApart():
+                return answer_apart(message, self._rows.subjects)
             case DescribeRows():
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)

@@ -14,6 +14,7 @@ from moretta.contract.roles import Client as Role
 from moretta.data.alignment.exchange import Aligner, align
 from moretta.data.holders import Grid, check_order, grid_of
 from moretta.data.silo import Silo, in_order
+from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
 from moretta.protocols.cgd.group_keys import GroupKeys, Membership
@@ -27,11 +28,18 @@ from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.enrolment import SiloRows, scales_of, standardised
+from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
-from moretta.protocols.common.wiring import contributor_of, credentials_of, enrolment_of, held_out_of, whole_rows
+from moretta.protocols.common.wiring import (
+    comparison_of,
+    contributor_of,
+    credentials_of,
+    enrolment_of,
+    held_out_of,
+    whole_rows,
+)
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -61,26 +69,34 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     first = "" if layers is None else layers.weight
     groups = groups_of(grid, shapes, first, joint=joint)
     enrolments = {
-        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, group, first))
+        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, grid, group, first))
         for name, group in groups.items()
         if len(group.members) > 1
     }
-    clients, alone = dict[str, Client](), dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]()
+    clients, alone = dict[str, Client](), dict[str, Preparation]()
     if joint and not protocol.align:
         check_order(setting.silos)
     for silo in setting.here:
-        alone_in = setting.columns and split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
+        by_itself = split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
 
-        def rows_in(order: NDArray[np.int64] | None, silo: Silo = silo, alone_in: bool = bool(alone_in)) -> SiloRows:
+        def rows_in(order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself) -> SiloRows:
             rows = _participant_rows(protocol, setting, in_order(silo, order), grid, joint=joint)
-            if alone_in:
-                alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
+            if by_itself:
+                alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
             return rows
 
         clients[silo.name] = _participant(protocol, setting, silo, rows_in, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
     server = Server(
-        grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind, align=protocol.align
+        grid,
+        groups,
+        enrolments,
+        complete(rules),
+        secure.largest,
+        joint=joint,
+        blind=blind,
+        comparison=comparison_of(setting),
+        align=protocol.align,
     )
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
@@ -119,11 +135,11 @@ def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[
     return said
 
 
-def _columns_of(setting: Setting, group: Group, first: str) -> int:
-    """Return how many input columns a group standardises together: its part's, or all where no column is split."""
-    if not first or not setting.columns:
+def _columns_of(setting: Setting, grid: Grid, group: Group, first: str) -> ColumnRules:
+    """Return which input columns a group prepares together: its part's, or all where no column is split."""
+    if not first:
         return setting.columns
-    return group.shapes[first][1] if first in group.shapes else 0
+    return setting.columns.of(grid.parts[group.members[0]].columns if first in group.shapes else ())
 
 
 def _group_of(grid: Grid, name: str) -> str:
@@ -143,7 +159,17 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
     batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run)  # of a row's holders the same
     held_out = held_out_of(protocol, setting, silo)
-    return SiloRows(silo.x, y, batches, setting.dtype, setting.device, augment=setting.augment, held_out=held_out)
+    return SiloRows(
+        silo.x,
+        y,
+        batches,
+        setting.dtype,
+        setting.device,
+        augment=setting.augment,
+        held_out=held_out,
+        table=setting.table,
+        subjects=silo.subjects,
+    )
 
 
 def _participant(
@@ -181,7 +207,7 @@ def _participant(
         protocol,
         position,
         setting.silo_model(),
-        RowOrder(silo.name, rows_in, silo.ids, aligner, keys),
+        RowOrder(silo.name, rows_in, silo.ids if aligner is None else silo.subject_ids, aligner, keys),
         setting.root(silo.name),
         contributors,
         keys,
@@ -193,7 +219,8 @@ def _participant(
 
 def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys) -> Aligner:
     """Return a participant's half of the alignment. Raises `moretta.errors.ParameterError` for rows without ids."""
-    if silo.ids is None:
+    ids = silo.subject_ids
+    if ids is None:
         raise ParameterError(_no_ids(silo.name))
     insecure = setting.insecure_root(silo.name)
 
@@ -203,13 +230,12 @@ def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys) -> Al
         when = (stamp.run, stamp.round, stamp.attempt, stamp.take, setting.session)
         return SecretRoot(insecure.derive("alignment", *when, peer))
 
-    return Aligner(silo.name, silo.ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, root)
+    return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, root)
 
 
 @dataclass(frozen=True)
-class _Scales:
-    mean: NDArray[np.float64]
-    deviation: NDArray[np.float64]
+class _Pooled:
+    preparation: Preparation
 
 
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
@@ -219,20 +245,20 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
-    mean, deviation = scales_of(x) if setting.columns else (np.zeros(1), np.ones(1))
+    found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
     simulation = Simulation(
         protocol,
         setting.model,
         grid,
-        Rows(standardised(x, mean, deviation, setting.dtype), y, counts),
+        Rows(prepared(x, found, setting.dtype), y, counts),
         Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
         setting.insecure,
         setting.rounds,
         setting.batch_size,
         setting.seed,
     )
-    return Roles(simulation, {}, _Scales(mean, deviation), "none", (), 0, simulation.models, simulation.displaced)
+    return Roles(simulation, {}, _Pooled(found), "none", (), 0, simulation.models, simulation.displaced)
 
 
 def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
@@ -241,7 +267,7 @@ def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
     for row, names in grid.rows.items():
         if len(names) < 2:
             continue
-        ids = {name: found[name].ids for name in (grid.heads[row], *names)}
+        ids = {name: found[name].subject_ids for name in (grid.heads[row], *names)}
         if missing := [name for name, own in ids.items() if own is None]:
             raise ParameterError(_no_ids(missing[0]))
         given = {name: own for name, own in ids.items() if own is not None}

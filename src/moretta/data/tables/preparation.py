@@ -1,0 +1,163 @@
+"""How input columns are made ready for a model: absent values filled in, columns brought to a common scale.
+
+    ColumnRules    what is to be done with each column; agreed before any value is known
+    Expansion      how categories and marks of absence become columns; follows from the schema
+    Preparation    what was fitted on all silos' training rows, and does it: at silos, the server, in predictions, alike
+
+A value that is absent is NaN until it is prepared. What is filled in comes from training rows, never from the rows at
+hand, so that a prediction does not depend on who else is in a file. Needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from moretta.errors import ParameterError
+
+Fill = Literal["none", "mean", "median"]
+PLAIN, ONE_OF, MARK = 0, 1, 2
+SMALLEST_DEVIATION = 1e-150  # below, prepared inputs would overflow
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnRules:
+    """What is to be done with each input column, the last axis of a sample.
+
+    scaled: bool[columns], whether a column is brought to mean 0 and deviation 1. fills: int8[columns], what is filled
+    in where a value is absent, as an index into `Fill`; 0 where none may be absent. low, high: float64[columns], the
+    declared range of a column whose median is filled in; 0 elsewhere.
+    Raises `moretta.errors.ParameterError` for a median without a range.
+    """
+
+    scaled: NDArray[np.bool_]
+    fills: NDArray[np.int8]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if not (self.low < self.high)[self.medians].all():
+            raise ParameterError(
+                "a median is found by counting within a range; declare the column's range in the schema, for example "
+                "range = [0, 120], or fill in the mean"
+            )
+
+    @classmethod
+    def alike(cls, columns: int, *, scaled: bool = False, fill: Fill = "none") -> ColumnRules:
+        """Return the same rules for all columns."""
+        kind = np.full(columns, get_args(Fill).index(fill), np.int8)
+        return cls(np.full(columns, scaled), kind, np.zeros(columns), np.zeros(columns))
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are; 0 where nothing is done with any."""
+        return len(self.scaled)
+
+    @property
+    def fitted(self) -> int:
+        """How many columns statistics are asked of: all, or 0 where nothing is scaled and nothing may be absent."""
+        return self.columns if self.scaled.any() or self.may_lack else 0
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether a value may be absent in any column."""
+        return bool(self.fills.any())
+
+    @property
+    def medians(self) -> NDArray[np.int64]:
+        """The indices of the columns whose median is filled in."""
+        return np.flatnonzero(self.fills == get_args(Fill).index("median"))
+
+    def of(self, columns: Sequence[int]) -> ColumnRules:
+        """Return the rules of some columns."""
+        kept = list(columns)
+        return ColumnRules(self.scaled[kept], self.fills[kept], self.low[kept], self.high[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """How coded rows (`moretta.data.tables.rows`) become inputs; nothing of it is fitted.
+
+    features: the names of the coded columns. names: of the inputs. source: int64[inputs], the coded column each is of.
+    kinds: int8[inputs]: `PLAIN`, the value; `ONE_OF`, 1 where it is the code; `MARK`, 1 where it is absent. codes:
+    float64[inputs].
+    """
+
+    features: tuple[str, ...]
+    names: tuple[str, ...]
+    source: NDArray[np.int64]
+    kinds: NDArray[np.int8]
+    codes: NDArray[np.float64]
+
+    def apply(self, coded: NDArray[np.generic]) -> NDArray[np.float32]:
+        """Return inputs, float32[rows, inputs], NaN where a plain value is absent."""
+        found = np.take(coded, self.source, axis=1).astype(np.float32)
+        absent = np.isnan(found)
+        one_of, mark = self.kinds == ONE_OF, self.kinds == MARK
+        found[:, one_of] = found[:, one_of] == self.codes[one_of]
+        found[:, mark] = absent[:, mark]
+        return found
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The coded column's name of each input."""
+        return tuple(self.features[place] for place in self.source)
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """What was fitted, and how it is applied: (x, or fill where x is absent, - mean) / deviation.
+
+    fill, mean, deviation: float64[columns], or [1] for all columns alike.
+    """
+
+    fill: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls) -> Preparation:
+        """Return the preparation that changes nothing."""
+        return cls(np.zeros(1), np.zeros(1), np.ones(1))
+
+    @classmethod
+    def loads(cls, figures: Mapping[str, Any]) -> Preparation:
+        """Return what ``inputs.json`` says of it: lists of numbers under "fill", "mean" and "deviation"."""
+        return cls(*(np.array(figures[name], np.float64) for name in ("fill", "mean", "deviation")))
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether inputs in which no value is absent stay as they are."""
+        return bool((self.mean == 0).all() and (self.deviation == 1).all())
+
+    def apply(self, x: NDArray[np.generic], dtype: DTypeLike) -> NDArray[Any]:
+        """Return inputs [rows, ..., columns] prepared, in a floating dtype; whole numbers are tokens and stay."""
+        if x.dtype.kind in "iu":
+            return x
+        absent = np.isnan(x)
+        if self.changes_nothing and not absent.any():
+            return x.astype(dtype, copy=False)
+        filled = np.where(absent, self.fill, x.astype(np.float64))
+        return ((filled - self.mean) / self.deviation).astype(dtype)
+
+    def joined(self, columns: Sequence[int], part: Preparation) -> Preparation:
+        """Return this with the given columns' figures replaced by those of `part`."""
+        arrays = []
+        for whole, own in zip(self._arrays, part._arrays, strict=True):
+            mine = whole.copy()
+            mine[list(columns)] = own
+            arrays.append(mine)
+        return Preparation(*arrays)
+
+    @property
+    def _arrays(self) -> tuple[NDArray[np.float64], ...]:
+        return self.fill, self.mean, self.deviation
+
+
+def usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the divisors of inputs: a column that never varies is divided by 1."""
+    return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
