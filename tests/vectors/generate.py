@@ -1170,6 +1170,22 @@ def cgd_messages() -> dict[str, tuple[str, Fields]]:
         "alignment/matched": ("chosen here; with the first partner nothing is kept", {"kept": u8([])}),
         "alignment/narrow": (made, {"maker": "anna", "kept": u8(range(40))}),
         "alignment/narrowed": (made, {}),
+        "alignment/step": (
+            made,
+            {"number": 2, "rules": "d2" * 32, "own": u8([9] + [0] * 31), "again": u8([8] * 32), "digest": ""},
+        ),
+        "alignment/secrets": (
+            made,
+            {
+                "number": 1,
+                "root": "a5" * 32,
+                "pad_to": 0,
+                "rules": {"strip": 1, "unicode": 0},
+                "source": "d3" * 32,
+                "theirs": u8([]),
+            },
+        ),
+        "alignment/left": (made, {"earlier": "d4" * 32, "kept": u8(range(40))}),
         "cgd/describe-rows": (made, {}),
         "cgd/rows": (made, {"rows": 569, "digest": "d0" * 32}),
         "cgd/forward": (made, {"fraction_bits": 41}),

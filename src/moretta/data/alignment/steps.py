@@ -75,7 +75,8 @@ class LeftFile(Message):
     kept: Array
 
 
-_CODEC = Codec((StepFile, Secrets, LeftFile))
+FILES = (StepFile, Secrets, LeftFile)
+_CODEC = Codec(FILES)
 
 
 class Finished(NamedTuple):

@@ -12,6 +12,7 @@ from moretta.data.alignment.ids import IdRules
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 
+IDS = ("strip", "unicode", "fold-case")  # the rules of ids unless a run says otherwise
 Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 
 
@@ -45,7 +46,7 @@ class CGD(Training):
     decay_from: Annotated[int, Field(ge=0)] = 0
     blind: bool | None = None
     align: bool = False
-    align_ids: tuple[str, ...] = ("strip", "unicode", "fold-case")
+    align_ids: tuple[str, ...] = IDS
     align_pad_to: PositiveInt | None = None
 
     def rate(self, number: int, rounds: int) -> float:
@@ -96,7 +97,7 @@ class CGD(Training):
             raise ParameterError('mu and decay-from belong to schedule = "inverse-square"; add it or remove them')
         if self.align and self.vertical != "joint":
             raise ParameterError('align is for rows that run one model together; remove it, or use vertical = "joint"')
-        if not self.align and ({"align_ids", "align_pad_to"} & self.model_fields_set):
+        if not self.align and (self.align_ids != IDS or self.align_pad_to is not None):
             raise ParameterError("align-ids and align-pad-to say how rows are aligned; add align = true or remove them")
         try:
             IdRules.of(self.align_ids)
