@@ -4,6 +4,7 @@
 
 encode_us_per_id, blind_us_per_id, normalise_us_per_id    one core's wall-clock time for an id of 50,000
 align_seconds            from ids to alignments at both partners, each a process of its own, which hand each other bytes
+align_core_seconds       of the partner that took more of them, its processor's time, which others do not lengthen
 align_peak_mib           the most resident memory of one partner's process (Linux)
 align_mib_sent           what one partner sends
 
@@ -64,7 +65,7 @@ def play(line: Connection, count: int, first: int) -> None:
     theirs = swap(partner.blind())
     found = partner.match(swap(partner.again(theirs)))
     peak = resident_mib("VmHWM") if sys.platform == "linux" else 0.0
-    line.send_bytes(f"{len(found.order)} {sent} {peak}".encode())
+    line.send_bytes(f"{len(found.order)} {sent} {peak} {time.process_time()}".encode())
 
 
 def aligned(count: int) -> dict[str, Any]:
@@ -81,13 +82,14 @@ def aligned(count: int) -> dict[str, Any]:
         said = [line.recv_bytes() for line in lines]
         for line, other in zip(lines, reversed(said), strict=True):
             line.send_bytes(other)
-    shared, sent, peak = zip(*[map(float, line.recv_bytes().split()) for line in lines], strict=True)
+    shared, sent, peak, core = zip(*[map(float, line.recv_bytes().split()) for line in lines], strict=True)
     seconds = time.perf_counter() - began
     for partner in partners:
         partner.join()
     assert set(shared) == {count - count // 2}
     return {
         "align_seconds": figure(seconds, "s"),
+        "align_core_seconds": figure(max(core), "s"),
         "align_peak_mib": figure(max(peak), "MiB"),
         "align_mib_sent": figure(max(sent) / 2**20, "MiB"),
     }

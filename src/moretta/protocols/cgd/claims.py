@@ -309,7 +309,7 @@ ALIGNMENT = (
         "learns",
         "in rows of three holders and more, which ids the holder of the labels shares with it, those too that a third "
         "lacks; who holds the labels learns this of each of the others before the last, among the ids left until then",
-        "In rows of three holders and more, the one with the labels aligns with each of the others in turn, and the two "
+        "In rows of three holders and more, the one with the labels aligns with each of the others in turn, and both "
         "learn which ids they share of those left until then, also where a later one lacks them.",
         (is_aligned,),
         rests_on="the derivation in `docs/alignment.md`",
