@@ -99,7 +99,7 @@ def test_shuffled_rows_without_ids_are_refused_where_they_once_trained_on_nonsen
 
     def accuracy(silos: list[Silo], **more: Any) -> float:
         made = make(silos, CGD.model_validate({**protocol, **more}), network(4, (16,)), test=(x, y))
-        return float(made.train(60, SEED).test["accuracy"])
+        return float(made.train(120, SEED).test["accuracy"])
 
     for partners in ([left, right], [dataclasses.replace(left, aligned=True), right]):
         with pytest.raises(ParameterError, match=UNKNOWN):
