@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from moretta.data.alignment.exchange import align
     from moretta.data.alignment.ids import IdRules
     from moretta.data.silo import Silo
+    from moretta.data.tables.rows import read_table
+    from moretta.data.tables.schema import Schema
     from moretta.engines.settings import Engine, Faults
     from moretta.protocols.baffle.params import BAFFLE
     from moretta.protocols.cgd.params import CGD
@@ -35,9 +37,11 @@ __all__ = [
     "IdRules",
     "Local",
     "Result",
+    "Schema",
     "SecureAggregation",
     "Silo",
     "align",
+    "read_table",
 ]
 
 _HOMES = {
@@ -53,9 +57,11 @@ _HOMES = {
     "IdRules": "moretta.data.alignment.ids",
     "Local": "moretta.protocols.fedsgd.params",
     "Result": "moretta.run.federation",
+    "Schema": "moretta.data.tables.schema",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
     "align": "moretta.data.alignment.exchange",
+    "read_table": "moretta.data.tables.rows",
 }
 
 

@@ -20,7 +20,7 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import auc
 from moretta.audit.evidence.public_run import PublicRun
-from moretta.contract.messages import Array
+from moretta.contract.messages import Array, Message
 from moretta.data.alignment.curve import POINT_BYTES, encode
 from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.messages import Blinded, BlindedAgain
@@ -70,8 +70,9 @@ def dictionary(listing: Listing) -> list[tuple[str, bool]]:
 def attack(case: Case) -> Claim:
     """Claim for each id of the dictionary how close it came to something in the lists, in bits of 256."""
     words = case.arrays["dictionary"].tobytes().decode().split("\n")
-    seen = [one.message for kind in (Blinded, BlindedAgain) for one in case.heard("server", kind, "received")]
-    lists = [case.arrays["points"].reshape(-1), *(message.points for message in seen)]
+    seen = [one.message for one in case.heard("server", Message, "received")]
+    sealed = [message.points for message in seen if isinstance(message, Blinded | BlindedAgain)]
+    lists = [case.arrays["points"].reshape(-1), *sealed]
     blocks = np.concatenate([_blocks(one, offset) for one in lists for offset in OFFSETS])
     return {"closeness": np.max([_closest(marks, blocks) for marks in _marks(words)], axis=0)}
 
