@@ -85,13 +85,17 @@ NOT_OF_FILES = (
 
 
 class FileOfRows(Section):
-    """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`)."""
+    """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`).
+
+    alignment: a file of `moretta align`, where another silo holds other columns of these rows.
+    """
 
     source: Words
     separator: Separator | None = None
     decimal: Literal[".", ","] = "."
     file_encoding: Words = "utf-8"
     absent: tuple[Words, ...] = ()
+    alignment: Path | None = None
 
     @property
     def form(self) -> Format:
@@ -297,6 +301,14 @@ class Data(Section):
         for name in changed:
             if name in wrong:
                 raise ParameterError(f"[data] {kebab(name)} {wrong[name]}; remove it")
+        aligned = [
+            name for name, file in self.files.items() if not isinstance(file, str) and file.alignment is not None
+        ]
+        if aligned and not in_grid:
+            raise ParameterError(
+                f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; remove "
+                'it, or give partition = "by-feature" and columns'
+            )
         if not in_grid and self.partition != "iid":
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and files have theirs; remove it'

@@ -8,12 +8,14 @@ held back, as the other holders would have to hold back the same rows: test rows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.data.alignment.result import Alignment
 from moretta.data.assemble import Wish, from_table
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.partition import Distributed
@@ -26,10 +28,11 @@ from moretta.errors import ParameterError
 
 
 class TableFile(NamedTuple):
-    """Where a silo's rows are, and how a .csv file is written."""
+    """Where a silo's rows are, how a .csv file is written, and the file of `moretta align` that puts them in order."""
 
     source: str
     form: Format
+    alignment: Path | None = None
 
 
 def load_rows(files: Mapping[str, TableFile], table: Schema, wish: Wish, base: Path) -> tuple[Dataset, Distributed]:
@@ -64,7 +67,8 @@ def load_columns(
         own = table_of_part(table, parts[part], labelled=labelled)
         rows = read_file(file, own, f"silo `{name}`", base, labelled=labelled)
         y = rows.y if table.classes else rows.y.astype(np.float32)
-        silos.append(Silo(name, rows.x, y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups))
+        silo = Silo(name, rows.x, y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
+        silos.append(silo if file.alignment is None else _in_order(silo, Alignment.load(base / file.alignment)))
     return silos
 
 
@@ -97,6 +101,11 @@ def table_of_part(table: Schema, part: Sequence[int], *, labelled: bool) -> Sche
     """Return the schema of who holds one column part. labelled: whether with the labels."""
     origins = expansion_of(table).origins
     return table.only([origins[column] for column in part], labelled=labelled)
+
+
+def _in_order(silo: Silo, found: Alignment) -> Silo:
+    rows = found.applied(silo.x, silo.y, silo.subject_ids, silo.groups, f"silo `{silo.name}`")
+    return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups)
 
 
 def _dealt(dataset: Dataset, names: Sequence[str]) -> Distributed:

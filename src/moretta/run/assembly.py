@@ -170,7 +170,7 @@ def _rows_of_columns(run_file: RunFile) -> _Rows:
 def _named(data: Data) -> dict[str, TableFile]:
     """Return each silo's file, and how it is written."""
     return {
-        name: TableFile(file, data.form) if isinstance(file, str) else TableFile(file.source, file.form)
+        name: TableFile(file, data.form) if isinstance(file, str) else TableFile(file.source, file.form, file.alignment)
         for name, file in data.files.items()
     }
 
@@ -182,7 +182,11 @@ def _table(run_file: RunFile) -> Schema:
 
 
 def _silo(given: SiloData, protocol: Training) -> Silo:
-    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
+    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself.
+
+    Its rows are in the order of the others' of its row of the grid, as all were dealt from one table.
+    """
     joint = getattr(protocol, "vertical", "joint") == "joint"
     y = given.y if given.holds_labels or not joint else given.y[:0]
-    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups)
+    aligned = bool(given.columns)
+    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups, aligned=aligned)
