@@ -7,7 +7,7 @@
     east.parquet     again another order; no ward of its kind, so a category that this hospital lacks
     new.csv          new patients, whose outcome nobody knows yet
     clinic.csv       one partner's columns of its patients, with the outcome
-    insurer.parquet  another partner's columns, of patients of which most are the clinic's; other order, ids in small letters
+    insurer.parquet  another partner's columns, of patients mostly the clinic's; ids in small letters
     both.csv         later patients of both partners, all columns, to test by
     *.toml           the schemas and run files beside this script
 

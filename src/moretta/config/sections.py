@@ -306,8 +306,8 @@ class Data(Section):
         ]
         if aligned and not in_grid:
             raise ParameterError(
-                f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; remove "
-                'it, or give partition = "by-feature" and columns'
+                f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; "
+                'remove it, or give partition = "by-feature" and columns'
             )
         if not in_grid and self.partition != "iid":
             raise ParameterError(
