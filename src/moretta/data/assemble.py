@@ -10,6 +10,7 @@ from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.sets import scaled
+from moretta.data.layout import Layout, packed_parts
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.table import MissingValues, Table, Task, absent_columns
 from moretta.errors import ParameterError
@@ -58,6 +59,7 @@ def split_rows(
     domain: Array | None = None,
     ids: Array | None = None,
     standardise: bool = True,
+    layout: Layout | None = None,
     parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
     """A source without a test part: one is drawn (or given as `parts`: test, validation, train)."""
@@ -81,17 +83,25 @@ def split_rows(
         missing=wish.missing,
         missing_columns=missing_columns,
         standardise=standardise,
+        layout=layout,
     )
 
 
 def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
-    Optionally also domain_train, domain_test and id_train, or domain and id, [rows] each.
+    In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
+    (`moretta.data.layout`). Optionally also domain_train, domain_test and id_train, or domain and id, [rows] each.
     Raises ParameterError if the arrays are others or do not fit together.
     """
+    arrays, layout = packed_parts(arrays, wish.name)
+    if layout is not None and wish.missing != "error":
+        raise ParameterError(
+            f'{wish.name}: missing = "{wish.missing}" is for one table, and a sample here has the arrays '
+            f"{', '.join(layout.names)}; fill in their absent values beforehand"
+        )
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        return from_parts(arrays, wish)
+        return from_parts(arrays, wish, layout=layout)
     if not {"x", "y"} <= arrays.keys():
         raise ParameterError(
             f"{wish.name}: expected arrays x_train, y_train, x_test, y_test, or x and y; "
@@ -106,16 +116,22 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         y,
         task,
         classes,
-        feature_names=_numbered(x),
+        feature_names=() if layout else _numbered(x),
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
         missing_columns=_absent(x, wish.missing),
         standardise=_is_table(x, wish.name),
+        layout=layout,
     )
 
 
 def from_parts(
-    arrays: Mapping[str, Array], wish: Wish, *, pixels: bool = False, class_names: tuple[str, ...] = ()
+    arrays: Mapping[str, Array],
+    wish: Wish,
+    *,
+    pixels: bool = False,
+    class_names: tuple[str, ...] = (),
+    layout: Layout | None = None,
 ) -> Dataset:
     """A source with a test part; the task is decided on all targets together, so that both parts have the same."""
     y_train, y_test = arrays["y_train"], arrays["y_test"]
@@ -140,7 +156,7 @@ def from_parts(
         x_validation=x[validation],
         y_validation=y_train[validation],
         classes=classes,
-        feature_names=_numbered(x),
+        feature_names=() if layout else _numbered(x),
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
@@ -148,6 +164,7 @@ def from_parts(
         missing=wish.missing,
         missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
         standardise=_is_table(x, wish.name),
+        layout=layout,
     )
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.data.images.sets import read_npz
+from moretta.data.layout import Layout, packed_parts
 from moretta.data.references import is_reference
 from moretta.data.sources import called
 from moretta.data.tables.table import MissingValues, fill_missing, is_table, read_table
@@ -24,7 +25,7 @@ from moretta.errors import ParameterError
 class ExpectedRows:
     """What a run expects of every owner's rows.
 
-    inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
+    inputs: the shape of a sample, packed where it has a layout. tokens: whether samples are token ids. classes: how many there are; None where
     targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
     """
 
@@ -33,6 +34,7 @@ class ExpectedRows:
     classes: int | None
     outputs: int | None
     labelled: bool = True
+    layout: Layout | None = None
 
 
 def read_rows(
@@ -66,6 +68,12 @@ def read_rows(
         raise ParameterError(
             f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file or "module:function" of this site\'s '
             "own rows"
+        )
+    arrays, layout = packed_parts(arrays, f"{where}: {source}", wanted.layout)
+    if layout is not None and wanted.layout is None:
+        raise ParameterError(
+            f"{where}: {source}: expected samples as one array, as [data] inputs of the run says; got the arrays "
+            f"{', '.join(layout.names)}"
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):

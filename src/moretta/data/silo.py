@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.data.layout import Layout, Samples, pack, packed_as
 from moretta.errors import ParameterError
 
 
@@ -16,6 +18,8 @@ from moretta.errors import ParameterError
 class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
+    x may be given as a mapping of arrays, [rows, ...] each, which a model takes by keyword; it is then held packed, and
+    `layout` says how (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
     row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
     the same rows in the same order. columns: the indices of x's columns among all. ids: the person or thing that each
     row is about. y may be empty where another silo of the row holds the labels.
@@ -38,6 +42,35 @@ class Silo:
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
     groups: NDArray[np.str_] | None = None
     aligned: bool = False
+    layout: Layout | None = None
+
+    if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
+
+        def __init__(
+            self,
+            name: str,
+            x: Samples,
+            y: NDArray[np.generic],
+            row: str = "",
+            columns: tuple[int, ...] = (),
+            ids: NDArray[np.str_] | None = None,
+            remote: bool = False,
+            labelled: bool = True,
+            held_out: tuple[Samples, NDArray[np.generic]] | None = None,
+            groups: NDArray[np.str_] | None = None,
+            aligned: bool = False,
+            layout: Layout | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        where = f"silo `{self.name}`"
+        if isinstance(self.x, Mapping):
+            packed, layout = pack(self.x, where)
+            object.__setattr__(self, "x", packed)
+            object.__setattr__(self, "layout", layout)
+        if self.held_out is not None:
+            x, y = self.held_out
+            object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))
 
     @property
     def holds_labels(self) -> bool:

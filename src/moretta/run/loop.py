@@ -18,6 +18,7 @@ from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
+from moretta.models.by_keyword import takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
@@ -205,6 +206,6 @@ class Session:
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
 
     def _module(self, tensors: Tensors) -> nn.Module:
-        module = copy.deepcopy(self._of.model)
+        module = takes_arrays(copy.deepcopy(self._of.model))
         modules.load(module, tensors)
         return module.eval()
