@@ -107,6 +107,10 @@ class Layout:
             for one in self.arrays
         }
 
+    def __str__(self) -> str:
+        """Return the arrays in words, for messages."""
+        return f"the arrays {', '.join(f'{one.name} {list(one.shape)} of {one.kind}' for one in self.arrays)}"
+
     @property
     def names(self) -> tuple[str, ...]:
         """The arrays' names."""
@@ -170,17 +174,17 @@ class Layout:
         parts = {one.name: packed[:, self.places[one.name]].reshape(len(packed), *one.shape) for one in self.arrays}
         return {one.name: parts[one.name].astype(np.int64) if one.integers else parts[one.name] for one in self.arrays}
 
-    def check_same(self, other: Layout, where: str, owner: str) -> None:
-        """Raise ParameterError, naming the array at fault, where another layout has other arrays.
+    def check_same(self, wanted: Layout, where: str, owner: str) -> None:
+        """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
 
-        where: begins the sentence, whose arrays the other ones are. owner: whose these are.
+        where: begins the sentence, whose these arrays are. owner: whose the wanted ones are.
         """
-        ours, theirs = ({one.name: one for one in layout.arrays} for layout in (self, other))
+        ours, theirs = ({one.name: one for one in layout.arrays} for layout in (self, wanted))
         for name in sorted(set(ours) ^ set(theirs)):
-            lacking, has = (where, owner) if name in ours else (owner, where)
-            raise ParameterError(f"{where}: {lacking} has no array `{name}`, and {has} has; give all the same arrays")
-        for name, one in theirs.items():
-            _check_alike(one, ours[name], f"{where}: array `{name}`", owner)
+            lack = "is missing" if name in theirs else "is one too many"
+            raise ParameterError(f"{where}: array `{name}` {lack}; {owner} has {', '.join(theirs)}")
+        for name, one in ours.items():
+            _check_alike(one, theirs[name], f"{where}: array `{name}`", f"{owner} has")
 
     def example(self) -> NDArray[np.float64]:
         """Return four rows that a model can take."""

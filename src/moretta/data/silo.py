@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.layout import Layout, Samples, pack, packed_as
+from moretta.data.layout import Layout, Samples, is_mask, pack, packed_as
 from moretta.errors import ParameterError
 
 
@@ -94,6 +94,47 @@ def check_least(silo: Silo, least: int | None) -> None:
             f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "
             f"states rests on it; got {len(silo.x)}"
         )
+
+
+def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> Layout | None:
+    """Return the layout of silos' samples, with the arrays that are to be standardised; None for samples of one array.
+
+    standardise: which arrays; true for those of numbers in one axis that are no mask, as far as the silos' rows show.
+    Raises `moretta.errors.ParameterError`, naming silo and array, where silos have other arrays.
+    """
+    first = silos[0]
+    for silo in silos:
+        if (silo.layout is None) != (first.layout is None):
+            one, several = (first, silo) if first.layout is None else (silo, first)
+            raise ParameterError(f"silo `{one.name}` has one array a sample, and `{several.name}` several by name")
+        if silo.layout is not None and first.layout is not None:
+            silo.layout.check_same(first.layout, f"silo `{silo.name}`", f"silo `{first.name}`")
+            if silo.columns:
+                raise ParameterError(f"silo `{silo.name}`: columns of samples of several arrays cannot be split")
+    named = not isinstance(standardise, bool)
+    if first.layout is None:
+        if named and standardise:
+            raise ParameterError("standardise names arrays, and a sample is one array; say true or false")
+        return None
+    if missing != "error":
+        raise ParameterError("missing is for samples of one array; fill in absent values of several beforehand")
+    if isinstance(standardise, bool):
+        standardise = _numbers_of(silos, first.layout) if standardise else ()
+    return first.layout.standardising(standardise)
+
+
+def _numbers_of(silos: Sequence[Silo], layout: Layout) -> list[str]:
+    """Return the arrays that have columns of numbers, and are no mask in all silos."""
+    if any(silo.remote for silo in silos):
+        raise ParameterError(
+            "standardise: rows are on other machines, so nobody sees which arrays are masks of 0 and 1; name those to "
+            "be standardised, as a list"
+        )
+    return [
+        one.name
+        for one in layout.arrays
+        if one.may_be_standardised and not all(is_mask(silo.x[:, layout.places[one.name]]) for silo in silos)
+    ]
 
 
 def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:

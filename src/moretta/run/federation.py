@@ -31,13 +31,15 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, check_least, row_shape
+from moretta.data.layout import Samples, packed_as
+from moretta.data.silo import Silo, check_least, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules, Fill
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError
+from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.players import Roles
@@ -46,6 +48,7 @@ from moretta.protocols.common.setting import Setting, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run.checkpoints import restore_states
+from moretta.run.evaluation import LabelledRows
 from moretta.run.loop import Progress, Session, Transport
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
@@ -67,7 +70,8 @@ class Federation:
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
     batch_size: rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1
-    with statistics that come through the secure sum. missing: "error", or "mean": NaN is an absent value, which becomes
+    with statistics that come through the secure sum; of samples of several arrays those of numbers in one axis, but no
+    masks of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes
     the column's mean over all silos' training rows. task: None takes whole-number targets for classes.
     validation: inputs and targets for early stopping: after `early_stopping` rounds that have not lowered the loss on
     them, the run stops and returns to its best round; patience is counted in rounds and judged at evaluations.
@@ -90,13 +94,13 @@ class Federation:
         model: nn.Module,
         silos: Sequence[Silo],
         protocol: Training,
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        test: tuple[Samples, NDArray[np.generic]] | None = None,
+        validation: tuple[Samples, NDArray[np.generic]] | None = None,
         aggregation: SecureAggregation | None = None,
         engine: Engine | None = None,
         out: str | Path | None = None,
         batch_size: int = 32,
-        standardise: bool = False,
+        standardise: bool | Sequence[str] = False,
         missing: str = "error",
         dtype: str = "float32",
         device: str = "cpu",
@@ -124,7 +128,7 @@ class Federation:
             aggregation=aggregation or SecureAggregation(),
             engine=engine or Engine(),
             batch_size=batch_size,
-            standardise=standardise,
+            standardise=standardise if isinstance(standardise, bool) else tuple(standardise),
             missing=missing,
             dtype=dtype,
             device=device,
@@ -152,8 +156,8 @@ class Federation:
         model: nn.Module,
         silos: Sequence[Silo],
         *,
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        test: tuple[Samples, NDArray[np.generic]] | None = None,
+        validation: tuple[Samples, NDArray[np.generic]] | None = None,
         out: str | Path | None = None,
         feature_names: Sequence[str] = (),
     ) -> Federation:
@@ -167,21 +171,24 @@ class Federation:
         spec: Specification,
         model: nn.Module,
         silos: Sequence[Silo],
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
+        test: tuple[Samples, NDArray[np.generic]] | None,
+        validation: tuple[Samples, NDArray[np.generic]] | None,
         out: str | Path | None,
         feature_names: Sequence[str],
     ) -> None:
         """Check what stands beside the settings against them and each other, and keep it."""
-        self.spec, self.silos, self.test, self.validation = spec, silos, test, validation
+        self.spec, self.silos = spec, silos
         self.out, self.feature_names = out, feature_names
         self._check_silos()
+        self.layout = layout_of(silos, spec.standardise, spec.missing)
+        self.test = self._packed("test", test)
+        self.validation = self._packed("validation", validation)
         self._check_names()
         self._roster = None if spec.aggregation.roster is None else Roster.load(spec.aggregation.roster)
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
-        self.model = copy.deepcopy(model).to(self._dtype)
+        self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
         self.outputs = self._count_outputs()
         self._check_rows("test", self.test)
         self._check_rows("validation", self.validation)
@@ -354,6 +361,9 @@ class Federation:
             if not silo.remote:
                 self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
 
+    def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
+        return None if given is None else (packed_as(given[0], self.layout, part), given[1])
+
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
         if given is None:
             return
@@ -388,7 +398,8 @@ class Federation:
                 outputs = model(sample)
         except Exception as error:
             raise ParameterError(
-                f"the model cannot take rows of shape {list(sample.shape[1:])}: {type(error).__name__}: {error}"
+                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
             shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -427,6 +438,7 @@ class Federation:
             helped=helped,
             model_source=self.spec.model_source,
             table=self.spec.table,
+            layout=self.layout,
         )
 
     def _column_rules(self) -> ColumnRules:
@@ -434,7 +446,11 @@ class Federation:
         floating = self.silos[0].x.dtype.kind == "f"
         fill: Fill = "none" if self.spec.missing == "error" else "mean"
         columns = row_shape(self.silos)[-1] if floating else 0
-        return ColumnRules.alike(columns, scaled=self.spec.standardise, fill=fill)
+        if self.layout is None:
+            return ColumnRules.alike(columns, scaled=bool(self.spec.standardise), fill=fill)
+        rules = ColumnRules.alike(columns)
+        rules.scaled[self.layout.standardised] = True
+        return rules
 
     def _run_id(self, seed: int) -> str:
         run = secrets.token_hex(16)
@@ -459,6 +475,7 @@ class Federation:
             modules.schema(self.model),
             seed,
             rounds if self.spec.protocol.rate_depends_on_rounds else 0,
+            *([self.layout.dump()] if self.layout else []),
             *([sorted(set(self.spec.engine.edge)), self.spec.engine.edge_precision] if self.spec.engine.edge else []),
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()

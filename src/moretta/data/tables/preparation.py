@@ -56,9 +56,9 @@ class ColumnRules:
         return len(self.scaled)
 
     @property
-    def fitted(self) -> int:
-        """How many columns statistics are asked of: all, or 0 where nothing is scaled and nothing may be absent."""
-        return self.columns if self.scaled.any() or self.may_lack else 0
+    def fitted(self) -> NDArray[np.int64]:
+        """The indices of the columns that statistics are asked of: those that are scaled, or may lack a value."""
+        return np.flatnonzero(self.scaled | (self.fills > 0))
 
     @property
     def may_lack(self) -> bool:
@@ -111,6 +111,10 @@ class Preparation:
             return x.astype(dtype, copy=False)
         filled = np.where(absent, self.fill, x.astype(np.float64))
         return ((filled - self.mean) / self.deviation).astype(dtype)
+
+    def of(self, columns: NDArray[np.int64]) -> Preparation:
+        """Return the preparation of some columns."""
+        return Preparation(*(array[columns] for array in self._arrays))
 
     def joined(self, columns: Sequence[int], part: Preparation) -> Preparation:
         """Return this with the given columns' figures replaced by those of `part`."""

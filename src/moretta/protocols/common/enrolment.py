@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.data.layout import Layout
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
@@ -41,7 +42,7 @@ from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_row
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.statistics import FLAT, Moments, histograms, median_of, moments
+from moretta.secure_aggregation.statistics import ALL, FLAT, Moments, histograms, median_of, moments
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 log = logging.getLogger("moretta")
@@ -65,7 +66,7 @@ def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
 
     Raises `moretta.errors.ParameterError` for a column without any value.
     """
-    if not rules.fitted:
+    if not rules.fitted.size:
         return Preparation.nothing()
     columns = x.astype(np.float64).reshape(-1, x.shape[-1])
     there = ~np.isnan(columns)
@@ -206,7 +207,7 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows.
+    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. layout: of samples of several arrays.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read.
@@ -221,10 +222,11 @@ class Enrolment:
         ask_scales: bool,
         figures: Sequence[str] = (),
         table: str = "",
+        layout: Layout | None = None,
     ) -> None:
         self.aggregation, self.figures, self._table = aggregation, figures, table
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
-        self._has_statistics = False
+        self._layout, self._has_statistics = layout, False
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -277,14 +279,16 @@ class Enrolment:
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
-        if self._rules.fitted:
+        if self._rules.fitted.size:
             fitted = yield from self._fit(now)
             if isinstance(fitted, Aborted):
                 return fitted
-        wanted = ("inputs", "targets") if self._ask_scales else ()
+        numbers = ALL if self._layout is None else self._layout.numbers
+        has_scale = not self._rules.fitted.size and (self._layout is None or numbers.size > 0)
+        wanted = {"inputs": numbers} if has_scale else {}
         found: dict[str, Moments] = {}
-        for what in wanted if not self._rules.fitted else wanted[1:]:
-            result = yield from moments(self.aggregation, now, 1, what=what)
+        for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
+            result = yield from moments(self.aggregation, now, 1, what=what, of=of)
             if isinstance(result, Aborted):
                 return result
             found[what] = result
@@ -299,18 +303,22 @@ class Enrolment:
     def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
         rules, what = self._rules, "input columns"
-        found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
+        asked = rules.fitted
+        every = ALL if len(asked) == rules.columns else asked
+        found = yield from moments(self.aggregation, now, len(asked), what=what, may_lack=rules.may_lack, of=every)
         if isinstance(found, Aborted):
             return found
-        fill = found.mean.copy()
+        mean, deviation = np.zeros(rules.columns), np.zeros(rules.columns)
+        mean[asked], deviation[asked] = found.mean, found.deviation
+        fill = mean.copy()
         if rules.medians.size:
             of = rules.medians
             counts = yield from histograms(self.aggregation, now, of, rules.low[of], rules.high[of], what)
             if isinstance(counts, Aborted):
                 return counts
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
-        self.preparation = _of(rules, fill, found.mean, found.deviation)
-        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
+        self.preparation = _of(rules, fill, mean, deviation)
+        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation.of(asked))
         return None
 
     def state(self) -> State:
@@ -336,7 +344,7 @@ class Enrolment:
 
 
 def _scale_of_all(found: Moments, prepared: Preparation) -> tuple[float, float]:
-    """Return mean and deviation of all inputs together, prepared."""
+    """Return mean and deviation of all columns together that were asked of, prepared."""
     there = found.present / found.rows
     mean = (found.mean - prepared.mean) / prepared.deviation
     filled = (prepared.fill - prepared.mean) / prepared.deviation

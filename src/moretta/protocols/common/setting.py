@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from moretta.data.layout import Layout
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
@@ -94,7 +95,8 @@ class Setting:
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known.
+    digest of what built the model, empty where that is not known. layout: of samples of several arrays, whose standardised
+    ones it names (`moretta.data.layout`).
     """
 
     built: nn.Module
@@ -119,6 +121,7 @@ class Setting:
     helped: Callable[[str], HelpedFile] | None = None
     model_source: str = ""
     table: str = ""
+    layout: Layout | None = None
 
     @property
     def here(self) -> Sequence[Silo]:

@@ -69,7 +69,8 @@ def enrolment_of(
         rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.batch_size if batch_size is None else batch_size
-    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures, setting.table)
+    schema, figures = modules.schema(setting.model), setting.figures
+    return Enrolment(summing, schema, columns, size, ask_scales, figures, setting.table, setting.layout)
 
 
 def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None) -> Contributor:
@@ -186,6 +187,6 @@ def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
 
 def without_noise(setting: Setting) -> str:
     """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
-    found = ["means and deviations of the input columns, summed without noise"] if setting.columns.fitted else []
+    found = ["means and deviations of the input columns, summed without noise"] if setting.columns.fitted.size else []
     found += ["the number of rows of all silos together"] if not setting.batch_size else []
     return " and ".join(found)
