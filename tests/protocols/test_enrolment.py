@@ -54,8 +54,9 @@ class House:
     """Silos and the server's half, ready to be set up."""
 
     def __init__(
-        self, xs: Sequence[np.ndarray], scheme: str = "none", bits: int = 64, *, columns: int | ColumnRules = 0, batch_size: int = 4,
-        scales: bool = False, ys: Sequence[np.ndarray] | None = None, model: nn.Module | None = None,
+        self, xs: Sequence[np.ndarray], scheme: str = "none", bits: int = 64, *, columns: int | ColumnRules = 0,
+        batch_size: int = 4, scales: bool = False, ys: Sequence[np.ndarray] | None = None,
+        model: nn.Module | None = None,
     ) -> None:  # fmt: skip
         self.model = model or nn.Linear(3, 1)
         rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns

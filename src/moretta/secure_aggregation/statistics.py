@@ -44,6 +44,7 @@ HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
 BLOCK = 1 << 14  # rows that are added up at once
+MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
 ALL = np.empty(0, np.int64)  # columns
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
@@ -135,7 +136,8 @@ def moments(
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values may be absent, so that those that are there are counted first.
+    of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
+    `MAY_LACK` may be absent, so that those that are there are counted first.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
     `moretta.errors.ParameterError` for a column in which no silo has any value.
     """
@@ -205,9 +207,9 @@ def answer_moments(
 ) -> Message:
     """Return the upload that answers: the silo's half.
 
-    columns: the silo's matrices by name, [rows, columns] of numbers, added up in float64; NaN is a value that is
-    absent. Raises `moretta.errors.ParameterError` for data that is infinite or has other columns than the server's, and
-    `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
+    columns: the silo's matrices by name, [rows, columns] of numbers, added up in float64; NaN is an absent value, in
+    `MAY_LACK` alone. Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the
+    server's, and `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
     """
     matrix = _named(message.what, columns)
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
@@ -302,7 +304,8 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
             block[np.isnan(matrix[number * BLOCK : (number + 1) * BLOCK])] = 0.0  # absent
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
         magnitude = np.abs(blocks).sum(axis=0)
-    _refuse(what, np.logical_and.reduce(~np.isinf(matrix), axis=0), ParameterError("an infinite value"))
+    good = ~np.isinf(matrix) if what == MAY_LACK else np.isfinite(matrix)
+    _refuse(what, np.logical_and.reduce(good, axis=0), ParameterError("a missing or infinite value"))
     _refuse(what, magnitude < LARGEST, RangeError("values too large to be summed (2^118 and more)"))
     return [math.fsum(column) for column in blocks.T.tolist()]
 

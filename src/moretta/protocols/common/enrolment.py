@@ -42,7 +42,7 @@ from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_row
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.statistics import ALL, FLAT, Moments, histograms, median_of, moments
+from moretta.secure_aggregation.statistics import ALL, FLAT, MAY_LACK, Moments, histograms, median_of, moments
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 log = logging.getLogger("moretta")
@@ -302,7 +302,7 @@ class Enrolment:
 
     def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
-        rules, what = self._rules, "input columns"
+        rules, what = self._rules, MAY_LACK
         asked = rules.fitted
         every = ALL if len(asked) == rules.columns else asked
         found = yield from moments(self.aggregation, now, len(asked), what=what, may_lack=rules.may_lack, of=every)
