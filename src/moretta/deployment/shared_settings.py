@@ -199,10 +199,11 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
 def silos_of(run_file: RunFile) -> list[Silo]:
     """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
-    kind = np.int64 if data.tokens else np.float32
-    shape = _wanted(data).inputs
+    kind = np.int64 if data.tokens is True else np.float32
+    shape, layout = _wanted(data).inputs, data.layout
     if data.partition not in GRIDS:
-        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), remote=True) for name in names]
+        x, y = np.empty((0, *shape), kind), np.empty(0, np.int64)
+        return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts = _column_parts(data)
     rows = len(names) // len(parts)
     holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
@@ -231,7 +232,7 @@ def task_of(data: Data) -> str:
 def _wanted(data: Data) -> ExpectedRows:
     if data.inputs is None:  # `Data` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs)
+    return ExpectedRows(data.shape, data.tokens is True, data.classes, data.outputs, layout=data.layout)
 
 
 def _column_parts(data: Data) -> list[tuple[int, ...]]:
@@ -260,6 +261,7 @@ def _model(run_file: RunFile, seed: int) -> nn.Module:
         outputs=classes or wanted.outputs or 1,
         base=run_file.base,
         seed=seed,
+        layout=wanted.layout,
         **run_file.model.arguments,
     )
 
@@ -276,7 +278,7 @@ def _specification(
     return of_run_file(
         run_file,
         task=task_of(run_file.data),
-        standardise=len(wanted.inputs) == 1 and not wanted.tokens,
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         aggregation=aggregation,
         device=device,

@@ -39,6 +39,20 @@ class Unpack:
         return found
 
 
+class Packing(nn.Module):
+    """A module that takes packed rows, given the arrays of a layout in its order, [rows, *shape] each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self._dtype = model, next(model.parameters()).dtype
+
+    def forward(self, *arrays: Tensor) -> Tensor:
+        """Return the outputs, [rows, outputs]."""
+        parts = [one.reshape(one.shape[0], -1).to(self._dtype) for one in arrays]
+        outputs: Tensor = self.model(torch.cat(parts, dim=1))
+        return outputs
+
+
 def takes_packed(model: nn.Module, layout: Layout | None) -> nn.Module:
     """Let a module take packed rows, and return it; without a layout it is left as it is.
 

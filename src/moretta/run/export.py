@@ -16,6 +16,7 @@ from moretta.data.tables.preparation import Preparation
 from moretta.engines.files import write_atomically
 from moretta.engines.run_folder import read_model
 from moretta.errors import MissingExtra, ParameterError
+from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
 
 
@@ -45,8 +46,8 @@ def export(
 ) -> None:
     """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
 
-    The graph's input is `x`, rows as the data has them, standardisation included, any number of rows; its output is
-    `outputs`. allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
+    The graph's input is `x`, rows as the data has them, standardisation included, any number of rows, or where a sample
+    has several arrays each by its name; its output is `outputs`. allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
     `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
     """
     if out.suffix not in (".safetensors", ".onnx"):
@@ -100,17 +101,24 @@ def _onnx(model: finished.FinishedModel) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
-    rows = torch.zeros(2, *model.shape, dtype=model.dtype)
+    module: nn.Module = Prepared(model.module, model.preparation)
+    rows: tuple[Tensor, ...] = (torch.zeros(2, *model.shape, dtype=model.dtype),)
+    dimension, names = {0: torch.export.Dim("rows")}, ["x"]
+    dimensions: tuple[Any, ...] = (dimension,)
+    if model.layout is not None:
+        module, names = Packing(module), list(model.layout.names)
+        rows = tuple(Unpack(model.layout).arrays(rows[0]).values())
+        dimensions = (tuple(dimension for _ in rows),)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own deprecations
         try:
             program = torch.onnx.export(
-                Prepared(model.module, model.preparation),
-                (rows,),
-                input_names=["x"],
+                module,
+                rows,
+                input_names=names,
                 output_names=["outputs"],
-                dynamic_shapes=({0: torch.export.Dim("rows")},),
+                dynamic_shapes=dimensions,
                 dynamo=True,
                 verbose=False,
             )

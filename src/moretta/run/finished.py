@@ -11,6 +11,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.data.layout import Layout
 from moretta.data.tables.preparation import Preparation
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
@@ -23,7 +24,7 @@ from moretta.run import consent
 class FinishedModel:
     """A model in eval mode, and how inputs are prepared for it.
 
-    shape: of one row of inputs; columns: their names, for tables.
+    shape: of one row of inputs; columns: their names, for tables. layout: how a row of several arrays is packed.
     """
 
     module: nn.Module
@@ -32,6 +33,7 @@ class FinishedModel:
     columns: Sequence[str]
     preparation: Preparation
     dtype: torch.dtype
+    layout: Layout | None = None
 
 
 def load(folder: Path, *, true_model: bool = False, silo: str | None = None, allow_code: bool = False) -> FinishedModel:
@@ -50,16 +52,19 @@ def load(folder: Path, *, true_model: bool = False, silo: str | None = None, all
     run_file = run_files.load(folder / "run.toml")
     consent.check(folder, run_file, allow_code)
     shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
+    layout = Layout.load(inputs["arrays"]) if "arrays" in inputs else None
     module = catalogue.build(
         run_file.model.source,
         inputs=shape,
         outputs=int(inputs["outputs"]),
         base=run_file.base,
         seed=run_file.run.seed,
+        layout=layout,
         **run_file.model.arguments,
     ).to(dtype)
     modules.load(module, tensors)
-    return FinishedModel(module.eval(), run_file, shape, list(inputs["columns"]), Preparation.loads(inputs), dtype)
+    columns, preparation = list(inputs["columns"]), Preparation.loads(inputs)
+    return FinishedModel(module.eval(), run_file, shape, columns, preparation, dtype, layout)
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

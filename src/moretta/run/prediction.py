@@ -12,6 +12,7 @@ from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features
 from moretta.data.images.sets import SETS, read_npz, scaled
+from moretta.data.layout import Layout, gather
 from moretta.data.tables.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
@@ -31,7 +32,8 @@ def predict(
 ) -> tuple[int, int]:
     """Predict the rows of a .csv or .npz file; write a .csv with a column an output, or a .npy. Return its shape.
 
-    The file has the columns of the training data (its target may be there or not), or an array `x`. Where the run
+    The file has the columns of the training data (its target may be there or not), or an array `x`, or where a sample
+    has several arrays `x.ids`, `x.mask` and so on. Where the run
     filled in absent values, the file's own medians fill in those of its rows. The released model gives exact
     predictions; it is the one that silos hold. allow_code: as of `moretta.run.finished.load`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
@@ -41,7 +43,10 @@ def predict(
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
     model = finished.load(folder, true_model=true_model, silo=silo, allow_code=allow_code)
-    x = _rows(rows, list(model.columns), model.shape, model.run_file.data)
+    if model.layout is None:
+        x: Array = _rows(rows, list(model.columns), model.shape, model.run_file.data)
+    else:
+        x = _arrays(rows, model.layout)
     prepared = enrolment.prepared(x, model.preparation, model.dtype)
     try:
         outputs = outputs_of(model.module, prepared).numpy()
@@ -77,6 +82,17 @@ def _rows(path: Path, columns: list[str], shape: tuple[int, ...], wanted: run_fi
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         raise ParameterError(f"{path}: expected finite inputs, got NaN or infinity in {_first_bad(x, columns)}")
     return x
+
+
+def _arrays(path: Path, layout: Layout) -> Array:
+    """Return rows of several arrays, packed."""
+    if path.suffix != ".npz":
+        wanted = ", ".join(f"x.{name}" for name in layout.names)
+        raise ParameterError(f"{path}: expected rows to predict in an .npz file with the arrays {wanted}")
+    packed = layout.pack(gather(read_npz(path), "x"), f"{path}: x")
+    if not len(packed):
+        raise ParameterError(f"{path}: expected at least one row, got none")
+    return packed
 
 
 def _indicators(columns: list[str]) -> tuple[int, ...]:

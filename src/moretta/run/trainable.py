@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.data.layout import Layout
 from moretta.data.silo import Silo
 from moretta.run.evaluation import LabelledRows
 
@@ -30,6 +31,10 @@ class Trainable(Protocol):
     @property
     def silos(self) -> Sequence[Silo]:
         """Everybody who trains, here or remote."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """How a sample of several arrays is packed; None where it is one array."""
 
     @property
     def test(self) -> LabelledRows | None:
