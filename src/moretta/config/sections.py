@@ -254,7 +254,9 @@ class Data(Section):
         if not isinstance(self.inputs, dict):
             for name in ("tokens", "standardise"):
                 if isinstance(getattr(self, name), tuple):
-                    raise ParameterError(f"[data] {name} lists arrays, and inputs is the shape of one; say true or false")
+                    raise ParameterError(
+                        f"[data] {name} lists arrays, and inputs is the shape of one; say true or false"
+                    )
             return
         if self.tokens is True:
             raise ParameterError('[data] tokens: name the arrays of inputs that hold token ids, for example ["ids"]')

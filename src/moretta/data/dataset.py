@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.data.layout import Layout
 from moretta.data.checks import check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.layout import Layout
 from moretta.data.tables.table import MissingValues, Task
 from moretta.errors import ParameterError
 
@@ -65,8 +65,8 @@ class Dataset:
     for the by-domain partition, `domain_test` [rows of test] likewise, to score each domain by itself
     (`test_rows_by_domain`), and `ids` str[rows of train] whose it is. With `missing` other than "error", x may hold
     NaN for an absent value, until each owner fills its own (`fill_missing`); `missing_columns` are the columns where
-    any row of the whole table lacks one. `standardise` is what the source advises: true for tables. `layout` says how the
-    arrays of a sample are packed in x, where it has several (`moretta.data.layout`).
+    any row of the whole table lacks one. `standardise` is what the source advises: true for tables. `layout` says how
+    the arrays of a sample are packed in x, where it has several (`moretta.data.layout`).
     Raises ParameterError, naming the part and the column, if anything does not fit. That training rows are finite is
     checked by `SiloData`, which can name the silo.
     """

@@ -91,7 +91,9 @@ class Layout:
         """
         for key, names in (("tokens", integers), ("standardise", standardised)):
             if unknown := sorted(set(names) - set(inputs)):
-                raise ParameterError(f"{key}: there is no array `{unknown[0]:.80}`; inputs has {either(sorted(inputs))}")
+                raise ParameterError(
+                    f"{key}: there is no array `{unknown[0]:.80}`; inputs has {either(sorted(inputs))}"
+                )
         arrays = [InputArray(name, tuple(shape), name in integers) for name, shape in inputs.items()]
         return cls(tuple(arrays)).standardising(standardised)
 
@@ -158,7 +160,9 @@ class Layout:
                     "columns to standardise; name arrays of numbers in one axis"
                 )
         if unknown := sorted(set(names) - set(self.names)):
-            raise ParameterError(f"standardise: there is no array `{unknown[0]:.80}`; a sample has {either(self.names)}")
+            raise ParameterError(
+                f"standardise: there is no array `{unknown[0]:.80}`; a sample has {either(self.names)}"
+            )
         return Layout(tuple(replace(one, standardised=one.name in names) for one in self.arrays))
 
     def pack(self, arrays: Mapping[str, ArrayLike], where: str) -> NDArray[np.float32]:

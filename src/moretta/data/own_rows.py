@@ -25,8 +25,8 @@ from moretta.errors import ParameterError
 class ExpectedRows:
     """What a run expects of every owner's rows.
 
-    inputs: the shape of a sample, packed where it has a layout. tokens: whether samples are token ids. classes: how many there are; None where
-    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
+    inputs: the shape of a sample, packed where it has a layout. tokens: whether samples are token ids. classes: how
+    many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
     """
 
     inputs: tuple[int, ...]

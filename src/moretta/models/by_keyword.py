@@ -6,7 +6,6 @@ tensors, and everything that calls it with one tensor goes on to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MethodType
 from typing import Any
 

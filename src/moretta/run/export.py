@@ -47,8 +47,9 @@ def export(
     """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
 
     The graph's input is `x`, rows as the data has them, standardisation included, any number of rows, or where a sample
-    has several arrays each by its name; its output is `outputs`. allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
-    `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
+    has several arrays each by its name; its output is `outputs`. allow_code: as of `moretta.run.finished.load`; a
+    state_dict needs no code. Raises `moretta.errors.ParameterError` for another file name or a model that ONNX cannot
+    express.
     """
     if out.suffix not in (".safetensors", ".onnx"):
         raise ParameterError(f"{out}: expected a file that ends in .safetensors or .onnx")

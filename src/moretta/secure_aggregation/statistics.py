@@ -54,7 +54,7 @@ FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding o
 class AskMoments(Message):
     """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over values that are there.
 
-    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns, ascending; none for all.
+    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns; none for all.
     """
 
     what: str
@@ -253,9 +253,7 @@ def _sums(
         raise ParameterError(f"expected at most {MOST_SILOS} silos for common statistics, got {silos}")
     name = _tensor(what, order)
     wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
-    ask = AskMoments(
-        stamp=now, what=what, order=order, center=center, columns=of, encoding=wanted.fraction_bits
-    )
+    ask = AskMoments(stamp=now, what=what, order=order, center=center, columns=of, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total

@@ -95,8 +95,8 @@ class Setting:
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known. layout: of samples of several arrays, whose standardised
-    ones it names (`moretta.data.layout`).
+    digest of what built the model, empty where that is not known. layout: of samples of several arrays
+    (`moretta.data.layout`).
     """
 
     built: nn.Module

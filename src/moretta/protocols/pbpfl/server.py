@@ -71,8 +71,8 @@ class Server:
 
     model: as it starts. It is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the
     run's dtype): `Perturbation.sent` says why. dtype: of the run, in which the model is sent to silos and released.
-    sample_shape: of one row of inputs. layout: of its arrays, where it has several. limit: the largest |value| of an uploaded entry of the noisy loss's gradient;
-    those of the corrections are rms(alpha) and rms(alpha)^2 times it.
+    sample_shape: of one row of inputs. layout: of its arrays, where it has several. limit: the largest |value| of an
+    uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
     """
 
     def __init__(
