@@ -17,7 +17,7 @@ from moretta.contract.settings import SERVER, Device, Fraction, Positive, Sectio
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
 from moretta.data.grid import GRIDS, check_grid
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.errors import ParameterError
 
 
@@ -155,12 +155,12 @@ class Data(Section):
         return self.source == "sites"
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> SampleLayout | None:
         """Of rows at sites, how the arrays of a sample are packed; None where a sample is one array."""
         if not isinstance(self.inputs, dict):
             return None
         tokens, standardised = (() if isinstance(names, bool) else names for names in (self.tokens, self.standardise))
-        return Layout.declared(self.inputs, tokens or (), standardised or ())
+        return SampleLayout.declared(self.inputs, tokens or (), standardised or ())
 
     @property
     def shape(self) -> tuple[int, ...]:

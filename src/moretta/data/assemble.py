@@ -10,7 +10,7 @@ from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.sets import scaled
-from moretta.data.layout import Layout, packed_parts
+from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.table import MissingValues, Table, Task, absent_columns
 from moretta.errors import ParameterError
@@ -59,7 +59,7 @@ def split_rows(
     domain: Array | None = None,
     ids: Array | None = None,
     standardise: bool = True,
-    layout: Layout | None = None,
+    layout: SampleLayout | None = None,
     parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
     """A source without a test part: one is drawn (or given as `parts`: test, validation, train)."""
@@ -131,7 +131,7 @@ def from_parts(
     *,
     pixels: bool = False,
     class_names: tuple[str, ...] = (),
-    layout: Layout | None = None,
+    layout: SampleLayout | None = None,
 ) -> Dataset:
     """A source with a test part; the task is decided on all targets together, so that both parts have the same."""
     y_train, y_test = arrays["y_train"], arrays["y_test"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import check_finite, check_fit, check_pair, check_targets_finite
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.table import MissingValues, Task
 from moretta.errors import ParameterError
 
@@ -89,7 +89,7 @@ class Dataset:
     missing: MissingValues = "error"
     missing_columns: tuple[int, ...] = ()
     standardise: bool = True
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
     def __post_init__(self) -> None:
         if self.x_validation.ndim == 1 and len(self.x_validation) == 0:  # not given: the same shape with no rows

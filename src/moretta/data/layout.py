@@ -1,7 +1,7 @@
 """A sample that is a mapping of arrays (token ids and their mask, an image and a table), as one row of numbers.
 
 Everything but the model sees the arrays packed: side by side in the order of their names, each flattened, float32[rows,
-size]. Batches, secure sums, files and messages are then those of any other rows. The `Layout` says which entries are
+size]. Batches, secure sums, files and messages are then those of any other rows. The `SampleLayout` says which entries are
 which array. The model takes the arrays themselves, by keyword (`moretta.models.by_keyword`).
 
     numbers     floats, and bytes and booleans unscaled; the model has them in the run's dtype
@@ -62,7 +62,7 @@ class InputArray:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """The arrays of a sample, by name in sorted order. Raises ParameterError for names that no forward could have."""
 
     arrays: tuple[InputArray, ...]
@@ -84,7 +84,7 @@ class Layout:
     @classmethod
     def declared(
         cls, inputs: Mapping[str, Sequence[int]], integers: Collection[str], standardised: Collection[str] = ()
-    ) -> Layout:
+    ) -> SampleLayout:
         """Return the layout that a run file declares: the shape of each array, and which hold token ids.
 
         Raises ParameterError where a name in the others is none of the inputs, or an array cannot be standardised.
@@ -98,7 +98,7 @@ class Layout:
         return cls(tuple(arrays)).standardising(standardised)
 
     @classmethod
-    def load(cls, held: Mapping[str, Mapping[str, Any]]) -> Layout:
+    def load(cls, held: Mapping[str, Mapping[str, Any]]) -> SampleLayout:
         """Return the layout that `dump` wrote."""
         return cls(tuple(InputArray(name, **{**one, "shape": tuple(one["shape"])}) for name, one in held.items()))
 
@@ -151,7 +151,7 @@ class Layout:
         parts = [np.arange(self.places[one.name].start, self.places[one.name].stop) for one in arrays]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def standardising(self, names: Collection[str]) -> Layout:
+    def standardising(self, names: Collection[str]) -> SampleLayout:
         """Return the layout with these arrays standardised by column, and no others. Raises ParameterError."""
         for one in self.arrays:
             if one.name in names and not one.may_be_standardised:
@@ -163,7 +163,7 @@ class Layout:
             raise ParameterError(
                 f"standardise: there is no array `{unknown[0]:.80}`; a sample has {either(self.names)}"
             )
-        return Layout(tuple(replace(one, standardised=one.name in names) for one in self.arrays))
+        return SampleLayout(tuple(replace(one, standardised=one.name in names) for one in self.arrays))
 
     def pack(self, arrays: Mapping[str, ArrayLike], where: str) -> NDArray[np.float32]:
         """Return the arrays of some rows packed, float32[rows, size].
@@ -178,7 +178,7 @@ class Layout:
         parts = {one.name: packed[:, self.places[one.name]].reshape(len(packed), *one.shape) for one in self.arrays}
         return {one.name: parts[one.name].astype(np.int64) if one.integers else parts[one.name] for one in self.arrays}
 
-    def check_same(self, wanted: Layout, where: str, owner: str) -> None:
+    def check_same(self, wanted: SampleLayout, where: str, owner: str) -> None:
         """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
 
         where: begins the sentence, whose these arrays are. owner: whose the wanted ones are.
@@ -210,17 +210,19 @@ class Layout:
         return rows
 
 
-def pack(arrays: Mapping[str, ArrayLike], where: str) -> tuple[NDArray[np.float32], Layout]:
-    """Return the arrays of some rows packed, and their layout. Raises ParameterError as `Layout.pack` does."""
+def pack(arrays: Mapping[str, ArrayLike], where: str) -> tuple[NDArray[np.float32], SampleLayout]:
+    """Return the arrays of some rows packed, and their layout. Raises ParameterError as `SampleLayout.pack` does."""
     given = _as_arrays(arrays, where)
     try:
-        layout = Layout(tuple(InputArray(name, array.shape[1:], _is_integers(array)) for name, array in given.items()))
+        layout = SampleLayout(
+            tuple(InputArray(name, array.shape[1:], _is_integers(array)) for name, array in given.items())
+        )
     except ParameterError as error:
         raise ParameterError(f"{where}: {error}") from None
     return _packed(layout, given, where), layout
 
 
-def packed_as(x: Samples, layout: Layout | None, where: str) -> NDArray[np.generic]:
+def packed_as(x: Samples, layout: SampleLayout | None, where: str) -> NDArray[np.generic]:
     """Return samples of which a layout is known as one array. Raises ParameterError where they are not of its kind."""
     if not isinstance(x, Mapping):
         return x
@@ -240,8 +242,8 @@ def gather(arrays: Mapping[str, Array], part: str) -> dict[str, Array]:
 
 
 def packed_parts(
-    arrays: Mapping[str, Array], where: str, layout: Layout | None = None
-) -> tuple[dict[str, Array], Layout | None]:
+    arrays: Mapping[str, Array], where: str, layout: SampleLayout | None = None
+) -> tuple[dict[str, Array], SampleLayout | None]:
     """Return a source's arrays, with samples that are mappings (`gather`) packed under their part's name.
 
     The layout is that of the first part, or the given one; None where no samples are mappings. Raises ParameterError,
@@ -283,7 +285,7 @@ def _is_integers(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "iu" and array.dtype.itemsize > 1
 
 
-def _packed(layout: Layout, arrays: Mapping[str, NDArray[Any]], where: str) -> NDArray[np.float32]:
+def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str) -> NDArray[np.float32]:
     wanted = {one.name: one for one in layout.arrays}
     for name in sorted(set(wanted) ^ set(arrays)):
         lack = "is missing" if name in wanted else "is one too many"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.data.images.sets import read_npz
-from moretta.data.layout import Layout, packed_parts
+from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.references import is_reference
 from moretta.data.sources import called
 from moretta.data.tables.table import MissingValues, fill_missing, is_table, read_table
@@ -34,7 +34,7 @@ class ExpectedRows:
     classes: int | None
     outputs: int | None
     labelled: bool = True
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
 
 def read_rows(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.layout import Layout, Samples, is_mask, pack, packed_as
+from moretta.data.layout import SampleLayout, Samples, is_mask, pack, packed_as
 from moretta.errors import ParameterError
 
 
@@ -42,7 +42,7 @@ class Silo:
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
     groups: NDArray[np.str_] | None = None
     aligned: bool = False
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
     if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
 
@@ -59,7 +59,7 @@ class Silo:
             held_out: tuple[Samples, NDArray[np.generic]] | None = None,
             groups: NDArray[np.str_] | None = None,
             aligned: bool = False,
-            layout: Layout | None = None,
+            layout: SampleLayout | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ def check_least(silo: Silo, least: int | None) -> None:
         )
 
 
-def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> Layout | None:
+def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> SampleLayout | None:
     """Return the layout of silos' samples, with the arrays that are to be standardised; None for samples of one array.
 
     standardise: which arrays; true for those of numbers in one axis that are no mask, as far as the silos' rows show.
@@ -123,7 +123,7 @@ def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing:
     return first.layout.standardising(standardise)
 
 
-def _numbers_of(silos: Sequence[Silo], layout: Layout) -> list[str]:
+def _numbers_of(silos: Sequence[Silo], layout: SampleLayout) -> list[str]:
     """Return the arrays that have columns of numbers, and are no mask in all silos."""
     if any(silo.remote for silo in silos):
         raise ParameterError(

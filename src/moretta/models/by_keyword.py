@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.errors import ParameterError
 
 
@@ -22,7 +22,7 @@ class Unpack:
     Integers are cast to int64, and numbers keep the dtype of the rows. A call by keyword passes as it is.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SampleLayout) -> None:
         self.layout = layout
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ class Packing(nn.Module):
         return outputs
 
 
-def takes_packed(model: nn.Module, layout: Layout | None) -> nn.Module:
+def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
     """Let a module take packed rows, and return it; without a layout it is left as it is.
 
     Raises `moretta.errors.ParameterError` for an `nn.Sequential`, whose forward has no names.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moretta.contract.wording import did_you_mean
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.errors import MissingExtra, ParameterError
 
@@ -43,7 +43,7 @@ def build(
     outputs: int,
     base: Path = Path("."),
     seed: int = 0,
-    layout: Layout | None = None,
+    layout: SampleLayout | None = None,
     **arguments: Any,
 ) -> nn.Module:
     """Build a model for samples of shape `inputs`, with `outputs` outputs.

@@ -13,7 +13,7 @@ from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
-from moretta.data.layout import Layout, gather
+from moretta.data.layout import SampleLayout, gather
 from moretta.errors import ParameterError
 from moretta.run import consent
 from moretta.run.assembly import federation_of
@@ -72,7 +72,7 @@ def _played(folder: Path, allow_code: bool) -> tuple[Federation, int, int]:
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
 
 
-def read_background(path: Path, layout: Layout | None = None) -> tuple[Array, Array]:
+def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:
     """Return rows that attackers may have: x and y of a .npz file, as silos have theirs.
 
     layout: of samples of several arrays, which the file has as x.NAME; they are packed.

@@ -11,7 +11,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import Preparation
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
@@ -33,7 +33,7 @@ class FinishedModel:
     columns: Sequence[str]
     preparation: Preparation
     dtype: torch.dtype
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
 
 def load(folder: Path, *, true_model: bool = False, silo: str | None = None, allow_code: bool = False) -> FinishedModel:
@@ -52,7 +52,7 @@ def load(folder: Path, *, true_model: bool = False, silo: str | None = None, all
     run_file = run_files.load(folder / "run.toml")
     consent.check(folder, run_file, allow_code)
     shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
-    layout = Layout.load(inputs["arrays"]) if "arrays" in inputs else None
+    layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
     module = catalogue.build(
         run_file.model.source,
         inputs=shape,

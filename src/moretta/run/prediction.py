@@ -12,7 +12,7 @@ from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features
 from moretta.data.images.sets import SETS, read_npz, scaled
-from moretta.data.layout import Layout, gather
+from moretta.data.layout import SampleLayout, gather
 from moretta.data.tables.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
@@ -84,7 +84,7 @@ def _rows(path: Path, columns: list[str], shape: tuple[int, ...], wanted: run_fi
     return x
 
 
-def _arrays(path: Path, layout: Layout) -> Array:
+def _arrays(path: Path, layout: SampleLayout) -> Array:
     """Return rows of several arrays, packed."""
     if path.suffix != ".npz":
         wanted = ", ".join(f"x.{name}" for name in layout.names)

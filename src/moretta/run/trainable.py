@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from moretta.config.specification import Specification
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo
 from moretta.run.evaluation import LabelledRows
 
@@ -33,7 +33,7 @@ class Trainable(Protocol):
         """Everybody who trains, here or remote."""
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> SampleLayout | None:
         """How a sample of several arrays is packed; None where it is one array."""
 
     @property

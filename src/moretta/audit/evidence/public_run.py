@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PublicRun:
     which there are views. rows: how many each silo has; others' sizes are taken to be known (they show in the lengths
     of messages under cross-entropy, and in how long an epoch is). rounds: how many were played. head, head_bias: the
     names of the last linear layer's parameters, empty where none is of [outputs, ..]. arrays: of a sample of several,
-    as `moretta.data.layout.Layout.dump` has them; none of a sample of one.
+    as `moretta.data.layout.SampleLayout.dump` has them; none of a sample of one.
     """
 
     id: str
@@ -43,9 +43,9 @@ class PublicRun:
         return self.settings.get(section, {}).get(key)
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> SampleLayout | None:
         """How a sample of several arrays is packed; None where it is one array."""
-        return Layout.load(self.arrays) if self.arrays else None
+        return SampleLayout.load(self.arrays) if self.arrays else None
 
     @property
     def has_tokens(self) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 from moretta.config.specification import Specification
 from moretta.contract.messages import Array
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo
 from moretta.protocols.common.players import Roles
 
@@ -34,7 +34,7 @@ class Trained(Protocol):
         """Rows that nobody trained on."""
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> SampleLayout | None:
         """How a sample of several arrays is packed; None where it is one array."""
 
     @property

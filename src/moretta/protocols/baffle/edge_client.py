@@ -14,7 +14,7 @@ import numpy as np
 
 from moretta.contract.messages import Array
 from moretta.contract.roles import State
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.engines.child import ChildClient
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
@@ -65,7 +65,7 @@ def check_sigma(sigma: float, precision: str) -> None:
         )
 
 
-def check_tokens(layout: Layout | None, precision: str) -> None:
+def check_tokens(layout: SampleLayout | None, precision: str) -> None:
     """Raise ParameterError where token ids lie beside numbers and would be rounded as those are."""
     if layout is not None and layout.has_integers and precision == "float16":
         tokens = ", ".join(one.name for one in layout.arrays if one.integers)
@@ -85,7 +85,7 @@ def check_memory(limit: float | None, where: str) -> None:
 
 
 def check_site(
-    protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str, layout: Layout | None
+    protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str, layout: SampleLayout | None
 ) -> None:
     """Raise an error where a site cannot play a silo.
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
@@ -66,7 +66,7 @@ def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
 
     Raises `moretta.errors.ParameterError` for a column without any value.
     """
-    if not rules.fitted.size:
+    if not rules.fitted:
         return Preparation.nothing()
     columns = x.astype(np.float64).reshape(-1, x.shape[-1])
     there = ~np.isnan(columns)
@@ -222,7 +222,7 @@ class Enrolment:
         ask_scales: bool,
         figures: Sequence[str] = (),
         table: str = "",
-        layout: Layout | None = None,
+        layout: SampleLayout | None = None,
     ) -> None:
         self.aggregation, self.figures, self._table = aggregation, figures, table
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
@@ -279,12 +279,12 @@ class Enrolment:
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
-        if self._rules.fitted.size:
+        if self._rules.fitted:
             fitted = yield from self._fit(now)
             if isinstance(fitted, Aborted):
                 return fitted
         numbers = ALL if self._layout is None else self._layout.numbers
-        has_scale = not self._rules.fitted.size and (self._layout is None or numbers.size > 0)
+        has_scale = not self._rules.fitted and (self._layout is None or numbers.size > 0)
         wanted = {"inputs": numbers} if has_scale else {}
         found: dict[str, Moments] = {}
         for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
@@ -303,22 +303,29 @@ class Enrolment:
     def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
         rules, what = self._rules, MAY_LACK
-        asked = rules.fitted
-        every = ALL if len(asked) == rules.columns else asked
-        found = yield from moments(self.aggregation, now, len(asked), what=what, may_lack=rules.may_lack, of=every)
+        if self._layout is not None:
+            return (yield from self._fit_some(now, self._layout.standardised))
+        found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
         if isinstance(found, Aborted):
             return found
-        mean, deviation = np.zeros(rules.columns), np.zeros(rules.columns)
-        mean[asked], deviation[asked] = found.mean, found.deviation
-        fill = mean.copy()
+        fill = found.mean.copy()
         if rules.medians.size:
             of = rules.medians
             counts = yield from histograms(self.aggregation, now, of, rules.low[of], rules.high[of], what)
             if isinstance(counts, Aborted):
                 return counts
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
-        self.preparation = _of(rules, fill, mean, deviation)
-        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation.of(asked))
+        self.preparation = _of(rules, fill, found.mean, found.deviation)
+        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
+        return None
+
+    def _fit_some(self, now: Stamp, columns: NDArray[np.int64]) -> Exchange[Aborted | None]:
+        """Find how the columns are prepared that are standardised, and ask nothing of ids, masks and images."""
+        found = yield from moments(self.aggregation, now, len(columns), what=MAY_LACK, of=columns)
+        if isinstance(found, Aborted):
+            return found
+        part = Preparation(np.zeros(len(columns)), found.mean, usable(found.deviation))
+        self.preparation = Preparation.nothing(self._rules.columns).joined(columns.tolist(), part)
         return None
 
     def state(self) -> State:
@@ -344,7 +351,7 @@ class Enrolment:
 
 
 def _scale_of_all(found: Moments, prepared: Preparation) -> tuple[float, float]:
-    """Return mean and deviation of all columns together that were asked of, prepared."""
+    """Return mean and deviation of all inputs together, prepared."""
     there = found.present / found.rows
     mean = (found.mean - prepared.mean) / prepared.deviation
     filled = (prepared.fill - prepared.mean) / prepared.deviation

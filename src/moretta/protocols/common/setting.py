@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
@@ -121,7 +121,7 @@ class Setting:
     helped: Callable[[str], HelpedFile] | None = None
     model_source: str = ""
     table: str = ""
-    layout: Layout | None = None
+    layout: SampleLayout | None = None
 
     @property
     def here(self) -> Sequence[Silo]:

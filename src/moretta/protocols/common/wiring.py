@@ -187,6 +187,6 @@ def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
 
 def without_noise(setting: Setting) -> str:
     """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
-    found = ["means and deviations of the input columns, summed without noise"] if setting.columns.fitted.size else []
+    found = ["means and deviations of the input columns, summed without noise"] if setting.columns.fitted else []
     found += ["the number of rows of all silos together"] if not setting.batch_size else []
     return " and ".join(found)

@@ -13,7 +13,7 @@ from torch import nn
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, State, no_phase
-from moretta.data.layout import Layout
+from moretta.data.layout import SampleLayout
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
@@ -86,7 +86,7 @@ class Server:
         limit: float,
         sample_shape: tuple[int, ...],
         rounds: int,
-        layout: Layout | None = None,
+        layout: SampleLayout | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._model, self._dtype = params, copy.deepcopy(model).train(), dtype
