@@ -18,6 +18,7 @@ from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
 from moretta.data.grid import GRIDS, check_grid
 from moretta.data.layout import SampleLayout
+from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
 
@@ -72,7 +73,7 @@ class Run(Section):
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
-    "encoding", "missing", "image_size",
+    "encoding", "image_size",
 )  # fmt: skip
 
 
@@ -98,7 +99,7 @@ class Data(Section):
         each; None is 1.
     domains: makes several domains out of one source of images. Every row, test rows too, is dealt to one of these, and
         its image is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
-    id_column: the column of a .csv file that names whom a row belongs to; it is no feature.
+    id_column: the column of a .csv file that names whom a row belongs to; it is no feature, and no two rows share one.
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
@@ -106,7 +107,12 @@ class Data(Section):
     test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
         or the source's own default (bank-marketing: 0.1 and 0.1).
     encoding: of text columns; None is "one-hot".
-    missing: an absent value is an error, or becomes the silos' median, or that with one more column to mark it.
+    missing: without a schema, an absent value is an error, or becomes the column's mean, or its median (of tables and
+        arrays here, whose range is then that of the rows), or the mean with one more column to mark it ("indicator").
+    schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
+        [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
+        needs one.
+    separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
     image_size: of "office-home", the pixels of a side of its square images; None is 64.
     standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
         those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
@@ -137,7 +143,11 @@ class Data(Section):
     test_fraction: Fraction | None = None
     validation_fraction: Fraction | None = None
     encoding: Literal["one-hot", "ordinal"] | None = None
-    missing: Literal["error", "median", "indicator"] = "error"
+    missing: Literal["error", "mean", "median", "indicator"] = "error"
+    separator: Annotated[Separator | None, SERVER] = None
+    decimal: Annotated[Literal[".", ","], SERVER] = "."
+    file_encoding: Annotated[Words, SERVER] = "utf-8"
+    absent: Annotated[tuple[Words, ...], SERVER] = ()
     image_size: PositiveInt | None = None
     standardise: bool | tuple[Words, ...] | None = None
     augment: Literal["none", "crop-flip"] = "none"
@@ -148,6 +158,11 @@ class Data(Section):
     least_rows: PositiveInt | None = None
     test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool = False
+
+    @property
+    def form(self) -> Format:
+        """How .csv files are written."""
+        return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
     @property
     def at_sites(self) -> bool:
@@ -241,11 +256,6 @@ class Data(Section):
         if self.partition not in ("iid", "grid", "by-feature"):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
-            )
-        if self.inputs is None or (self.classes is None) == (self.outputs is None):
-            raise ParameterError(
-                '[data] source = "sites" needs inputs, the shape of a sample, and either classes or outputs, for '
-                "example inputs = [30] and classes = 2"
             )
         self._check_arrays()
 

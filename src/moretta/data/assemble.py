@@ -12,7 +12,10 @@ from moretta.data.dataset import Dataset
 from moretta.data.images.sets import scaled
 from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
-from moretta.data.tables.table import MissingValues, Table, Task, absent_columns
+from moretta.data.tables.inference import Missing, Task
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import ABSENT_CATEGORY, TableRows, expansion_of, rules_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
@@ -24,24 +27,31 @@ class Wish:
     task: Task | None
     test: float
     validation: float
-    missing: MissingValues
+    missing: Missing
     seed: int
 
 
-def from_table(table: Table, wish: Wish) -> Dataset:
-    """A table that was read, split by the wished fractions."""
-    y, task, classes = as_targets(table.y, wish.name, wish.task)
+def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
+    """A table that was read by its schema, split by the wished fractions."""
+    y, task, classes = rows.y, wish.task or "regression", None
+    if table.classes:
+        y, task, classes = rows.y, "classification", len(table.classes)
+    if task != wish.task is not None:
+        raise ParameterError(f'{wish.name}: task = "{wish.task}" does not fit the schema, whose target is of {task}')
+    expansion = expansion_of(table)
     return split_rows(
         wish,
-        table.x,
-        y,
+        rows.x,
+        y if classes else as_targets(y, wish.name, "regression")[0],
         task,
         classes,
-        feature_names=table.names,
-        origins=table.origins,
-        class_names=table.class_names if task == "classification" else (),
-        missing_columns=table.missing_columns,
-        ids=table.ids,
+        feature_names=expansion.names,
+        origins=expansion.origins,
+        class_names=table.classes,
+        ids=rows.ids,
+        groups=rows.groups,
+        column_rules=rules_of(table),
+        table=table,
     )
 
 
@@ -55,15 +65,21 @@ def split_rows(
     feature_names: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     class_names: tuple[str, ...] = (),
-    missing_columns: tuple[int, ...] = (),
+    column_rules: ColumnRules | None = None,
+    table: Schema | None = None,
     domain: Array | None = None,
     ids: Array | None = None,
+    groups: Array | None = None,
     standardise: bool = True,
     layout: SampleLayout | None = None,
     parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
-    """A source without a test part: one is drawn (or given as `parts`: test, validation, train)."""
-    test, validation, train = parts or split(y, (wish.test, wish.validation), wish.seed, wish.name)
+    """A source without a test part: one is drawn (or given as `parts`: test, validation, train).
+
+    ids, groups: [rows] of whole numbers or strings. No two rows have one id, and no group is in two parts.
+    """
+    _check_distinct(ids, len(x), wish.name)
+    test, validation, train = parts or split(y, (wish.test, wish.validation), wish.seed, wish.name, groups)
     return Dataset(
         name=wish.name,
         task=task,
@@ -79,9 +95,10 @@ def split_rows(
         origins=origins,
         domain=_domain(domain, len(x), wish.name, train),
         domain_test=_domain(domain, len(x), wish.name, test),
-        ids=_ids(ids, len(x), wish.name, train),
-        missing=wish.missing,
-        missing_columns=missing_columns,
+        ids=_texts(ids, train),
+        groups=_texts(groups, train),
+        column_rules=column_rules,
+        table=table,
         standardise=standardise,
         layout=layout,
     )
@@ -91,7 +108,9 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
     In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
-    (`moretta.data.layout`). Optionally also domain_train, domain_test and id_train, or domain and id, [rows] each.
+    (`moretta.data.layout`). Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test,
+    or domain, id and group, [rows] each. A group is all in one part, and no id or group of training rows is among those
+    of test rows.
     Raises ParameterError if the arrays are others or do not fit together.
     """
     arrays, layout = packed_parts(arrays, wish.name)
@@ -108,6 +127,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
             f"got {', '.join(arrays) or 'none'}"
         )
     x = as_features(arrays["x"], wish.name)
+    x, names, rules = _lacking(x, _numbered(x), wish.missing)
     y, task, classes = as_targets(arrays["y"], wish.name, wish.task)
     _check_rows(wish.name, x, y)
     return split_rows(
@@ -116,10 +136,11 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         y,
         task,
         classes,
-        feature_names=() if layout else _numbered(x),
+        feature_names=() if layout else names,
+        column_rules=rules,
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
-        missing_columns=_absent(x, wish.missing),
+        groups=arrays.get("group"),
         standardise=_is_table(x, wish.name),
         layout=layout,
     )
@@ -144,7 +165,12 @@ def from_parts(
     else:
         x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
     _check_rows(wish.name, x, y_train)
-    validation, train = split(y_train, (wish.validation,), wish.seed, wish.name)
+    x, x_test, names, rules = _lacking_parts(x, x_test, wish.missing)
+    ids, groups = arrays.get("id_train"), arrays.get("group_train")
+    _check_distinct(ids, len(x), wish.name)
+    validation, train = split(y_train, (wish.validation,), wish.seed, wish.name, groups)
+    for what, own in (("id", ids), ("group", groups)):
+        check_apart(own, arrays.get(f"{what}_test"), len(x_test), f"{wish.name}: {what}", "test")
     same = len(train) == len(x)  # then nothing is copied: image sets are large
     return Dataset(
         name=wish.name,
@@ -156,13 +182,13 @@ def from_parts(
         x_validation=x[validation],
         y_validation=y_train[validation],
         classes=classes,
-        feature_names=() if layout else _numbered(x),
+        feature_names=() if layout else names,
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
-        ids=_ids(arrays.get("id_train"), len(x), wish.name, train),
-        missing=wish.missing,
-        missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
+        ids=_texts(ids, train),
+        groups=_texts(groups, train),
+        column_rules=rules,
         standardise=_is_table(x, wish.name),
         layout=layout,
     )
@@ -184,30 +210,71 @@ def _domain(domain: Array | None, rows: int, name: str, part: RowNumbers) -> Arr
     return domain[part]
 
 
-def _ids(ids: Array | None, rows: int, name: str, train: RowNumbers) -> NDArray[np.str_] | None:
-    """The ids of the training rows as strings, out of those of all `rows`, of which no two may be the same."""
+def _check_distinct(ids: Array | None, rows: int, name: str) -> None:
+    """Raise ParameterError unless there is an id for each of the rows, and no two of them have the same."""
     if ids is None:
-        return None
+        return
     if ids.shape != (rows,) or ids.dtype.kind not in "iuU":
         raise ParameterError(
             f"{name}: expected one id per row ({rows}), integers or strings, "
             f"got an array of shape {ids.shape} and type {ids.dtype}"
         )
-    texts = ids.astype(np.str_)
-    distinct, count = np.unique(texts, return_counts=True)
-    if len(distinct) < rows:
+    distinct = len(np.unique(ids))
+    if distinct < rows:
         raise ParameterError(
-            f"{name}: {count.max()} rows have the id {str(distinct[count.argmax()])!r}; give each row an id of its own"
+            f"{name}: {rows} rows have {distinct} different ids; give each row an id of its own, and where one person "
+            "or thing has several rows, say so by a group"
         )
-    return texts[train]
+
+
+def check_apart(train: Array | None, held: Array | None, rows: int, where: str, part: str) -> None:
+    """Raise ParameterError if any id or group of training rows is among those of another part, `held` [its rows]."""
+    if held is not None and held.shape != (rows,):
+        raise ParameterError(f"{where}_{part}: expected one per {part} row ({rows}), got shape {list(held.shape)}")
+    if train is None or held is None:
+        return
+    shared = int(np.isin(held.astype(np.str_), train.astype(np.str_)).sum())
+    if shared:
+        raise ParameterError(
+            f"{where}: {shared} of {rows} {part} rows have one that training rows have too, so the {part} part would "
+            "not tell how the model does on new ones; put all rows of each in one part"
+        )
+
+
+def _texts(values: Array | None, part: RowNumbers) -> NDArray[np.str_] | None:
+    """The ids or groups of the rows of one part, as strings."""
+    return None if values is None else values.astype(np.str_)[part]
 
 
 def _numbered(x: Array) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
 
 
-def _absent(x: Array, missing: MissingValues) -> tuple[int, ...]:
-    return () if missing == "error" or x.ndim != 2 or x.dtype.kind != "f" else absent_columns(x)
+def _lacking(x: Array, names: tuple[str, ...], missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
+    """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
+    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
+        return x, names, None
+    absent = np.isnan(x)
+    marked = np.flatnonzero(absent.any(axis=0)) if missing == "indicator" else np.array([], np.int64)
+    count, wide = x.shape[1], x.shape[1] + len(marked)
+    rules = ColumnRules.alike(wide, fill="mean")
+    rules.fills[count:] = 0
+    if missing == "median":
+        low = np.nanmin(x, axis=0, initial=np.inf).astype(np.float64)
+        high = np.nanmax(x, axis=0, initial=-np.inf).astype(np.float64)
+        lacks = absent.any(axis=0) & (low < high)
+        rules = ColumnRules(rules.scaled, np.where(lacks, 2, 1).astype(np.int8), np.where(lacks, low, 0.0), high)
+    marks = tuple(f"{names[column]}={ABSENT_CATEGORY}" for column in marked)
+    return np.concatenate([x, absent[:, marked].astype(x.dtype)], axis=1), (*names, *marks), rules
+
+
+def _lacking_parts(
+    x: Array, x_test: Array, missing: Missing
+) -> tuple[Array, Array, tuple[str, ...], ColumnRules | None]:
+    if missing == "error" or x.shape[1:] != x_test.shape[1:]:
+        return x, x_test, _numbered(x), None
+    both, names, rules = _lacking(np.concatenate([x, x_test]), _numbered(x), missing)
+    return both[: len(x)], both[len(x) :], names, rules
 
 
 def _is_table(x: Array, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,18 @@ from numpy.typing import NDArray
 
 from moretta.data.layout import SampleLayout, Samples, is_mask, pack, packed_as
 from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True, eq=False)
+class Subjects:
+    """Whom rows are about: str[rows], each row's id and group, None where there are none. Never shown or printed."""
+
+    ids: NDArray[np.str_] | None = field(default=None, repr=False)
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)
+
+    def named(self) -> Mapping[str, NDArray[np.str_] | None]:
+        """Return both by what sentences call them."""
+        return {"ids": self.ids, "groups": self.groups}
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,11 @@ class Silo:
         if self.held_out is not None:
             x, y = self.held_out
             object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))
+
+    @property
+    def subjects(self) -> Subjects:
+        """Whom its training rows are about."""
+        return Subjects(self.ids, self.groups)
 
     @property
     def holds_labels(self) -> bool:

@@ -39,15 +39,18 @@ class Unpack:
 
 
 class Packing(nn.Module):
-    """A module that takes packed rows, given the arrays of a layout in its order, [rows, *shape] each."""
+    """A module that takes packed rows, given their arrays, [rows, *shape] each, in the layout's order or by keyword."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layout: SampleLayout) -> None:
         super().__init__()
-        self.model, self._dtype = model, next(model.parameters()).dtype
+        self.model, self.names = model, layout.names
 
-    def forward(self, *arrays: Tensor) -> Tensor:
-        """Return the outputs, [rows, outputs]."""
-        parts = [one.reshape(one.shape[0], -1).to(self._dtype) for one in arrays]
+    def forward(self, *arrays: Tensor, **named: Tensor) -> Tensor:
+        """Return the outputs, [rows, outputs]. Raises TypeError where an array is missing or too many."""
+        if not arrays and set(named) != set(self.names):
+            raise TypeError(f"expected the arrays {', '.join(self.names)}, got {', '.join(named) or 'none'}")
+        given = arrays or tuple(named[name] for name in self.names)
+        parts = [one.reshape(one.shape[0], -1).float() for one in given]  # as silos pack them
         outputs: Tensor = self.model(torch.cat(parts, dim=1))
         return outputs
 

@@ -10,6 +10,7 @@ from moretta.config.run_files import RunFile
 from moretta.data import domains, partition, sources
 from moretta.data.dataset import SiloData
 from moretta.data.silo import Silo
+from moretta.data.tables.files import Format
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 from moretta.run.federation import Federation
@@ -30,6 +31,8 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         validation_fraction=wanted.validation_fraction,
         encoding=wanted.encoding,
         id_column=wanted.id_column,
+        schema=run_file.table,
+        form=None if wanted.form == Format() else wanted.form,
         image_size=wanted.image_size,
         missing=wanted.missing,
         seed=run.seed,
@@ -64,6 +67,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         task=dataset.task,
         standardise=dataset.standardise,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+        table=dataset.table,
     )
     return Federation.of(
         spec,
@@ -73,6 +77,9 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         out=out,
         feature_names=dealt.feature_names,
+        class_names=dataset.class_names,
+        table=dataset.table,
+        column_rules=dataset.column_rules,
     )
 
 
@@ -80,4 +87,4 @@ def _silo(given: SiloData, protocol: Training) -> Silo:
     """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
     joint = getattr(protocol, "vertical", "joint") == "joint"
     y = given.y if given.holds_labels or not joint else given.y[:0]
-    return Silo(given.name, given.x, y, given.row, given.columns, given.ids)
+    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups)

@@ -18,7 +18,7 @@ from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
-from moretta.models.by_keyword import takes_arrays
+from moretta.models.by_keyword import Packing, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
@@ -26,6 +26,7 @@ from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import Transport, in_process
 from moretta.run.evaluation import Evaluator
 from moretta.run.history import Line, line_of
+from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, recorder_of
@@ -206,6 +207,10 @@ class Session:
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
 
     def _module(self, tensors: Tensors) -> nn.Module:
-        module = takes_arrays(copy.deepcopy(self._of.model))
+        """Return a model that takes rows as the silos have them, several arrays by keyword."""
+        module, preparation = copy.deepcopy(self._of.model), self._players.fitted.preparation
         modules.load(module, tensors)
-        return module.eval()
+        if preparation.changes_nothing and not self._of.column_rules.may_lack:
+            return takes_arrays(module).eval()
+        made = Prepared(module, preparation)
+        return (made if self._of.layout is None else Packing(made, self._of.layout)).eval()

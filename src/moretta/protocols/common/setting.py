@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moretta.data.layout import SampleLayout
-from moretta.data.silo import Silo, row_shape
+from moretta.data.silo import Silo, Subjects, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
@@ -95,8 +95,8 @@ class Setting:
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known. layout: of samples of several arrays
-    (`moretta.data.layout`).
+    digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
+    silos' rows are to be compared with them. layout: of samples of several arrays (`moretta.data.layout`).
     """
 
     built: nn.Module
@@ -121,6 +121,7 @@ class Setting:
     helped: Callable[[str], HelpedFile] | None = None
     model_source: str = ""
     table: str = ""
+    tested: Subjects | None = None
     layout: SampleLayout | None = None
 
     @property
