@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.data.layout import SampleLayout
+from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
 
 
@@ -39,18 +40,15 @@ class Unpack:
 
 
 class Packing(nn.Module):
-    """A module that takes packed rows, given their arrays, [rows, *shape] each, in the layout's order or by keyword."""
+    """A module that takes packed rows, given their arrays, [rows, *shape] each, in the layout's order."""
 
-    def __init__(self, model: nn.Module, layout: SampleLayout) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.names = model, layout.names
+        self.model = model
 
-    def forward(self, *arrays: Tensor, **named: Tensor) -> Tensor:
-        """Return the outputs, [rows, outputs]. Raises TypeError where an array is missing or too many."""
-        if not arrays and set(named) != set(self.names):
-            raise TypeError(f"expected the arrays {', '.join(self.names)}, got {', '.join(named) or 'none'}")
-        given = arrays or tuple(named[name] for name in self.names)
-        parts = [one.reshape(one.shape[0], -1).float() for one in given]  # as silos pack them
+    def forward(self, *arrays: Tensor) -> Tensor:
+        """Return the outputs, [rows, outputs]."""
+        parts = [one.reshape(one.shape[0], -1).float() for one in arrays]  # as silos pack them
         outputs: Tensor = self.model(torch.cat(parts, dim=1))
         return outputs
 
@@ -78,6 +76,34 @@ def takes_arrays(model: nn.Module) -> nn.Module:
             del model._forward_pre_hooks[key]
             model._forward_pre_hooks_with_kwargs.pop(key, None)
     return model
+
+
+def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
+    """Let a module that takes arrays by keyword take them as the silos have them, and return it."""
+    model.register_forward_pre_hook(_Standardise(layout, preparation), with_kwargs=True)
+    return model
+
+
+class _Standardise:
+    """A hook before a module's forward: brings arrays given by keyword to mean 0 and deviation 1 by column."""
+
+    def __init__(self, layout: SampleLayout, preparation: Preparation) -> None:
+        self._scales = {
+            one.name: [
+                torch.tensor(figures[layout.places[one.name]]).reshape(one.shape)
+                for figures in (preparation.mean, preparation.deviation)
+            ]
+            for one in layout.arrays
+            if one.standardised
+        }
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = next(module.parameters()).dtype
+        for name in self._scales.keys() & kwargs.keys():
+            x = kwargs[name].float().double()  # as silos pack and prepare it
+            mean, deviation = (figures.to(x.device) for figures in self._scales[name])
+            kwargs = {**kwargs, name: ((x - mean) / deviation).to(dtype)}
+        return args, kwargs
 
 
 def with_one_argument(model: nn.Module) -> nn.Module:

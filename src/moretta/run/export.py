@@ -102,7 +102,7 @@ def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
     given: dict[str, Tensor] = {"x": rows}
     dimensions: tuple[Any, ...] = (dimension,)
     if model.layout is not None:
-        module, given = Packing(module, model.layout), Unpack(model.layout).arrays(rows.float())
+        module, given = Packing(module), Unpack(model.layout).arrays(rows.float())
         dimensions = (tuple(dimension for _ in given),)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
-from moretta.models.by_keyword import Packing, takes_arrays
+from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
@@ -212,5 +212,6 @@ class Session:
         modules.load(module, tensors)
         if preparation.changes_nothing and not self._of.column_rules.may_lack:
             return takes_arrays(module).eval()
-        made = Prepared(module, preparation)
-        return (made if self._of.layout is None else Packing(made, self._of.layout)).eval()
+        if self._of.layout is not None:
+            return standardises(takes_arrays(module), self._of.layout, preparation).eval()
+        return Prepared(module, preparation).eval()
