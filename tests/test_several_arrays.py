@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,9 +66,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The models, as a user's module beside a run file."""
     (tmp_path / "nets_of_arrays.py").write_text(NETS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    import nets_of_arrays
-
-    yield nets_of_arrays
+    yield importlib.import_module("nets_of_arrays")
     sys.modules.pop("nets_of_arrays", None)
 
 

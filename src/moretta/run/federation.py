@@ -131,7 +131,7 @@ class Federation:
             aggregation=aggregation or SecureAggregation(),
             engine=engine or Engine(),
             batch_size=batch_size,
-            standardise=standardise if isinstance(standardise, bool) else tuple(standardise),
+            standardise=_named(standardise),
             missing=missing,
             dtype=dtype,
             device=device,
@@ -546,6 +546,13 @@ class Federation:
         if place.round > rounds:
             raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
         return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
+
+
+def _named(standardise: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
+    """Return the names of arrays to standardise as a tuple, of one too."""
+    if isinstance(standardise, bool):
+        return standardise
+    return (standardise,) if isinstance(standardise, str) else tuple(standardise)
 
 
 def _refuse_others(states: Mapping[str, State], players: Roles) -> None:
