@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from moretta.models.by_keyword import Unpack, takes_arrays, takes_packed, with_o
 from moretta.protocols.common import modules
 from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.training import Training
+from moretta.protocols.common.wiring import bound_to
 from moretta.run.assembly import federation_of
 from moretta.run.export import export
 from moretta.run.prediction import predict
@@ -442,3 +444,15 @@ def test_a_run_file_of_sites_survives_being_sent(tmp_path: Path) -> None:
     sent = run_files.loads(run_files.dumps(run_file), tmp_path / "sent.toml")
     assert sent.data.layout == run_file.data.layout is not None
     assert run_files.digest(sent) == run_files.digest(run_file)
+
+
+def test_noise_is_bound_to_which_entries_are_which_array(nets: Any) -> None:
+    given = silos()
+    protocol = FedSGD(loss="cross-entropy", dp_noise=1.0, dp_clip=1.0)
+    run = made(built(nets.Masked), given, protocol)
+    setting = run._setting(1, 1)
+    layout = setting.layout
+    assert layout is not None
+    other = replace(layout, arrays=tuple(replace(one, shape=(*one.shape, 1)) for one in layout.arrays))
+    digests = {bound_to(protocol, replace(setting, layout=one)) for one in (None, layout, other)}
+    assert len(digests) == 3

@@ -134,6 +134,7 @@ class EdgeRole:
             batch_size=data.batch_size,
             augment=data.augment == "crop-flip",
             seed=run.seed,
+            layout=data.layout,
         )
 
     def _targets(self, y: NDArray[np.generic], hello: Hello) -> Array:

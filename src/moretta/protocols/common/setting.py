@@ -64,11 +64,13 @@ def settings_digest(
     batch_size: int,
     augment: bool,
     seed: int,
+    layout: SampleLayout | None,
 ) -> bytes:
     """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
 
     It is the same on every engine and in every session of a run: the number of rounds and paths of files are left out.
-    silos: the names of all. schema: the digest of the model's tensors.
+    silos: the names of all. schema: the digest of the model's tensors. layout: of samples of several arrays, by which
+    one and the same packed row may be other inputs of a model.
     """
     told = {
         "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start"}),
@@ -79,6 +81,7 @@ def settings_digest(
         "batch-size": batch_size,
         "augment": augment,
         "seed": seed,
+        **({} if layout is None else {"arrays": layout.dump()}),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 

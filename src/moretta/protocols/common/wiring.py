@@ -187,6 +187,7 @@ def bound_to(protocol: Training, setting: Setting) -> bytes:
         batch_size=setting.batch_size,
         augment=setting.augment,
         seed=setting.seed,
+        layout=setting.layout,
     )
 
 
