@@ -183,6 +183,11 @@ class Schema(Section):
             raise ParameterError("schema: expected at least one column of kind number, category, ordered or date")
         return self
 
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Read a schema from a TOML file; see `load`."""
+        return load(Path(path))
+
     @property
     def features(self) -> dict[str, Feature]:
         """The columns that become inputs of the model, in order."""
