@@ -17,7 +17,8 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator, model_valid
 from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Words, kebab
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
-from moretta.data.grid import check_grid
+from moretta.data.grid import GRIDS, check_grid
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
@@ -140,9 +141,11 @@ class Data(Section):
         needs one.
     separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
     image_size: of "office-home", the pixels of a side of its square images; None is 64.
-    standardise: None is true for tables and false for images and for module:function.
+    standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
+        those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
-    inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.
+    inputs: of rows at sites, the shape of a sample, or the shape of each of its arrays by name
+        (`moretta.data.layout`). tokens: whether samples are token ids, or the names of the arrays that hold such.
     classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
     test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none. Of
@@ -175,10 +178,10 @@ class Data(Section):
     file_encoding: Annotated[Words, SERVER] = "utf-8"
     absent: Annotated[tuple[Words, ...], SERVER] = ()
     image_size: PositiveInt | None = None
-    standardise: bool | None = None
+    standardise: bool | tuple[Words, ...] | None = None
     augment: Literal["none", "crop-flip"] = "none"
-    inputs: tuple[PositiveInt, ...] | None = None
-    tokens: bool = False
+    inputs: tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]] | None = None
+    tokens: bool | tuple[Words, ...] = False
     classes: Annotated[int, Field(ge=2)] | None = None
     outputs: PositiveInt | None = None
     least_rows: PositiveInt | None = None
@@ -199,6 +202,19 @@ class Data(Section):
     def in_files(self) -> bool:
         """Whether each silo's rows are in a file of their own here."""
         return self.source == "files"
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """Of rows at sites, how the arrays of a sample are packed; None where a sample is one array."""
+        if not isinstance(self.inputs, dict):
+            return None
+        tokens, standardised = (() if isinstance(names, bool) else names for names in (self.tokens, self.standardise))
+        return SampleLayout.declared(self.inputs, tokens or (), standardised or ())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of rows at sites, the shape of a sample, packed where it has several arrays."""
+        return self.inputs if isinstance(self.inputs, tuple) else (self.layout.size,) if self.layout else ()
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -277,6 +293,33 @@ class Data(Section):
         if self.partition not in ("iid", "grid", "by-feature"):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
+            )
+        self._check_arrays()
+
+    def _check_arrays(self) -> None:
+        """Raise ParameterError where several arrays a sample, and which are tokens or standardised, do not fit."""
+        if not isinstance(self.inputs, dict):
+            for name in ("tokens", "standardise"):
+                if isinstance(getattr(self, name), tuple):
+                    raise ParameterError(
+                        f"[data] {name} lists arrays, and inputs is the shape of one; say true or false"
+                    )
+            return
+        if self.tokens is True:
+            raise ParameterError('[data] tokens: name the arrays of inputs that hold token ids, for example ["ids"]')
+        try:
+            layout = self.layout
+        except ParameterError as error:
+            raise ParameterError(f"[data] {error}") from None
+        columns = [one.name for one in layout.arrays if one.may_be_standardised] if layout else []
+        if self.standardise is True or (self.standardise is None and columns):
+            raise ParameterError(
+                f"[data] standardise: name those of {', '.join(columns) or 'the arrays'} that are to be standardised, "
+                "as a list, or none, []: nobody sees the rows of all sites, and whether one is a mask"
+            )
+        if self.partition in GRIDS:
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" splits the columns of one array, and inputs names several'
             )
 
     def _check_files(self, changed: Sequence[str]) -> None:

@@ -216,10 +216,11 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
 def silos_of(run_file: RunFile) -> list[Silo]:
     """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
-    kind = np.int64 if data.tokens else np.float32
-    shape = _wanted(run_file).inputs
+    kind = np.int64 if data.tokens is True else np.float32
+    shape, layout = _wanted(run_file).inputs, data.layout
     if data.partition not in GRIDS:
-        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), remote=True) for name in names]
+        x, y = np.empty((0, *shape), kind), np.empty(0, np.int64)
+        return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts = _column_parts(run_file)
     rows = len(names) // len(parts)
     holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
@@ -260,7 +261,8 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
         return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs, may_lack=data.missing != "error")
+    tokens, may_lack = data.tokens is True, data.missing != "error"
+    return ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
 
 
 def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
@@ -292,6 +294,7 @@ def _model(run_file: RunFile, seed: int) -> nn.Module:
         outputs=classes or wanted.outputs or 1,
         base=run_file.base,
         seed=seed,
+        layout=wanted.layout,
         **run_file.model.arguments,
     )
 
@@ -309,7 +312,7 @@ def _specification(
         run_file,
         task=task_of(run_file),
         table=run_file.table,
-        standardise=len(wanted.inputs) == 1 and not wanted.tokens,
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         aggregation=aggregation,
         device=device,

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, ParameterError, PeerError
@@ -44,7 +45,7 @@ from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_row
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, histograms, median_of, moments
+from moretta.secure_aggregation.statistics import ALL, FLAT, MAY_LACK, Moments, histograms, median_of, moments
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 log = logging.getLogger("moretta")
@@ -219,7 +220,7 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows.
+    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. layout: of samples of several arrays.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
@@ -236,10 +237,11 @@ class Enrolment:
         figures: Sequence[str] = (),
         table: str = "",
         comparison: Comparison | None = None,
+        layout: SampleLayout | None = None,
     ) -> None:
         self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
-        self._has_statistics = False
+        self._layout, self._has_statistics = layout, False
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -298,10 +300,12 @@ class Enrolment:
             fitted = yield from self._fit(now)
             if isinstance(fitted, Aborted):
                 return fitted
-        wanted = ("inputs", "targets") if self._ask_scales else ()
+        numbers = ALL if self._layout is None else self._layout.numbers
+        has_scale = not self._rules.fitted and (self._layout is None or numbers.size > 0)
+        wanted = {"inputs": numbers} if has_scale else {}
         found: dict[str, Moments] = {}
-        for what in wanted if not self._rules.fitted else wanted[1:]:
-            result = yield from moments(self.aggregation, now, 1, what=what)
+        for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
+            result = yield from moments(self.aggregation, now, 1, what=what, of=of)
             if isinstance(result, Aborted):
                 return result
             found[what] = result
@@ -316,6 +320,8 @@ class Enrolment:
     def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
         rules, what = self._rules, MAY_LACK
+        if self._layout is not None:
+            return (yield from self._fit_some(now, self._layout.standardised))
         found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
         if isinstance(found, Aborted):
             return found
@@ -328,6 +334,15 @@ class Enrolment:
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
         self.preparation = _of(rules, fill, found.mean, found.deviation)
         self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
+        return None
+
+    def _fit_some(self, now: Stamp, columns: NDArray[np.int64]) -> Exchange[Aborted | None]:
+        """Find how the columns are prepared that are standardised, and ask nothing of ids, masks and images."""
+        found = yield from moments(self.aggregation, now, len(columns), what=MAY_LACK, of=columns)
+        if isinstance(found, Aborted):
+            return found
+        part = Preparation(np.zeros(len(columns)), found.mean, usable(found.deviation))
+        self.preparation = Preparation.nothing(self._rules.columns).joined(columns.tolist(), part)
         return None
 
     def state(self) -> State:

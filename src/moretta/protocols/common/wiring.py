@@ -73,7 +73,7 @@ def enrolment_of(
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
     schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
-    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison)
+    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison, setting.layout)
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -189,6 +189,7 @@ def bound_to(protocol: Training, setting: Setting) -> bytes:
         batch_size=setting.batch_size,
         augment=setting.augment,
         seed=setting.seed,
+        layout=setting.layout,
     )
 
 
