@@ -10,6 +10,7 @@ models = ["nets:build"]       # code that runs may have called here, beside the 
 
 [data]
 source = "patients.csv"       # a .csv or .npz file or "module:function"; target, missing, id-column as in a run file
+                              # or "image-folder" with path, its folder, and labels, its table; group-column
 test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
 
 [limits]
@@ -86,7 +87,7 @@ class SiloSection(Section):
 
 
 class RowsSection(Section):
-    """Where its rows are: see `moretta.data.own_rows.read_rows`.
+    """Where its rows are: see `moretta.data.own_rows.read_rows`. path, labels, group_column: of "image-folder".
 
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
     """
@@ -95,6 +96,9 @@ class RowsSection(Section):
     target: Words | None = None
     id_column: Words | None = None
     missing: Literal["error", "median"] = "error"
+    path: Path | None = None
+    labels: Path | None = None
+    group_column: Words | None = None
     test_fraction: Fraction = 0.0
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
@@ -65,11 +66,11 @@ def split_rows(
     return Dataset(
         name=wish.name,
         task=task,
-        x_train=x[train],
+        x_train=taken(x, train),
         y_train=y[train],
-        x_test=x[test],
+        x_test=taken(x, test),
         y_test=y[test],
-        x_validation=x[validation],
+        x_validation=taken(x, validation),
         y_validation=y[validation],
         classes=classes,
         feature_names=feature_names,

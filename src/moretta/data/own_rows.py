@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.images.folder import FOLDER, read_labelled
+from moretta.data.images.pixels import Form
 from moretta.data.images.sets import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
-from moretta.data.tables.table import MissingValues, fill_missing, is_table, read_table
+from moretta.data.tables.table import MissingValues, fill_missing, is_table, numbers_of, read_table
 from moretta.errors import ParameterError
 
 
@@ -25,7 +27,8 @@ class ExpectedRows:
     """What a run expects of every owner's rows.
 
     inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
-    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
+    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all. window, spacing: of images
+    (`moretta.data.images.pixels.Form`).
     """
 
     inputs: tuple[int, ...]
@@ -33,6 +36,8 @@ class ExpectedRows:
     classes: int | None
     outputs: int | None
     labelled: bool = True
+    window: tuple[float, float] | None = None
+    spacing: float | None = None
 
 
 def read_rows(
@@ -43,29 +48,43 @@ def read_rows(
     target: str | None = None,
     missing: MissingValues = "error",
     id_column: str | None = None,
+    path: Path | None = None,
+    labels: Path | None = None,
+    group_column: str | None = None,
     base: Path = Path("."),
 ) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
     """Return inputs [rows, ...], targets, the rows' ids if given, and the columns' names if they have any.
 
-    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
-    "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.
+    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one,
+    "module:function" that returns (x_train, y_train, x_test, y_test), or "image-folder", the images in the folder
+    `path` that the table `labels` names (`moretta.data.images.folder`). Relative paths and modules start at `base`.
     target, id_column: of a table, as in `moretta.data.tables.table.read_table`; missing: "error", or "median",
     of this owner's rows.
     where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
     """
     names: tuple[str, ...] = ()
-    if is_table(source):
+    arrays: Mapping[str, Array]
+    if source != FOLDER and (path or labels or group_column or wanted.window or wanted.spacing):
+        raise ParameterError(
+            f"{where}: path, labels, group-column and the run's window and spacing are for image-folder, and source = "
+            f"{source!r} is none"
+        )
+    if source == FOLDER:
+        arrays = _images(wanted, where, path and base / path, labels and base / labels, target, id_column, group_column)
+    elif is_table(source):
         arrays, names = _table(base / source, wanted, target, missing, id_column)
     elif target is not None or id_column is not None:
-        raise ParameterError(f"{where}: target and id-column are for .csv files, and source = {source!r} is none")
+        raise ParameterError(
+            f"{where}: target and id-column are for .csv files and image-folder, and source = {source!r} is none"
+        )
     elif source.endswith(".npz"):
         arrays = read_npz(base / source)
     elif is_reference(source):
         arrays = called(source, base)
     else:
         raise ParameterError(
-            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file or "module:function" of this site\'s '
-            "own rows"
+            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file, "image-folder" or "module:function" '
+            "of this site's own rows"
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):
@@ -78,6 +97,47 @@ def read_rows(
     if ids is not None and np.shape(ids) != (len(x),):
         raise ParameterError(f"{where}: {source}: expected one id a row, {len(x)}; got {list(np.shape(ids))}")
     return x, y, None if ids is None else np.asarray(ids).astype(np.str_), names
+
+
+def _images(
+    wanted: ExpectedRows,
+    where: str,
+    folder: Path | None,
+    labels: Path | None,
+    target: str | None,
+    id_column: str | None,
+    group_column: str | None,
+) -> dict[str, Array]:
+    if folder is None or labels is None:
+        raise ParameterError(
+            f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the .csv file that has a '
+            "column `file` and the target"
+        )
+    channels, height, width = wanted.inputs if len(wanted.inputs) == 3 else (0, 0, 0)
+    if channels not in (1, 3) or height != width or wanted.tokens:
+        raise ParameterError(
+            f'{where}: source = "{FOLDER}" gives samples of shape [1 or 3, size, size], and [data] inputs of the run '
+            f"is {list(wanted.inputs)}"
+        )
+    form = Form(height, channels, wanted.window, wanted.spacing)
+    found = read_labelled(
+        folder,
+        labels,
+        form,
+        target=target,
+        id_column=id_column,
+        group_column=group_column,
+        labelled=wanted.labelled,
+    )
+    arrays = {"x": found.x, "id": found.ids, "group": found.groups}
+    if wanted.labelled:
+        arrays["y"] = numbers_of(found.targets)
+        if arrays["y"] is None:
+            raise ParameterError(
+                f"{where}: {labels.name}: column {found.target!r} has words in it; number the classes, in the same way "
+                "at every site"
+            )
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _table(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.wording import check_choice
 from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
@@ -84,7 +85,7 @@ def distribute(
             _owned(
                 dataset,
                 name,
-                dataset.x_train[rows],
+                taken(dataset.x_train, rows),
                 dataset.y_train[rows],
                 None if dataset.ids is None else dataset.ids[rows],
             )

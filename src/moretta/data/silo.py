@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import blocks
 from moretta.errors import ParameterError
 
 
@@ -50,7 +51,9 @@ def rows_digest(silos: Sequence[Silo]) -> str:
     found = hashlib.sha256()
     for silo in silos:
         for array in (silo.x, silo.y):
-            found.update(f"{silo.name}:{array.dtype}{array.shape}:".encode() + np.ascontiguousarray(array).tobytes())
+            found.update(f"{silo.name}:{array.dtype}{array.shape}:".encode())
+            for block in blocks(array):
+                found.update(np.ascontiguousarray(block).data)
     return found.hexdigest()
 
 

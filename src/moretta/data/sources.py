@@ -10,14 +10,16 @@ from moretta.contract.wording import check_choice, did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
+from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.office_home import SIZE, load_office_home
+from moretta.data.images.pixels import Form
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split, split_groups
-from moretta.data.tables.table import Encoding, MissingValues, Task, is_table, read_table
+from moretta.data.tables.table import Encoding, MissingValues, Task, is_table, read_table, targets_of
 from moretta.errors import MissingExtra, ParameterError
 
-BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
 
 
@@ -32,15 +34,22 @@ def load(
     encoding: Encoding | None = None,
     missing: MissingValues = "error",
     id_column: str | None = None,
+    labels: str | Path | None = None,
+    group_column: str | None = None,
     image_size: int | None = None,
+    channels: int | None = None,
+    window: tuple[float, float] | None = None,
+    spacing: float | None = None,
     seed: int = 0,
     base: Path = Path("."),
 ) -> Dataset:
     """Load a source; relative paths and modules start at `base`, the run file's folder.
 
     `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
-    tables. `id_column` is for .csv files: the column of row ids, which is no feature. `image_size` is for office-home,
-    whose images become squares of so many pixels a side, by default 64. The fractions are of all rows, stratified by
+    tables. `id_column` is for .csv files: the column of row ids, which is no feature. `image_size` is for folders of
+    images, which become squares of so many pixels a side; office-home's by default 64. `labels` and `group_column` are
+    for image-folder: its table, and the column in it that says whom a row is about; so are `channels`, `window` and
+    `spacing` (`moretta.data.images.pixels.Form`). The fractions are of all rows, stratified by
     class (office-home: by domain and class) and drawn from `seed`; by default 0.2 for test (bank-marketing 0.1) and 0
     for validation (bank-marketing 0.1). A source with its own test part keeps it; validation rows then come from the
     training rows.
@@ -61,12 +70,23 @@ def load(
     )
     if not 0 < wish.test < 1:
         raise ParameterError(f"expected a test-fraction between 0 and 1, got {wish.test}")
-    _refuse_idle(source, "target", target, is_table(source) or source == "bank-marketing", "a table")
+    folder = source == FOLDER
+    _refuse_idle(source, "target", target, is_table(source) or folder or source == "bank-marketing", "a table")
     _refuse_idle(source, "encoding", encoding, is_table(source) or source == "bank-marketing", "a table")
-    _refuse_idle(source, "path", path, source in (*SETS, "office-home", "bank-marketing"), "a built-in set of files")
+    files = (*SETS, "office-home", "bank-marketing", FOLDER)
+    _refuse_idle(source, "path", path, source in files, "a built-in set of files")
     place = None if path is None else base / path
-    _refuse_idle(source, "id-column", id_column, is_table(source), "a .csv file")
-    _refuse_idle(source, "image-size", image_size, source == "office-home", "office-home, a folder of images")
+    _refuse_idle(source, "id-column", id_column, is_table(source) or folder, "a .csv file")
+    _refuse_idle(source, "image-size", image_size, folder or source == "office-home", "a folder of images")
+    of_images = {
+        "labels": labels, "group-column": group_column, "channels": channels, "window": window, "spacing": spacing
+    }  # fmt: skip
+    for key, value in of_images.items():
+        _refuse_idle(source, key, value, folder, "image-folder, images with a table of labels")
+    if folder:
+        form = Form(image_size, channels, window, spacing)
+        file = None if labels is None else base / labels
+        return _labelled_images(place, file, form, target, id_column, group_column, wish)
     if source == "bank-marketing":
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
@@ -166,6 +186,27 @@ def _images(images: Images, wish: Wish) -> Dataset:
         standardise=False,
         parts=parts,
     )
+
+
+def _labelled_images(
+    place: Path | None,
+    labels: Path | None,
+    form: Form,
+    target: str | None,
+    id_column: str | None,
+    group_column: str | None,
+    wish: Wish,
+) -> Dataset:
+    if place is None or labels is None:
+        raise ParameterError(
+            f'source = "{wish.name}" needs path, the folder of images, and labels, the .csv file that has a column '
+            "`file` and the target"
+        )
+    found = read_labelled(place, labels, form, target=target, id_column=id_column, group_column=group_column)
+    cells, class_names = targets_of(found.targets, found.target, wish.task, labels)
+    y, task, classes = as_targets(cells, wish.name, wish.task)
+    names = class_names if task == "classification" else ()
+    return split_rows(wish, found.x, y, task, classes, class_names=names, ids=found.ids, standardise=False)
 
 
 def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNumbers, RowNumbers, RowNumbers]:

@@ -22,6 +22,7 @@ from moretta.config.run_files import RunFile
 from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
+from moretta.contract.lazy_rows import taken
 from moretta.data.grid import GRIDS
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo
@@ -164,6 +165,9 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
         target=site.data.target,
         missing=site.data.missing,
         id_column=site.data.id_column,
+        path=site.data.path,
+        labels=site.data.labels,
+        group_column=site.data.group_column,
         base=site.base,
     )
     silos[name] = _holding_back(replace(mine, x=x, y=y, ids=ids, remote=False), site.data.test_fraction)
@@ -181,7 +185,7 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
         )
     held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction")
     ids = None if silo.ids is None else silo.ids[kept]
-    return replace(silo, x=silo.x[kept], y=silo.y[kept], ids=ids, held_out=(silo.x[held], silo.y[held]))
+    return replace(silo, x=taken(silo.x, kept), y=silo.y[kept], ids=ids, held_out=(taken(silo.x, held), silo.y[held]))
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:
@@ -231,7 +235,7 @@ def task_of(data: Data) -> str:
 def _wanted(data: Data) -> ExpectedRows:
     if data.inputs is None:  # `Data` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs)
+    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs, window=data.window, spacing=data.spacing)
 
 
 def _column_parts(data: Data) -> list[tuple[int, ...]]:
@@ -288,5 +292,6 @@ def _test_rows(run_file: RunFile) -> tuple[np.ndarray, np.ndarray] | None:
     data = run_file.data
     if data.test is None:
         return None
-    x, y, _, _ = read_rows(data.test, _wanted(data), "[data] test", base=run_file.base)
+    wanted = replace(_wanted(data), window=None, spacing=None)  # which are how sites prepare images
+    x, y, _, _ = read_rows(data.test, wanted, "[data] test", base=run_file.base)
     return x, y

@@ -96,7 +96,7 @@ def read_table(
         names += block_names
         origins += [name] * len(block_names)
     x = np.concatenate(blocks, axis=1)
-    y, class_names = (np.empty(0), ()) if wanted is None else _targets(columns[wanted], wanted, task, path)
+    y, class_names = (np.empty(0), ()) if wanted is None else targets_of(columns[wanted], wanted, task, path)
     ids = None if id_column is None else np.array(columns[id_column], np.str_)
     return Table(x, y, tuple(names), class_names, absent_columns(x), tuple(origins), ids)
 
@@ -226,7 +226,7 @@ def _encode(name: str, column: list[str], encoding: Encoding, path: Path) -> tup
     return np.eye(len(categories), dtype=np.float32)[codes], [f"{name}={c}" for c in categories]
 
 
-def _targets(column: list[str], name: str, task: Task | None, path: Path) -> tuple[NDArray[Any], tuple[str, ...]]:
+def targets_of(column: list[str], name: str, task: Task | None, path: Path) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Integers and strings as classes in sorted order (unless regression), other numbers as they are."""
     numbers = numbers_of(column)
     if numbers is None:

@@ -1,0 +1,216 @@
+"""Images of one's own: a folder of files, and a table that says which of them are samples and what they show.
+
+    labels.csv       file,patient,label           one line a sample; `file` is a path below the folder
+    images/          a/0001.png, a/0002.dcm ...   see `moretta.data.images.pixels`
+
+A file becomes float32[channels, size, size] in [0, 1]. Files that the table does not name are not read. Sentences about
+an image give its row in the table, not counting the header, as its name may say whom it shows.
+
+Every file is read and decoded once, before anything is trained, and its SHA-256 kept. Images that come to more than
+`IN_MEMORY` bytes are then decoded again whenever a batch has them (`moretta.contract.lazy_rows`), from files that must
+not have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.lazy_rows import LazyRows, as_array
+from moretta.contract.messages import Array
+from moretta.contract.wording import did_you_mean
+from moretta.data.images.pixels import Form, Pixels, formed, read_image
+from moretta.data.tables.table import cells_of, read_bytes
+from moretta.errors import ParameterError
+
+FOLDER = "image-folder"  # the source's name
+FILE = "file"  # the column of paths
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm")  # of images in a folder that comes without a table
+IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images [rows, channels, size, size], with what the table says of each row.
+
+    targets: the cells of the column `target`, none of them empty; none where there are no targets. ids, groups: str[n].
+    """
+
+    x: Array
+    target: str
+    targets: list[str]
+    ids: NDArray[np.str_] | None
+    groups: NDArray[np.str_] | None
+
+
+def read_labelled(
+    folder: Path,
+    labels: Path,
+    form: Form,
+    *,
+    target: str | None = None,
+    id_column: str | None = None,
+    group_column: str | None = None,
+    labelled: bool = True,
+    in_memory: int = IN_MEMORY,
+) -> LabelledImages:
+    """Read the images that a table names. target: its column, None the last; other columns are not read.
+
+    Raises ParameterError, naming the table and the row, for a table that lacks something, a file named twice, one that
+    is not there or leads out of the folder, and as `read_images`; MissingExtra without what reads an image.
+    """
+    header, columns = cells_of(read_bytes(labels), labels.name)
+    wanted = {
+        "target": (target or header[-1]) if labelled else None,
+        "id-column": id_column,
+        "group-column": group_column,
+    }
+    cells = {key: _column(labels, columns, header, name, key) for key, name in wanted.items() if name is not None}
+    if len({FILE, *(name for name in wanted.values() if name is not None)}) < 1 + len(cells):
+        raise ParameterError(
+            f"{labels.name}: {FILE}, target, id-column and group-column must be different columns, and the target is "
+            f'"{wanted["target"]}"; name another'
+        )
+    names = _column(labels, columns, header, FILE, FILE)
+    rows = [f"{labels.name} row {number}" for number in range(1, len(names) + 1)]
+    files = _files(folder, names, rows)
+    ids, groups = (np.array(cells[key], np.str_) if key in cells else None for key in ("id-column", "group-column"))
+    x = read_images(files, rows, form, in_memory)
+    return LabelledImages(x, wanted["target"] or "", cells.get("target", []), ids, groups)
+
+
+def read_unlabelled(
+    folder: Path, form: Form, table: Path | None = None, in_memory: int = IN_MEMORY
+) -> tuple[Array, tuple[str, ...]]:
+    """Return images [rows, channels, size, size] and the path of each below the folder.
+
+    table: has a column `file`, which names them; None takes all files of the folder and the folders in it that end as
+    images do (`ENDINGS`) and are not hidden, sorted by their path. Raises as `read_labelled`.
+    """
+    _check_folder(folder)
+    if table is not None:
+        header, columns = cells_of(read_bytes(table), table.name)
+        names = _column(table, columns, header, FILE, FILE)
+        said = [f"{table.name} row {number}" for number in range(1, len(names) + 1)]
+    else:
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+        names = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
+        said = names
+    if not names:
+        raise ParameterError(f"{folder} holds no images ({', '.join(ENDINGS)}); name another folder")
+    return read_images(_files(folder, names, said), said, form, in_memory), tuple(names)
+
+
+def read_images(files: Sequence[Path], said: Sequence[str], form: Form, in_memory: int = IN_MEMORY) -> Array:
+    """Return the images of files, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
+
+    said: what sentences call each of them. Raises ParameterError for a file that cannot be read or is no image, and for
+    images that differ in what the form leaves open.
+    """
+    images = _Images(files, said, form)
+    shape = images.decoded(0, images.content(0)).shape
+    rows: Array | None = None
+    if len(files) * math.prod(shape) * 4 <= in_memory:
+        rows = np.empty((len(files), *shape), np.float32)
+    for number in range(len(files)):
+        sample = images.first(number)
+        if rows is not None:
+            rows[number] = sample
+    return as_array(LazyRows(images.again, shape, np.arange(len(files)))) if rows is None else rows
+
+
+class _Images:
+    """Image files, and how they become samples. What the form leaves open follows from the first."""
+
+    def __init__(self, files: Sequence[Path], said: Sequence[str], form: Form) -> None:
+        self._files, self._said, self._form = files, said, form
+        self._digests = list[bytes]()
+        self._like: tuple[int, ...] | None = None
+
+    def content(self, number: int) -> bytes:
+        try:
+            return self._files[number].read_bytes()
+        except OSError as error:
+            raise ParameterError(
+                f"{self._said[number]}: the file cannot be read ({error.strerror}); give the right to it, or remove it"
+            ) from None
+
+    def first(self, number: int) -> Pixels:
+        """Return a sample, read for the first time; call it once for each number in turn."""
+        content = self.content(number)
+        self._digests.append(hashlib.sha256(content).digest())
+        return self.decoded(number, content)
+
+    def again(self, number: int) -> Pixels:
+        """Return a sample of a file that must be what it was."""
+        content = self.content(number)
+        if hashlib.sha256(content).digest() != self._digests[number]:
+            raise ParameterError(
+                f"{self._said[number]}: the file has changed since the run began; put it back, or begin the run anew"
+            )
+        return self.decoded(number, content)
+
+    def decoded(self, number: int, content: bytes) -> Pixels:
+        where = self._said[number]
+        pixels, spacing = read_image(content, where, self._form)
+        self._like = self._like or pixels.shape
+        self._check_like(where, pixels.shape, self._like)
+        return formed(pixels, spacing, self._form, where)
+
+    def _check_like(self, where: str, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
+        """Raise ParameterError where an image differs from the first in what the form leaves open."""
+        if self._form.channels is None and shape[0] != first[0]:
+            kinds = {1: "grey", 3: "coloured"}
+            raise ParameterError(
+                f"{where} is {kinds[shape[0]]}, and the first image is {kinds[first[0]]}; make all alike by channels = "
+                "1 or channels = 3"
+            )
+        if self._form.size is None and (shape[1:] != first[1:] or shape[1] != shape[2]):
+            raise ParameterError(
+                f"{where} has {shape[2]} x {shape[1]} pixels, and without image-size all images must be squares of one "
+                f"size (the first has {first[2]} x {first[1]}); give image-size"
+            )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ParameterError(f"there is no folder {folder} of images; a relative path starts at the run file's folder")
+
+
+def _column(table: Path, columns: dict[str, list[str]], header: Sequence[str], name: str, key: str) -> list[str]:
+    """Return a column's cells, of which none is empty."""
+    if header.count(name) != 1:
+        what = f"has several columns {name!r}" if name in header else f"has no column {name!r}"
+        raise ParameterError(f"{table.name} {what} for {key}; {did_you_mean(name, header)}")
+    cells = columns[name]
+    if "" in cells:
+        raise ParameterError(f"{table.name} row {cells.index('') + 1} has no {name}; fill it in, or remove the row")
+    return cells
+
+
+def _files(folder: Path, names: Sequence[str], said: Sequence[str]) -> list[Path]:
+    """Return the files that names below a folder stand for, each another one."""
+    _check_folder(folder)
+    root, seen = os.path.realpath(folder), dict[str, str]()
+    for name, where in zip(names, said, strict=True):
+        ways = (PurePosixPath(name), PureWindowsPath(name))
+        if "\0" in name or any(way.anchor or ".." in way.parts for way in ways):
+            raise ParameterError(f"{where} leads out of the folder of images; give the path of a file below it")
+        path = os.path.realpath(folder / name)
+        if not Path(path).is_relative_to(root):
+            raise ParameterError(f"{where} leads out of the folder of images by a link; put the file itself there")
+        if not os.path.isfile(path):
+            raise ParameterError(
+                f"{where}: there is no such file in the folder of images; put it there, or remove the row"
+            )
+        if path in seen:
+            raise ParameterError(f"{where} names the same file as {seen[path]}; keep one of them")
+        seen[path] = where
+    return [Path(path) for path in seen]
