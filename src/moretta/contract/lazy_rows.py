@@ -108,7 +108,12 @@ class LazyColumns:
             part = self._block[start - self._begin : stop - self._begin]
             parts.append(part)
             start += len(part)
-        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+        return parts[0] if len(parts) == 1 else np.concatenate([self._block[:0], *parts])
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Make all entries, or refuse."""
+        entries = self._rows[:].reshape(self.shape)
+        return entries if dtype is None else entries.astype(dtype, copy=False)
 
     def _read(self, row: int) -> None:
         self._begin = row * self._each
@@ -132,7 +137,9 @@ def blocks(x: Array) -> Iterator[Array]:
 def taken(x: Array, key: slice | NDArray[Any]) -> Array:
     """Return some rows of x, which stay lazy where they are: of an array x[key]."""
     rows: Any = x
-    found: Array = as_array(rows.part(key)) if isinstance(rows, LazyRows) else rows[key]
+    if isinstance(rows, LazyRows):
+        return as_array(rows.part(key))
+    found: Array = rows[key]
     return found
 
 
@@ -145,7 +152,8 @@ def joined(parts: Sequence[Array]) -> Array:
     def make(number: int) -> Array:
         of = int(np.searchsorted(starts, number, side="right")) - 1
         row = number - int(starts[of])
-        return np.asarray(parts[of][row : row + 1])[0]
+        found: Array = parts[of][row : row + 1][0]
+        return found
 
     return as_array(LazyRows(make, parts[0].shape[1:], np.arange(starts[-1])))
 

@@ -83,8 +83,8 @@ def read_rows(
         arrays = called(source, base)
     else:
         raise ParameterError(
-            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file, "image-folder" or "module:function" '
-            "of this site's own rows"
+            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file or "module:function" of this site\'s '
+            f'own rows, or "{FOLDER}"'
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):

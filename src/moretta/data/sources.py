@@ -85,8 +85,8 @@ def load(
         _refuse_idle(source, key, value, folder, "image-folder, images with a table of labels")
     if folder:
         form = Form(image_size, channels, window, spacing)
-        file = None if labels is None else base / labels
-        return _labelled_images(place, file, form, target, id_column, group_column, wish)
+        names = None if labels is None else base / labels
+        return _labelled_images(place, names, form, target, id_column, group_column, wish)
     if source == "bank-marketing":
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
@@ -173,6 +174,8 @@ class Federation:
         feature_names: Sequence[str],
     ) -> None:
         """Check what stands beside the settings against them and each other, and keep it."""
+        if not spec.batch_size:  # every round uses all of a silo's rows
+            silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
         self.spec, self.silos, self.test, self.validation = spec, silos, test, validation
         self.out, self.feature_names = out, feature_names
         self._check_silos()
@@ -368,7 +371,7 @@ class Federation:
 
     def _check_finite(self, x: NDArray[np.generic], whose: str) -> None:
         """Check inputs for what is no number: infinity, and NaN, by which a value is absent, where none may be."""
-        if x.dtype.kind != "f":
+        if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
             return
         wrong = np.isinf(x) if self.spec.missing != "error" else ~np.isfinite(x)
         if wrong.any():

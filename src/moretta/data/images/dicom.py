@@ -34,7 +34,7 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
 @dataclass(frozen=True)
-class Window:
+class GreyWindow:
     """The values that become 0 to 1. function: of DICOM's VOILUTFunction."""
 
     center: float
@@ -130,7 +130,8 @@ def _pixels(found: Any, stored: NDArray[Any], window: tuple[float, float] | None
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     if stored.ndim == 3:  # [height, width, 3]
         return np.ascontiguousarray(np.clip(stored / high, 0, 1).transpose(2, 0, 1), np.float32)
-    slope, intercept = float(found.get("RescaleSlope") or 1), float(found.get("RescaleIntercept") or 0)
+    slope, intercept = (_first(found.get(name)) for name in ("RescaleSlope", "RescaleIntercept"))
+    slope, intercept = 1.0 if slope is None else slope, intercept or 0.0
     values = stored * slope + intercept
     if not np.isfinite(values).all() or slope == 0:
         raise ParameterError(f"{where} has a rescale slope and intercept that give no values; export it again")
@@ -143,17 +144,17 @@ def _pixels(found: Any, stored: NDArray[Any], window: tuple[float, float] | None
     return (1 - made if inverted else made).astype(np.float32)[None]
 
 
-def _window(found: Any, asked: tuple[float, float] | None, low: float, high: float) -> Window:
+def _window(found: Any, asked: tuple[float, float] | None, low: float, high: float) -> GreyWindow:
     """Return the window asked for, else the file's first, else all from low to high."""
     if asked is not None:
-        return Window(*asked)
+        return GreyWindow(*asked)
     center, width = (_first(found.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if center is None or width is None:
-        return Window((low + high) / 2, high - low, "LINEAR_EXACT")
+        return GreyWindow((low + high) / 2, high - low, "LINEAR_EXACT")
     function = str(found.get("VOILUTFunction") or "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         raise ParameterError("its window has an unknown function; give [data] window, or export it again")
-    return Window(center, width, function)
+    return GreyWindow(center, width, function)
 
 
 def _first(value: Any) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.images.dicom import MOST_PIXELS, Window, is_dicom, read_dicom
+from moretta.data.images.dicom import MOST_PIXELS, GreyWindow, is_dicom, read_dicom
 from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
@@ -44,7 +44,7 @@ class Form:
         if self.channels not in (None, 1, 3):
             raise ParameterError(f"channels: expected 1, grey, or 3, coloured, got {self.channels}")
         if self.window is not None:
-            Window(*self.window)
+            GreyWindow(*self.window)
         if self.spacing is not None and not (math.isfinite(self.spacing) and self.spacing > 0):
             raise ParameterError(f"spacing: expected mm from pixel to pixel, got {self.spacing}")
         if self.spacing is not None and self.size is None:

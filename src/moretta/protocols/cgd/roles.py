@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.roles import Client as Role
 from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import Silo
@@ -194,7 +195,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
     x, y, counts = whole_rows(protocol, setting)
-    x = x.reshape(len(x), -1)
+    x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
     simulation = Simulation(
