@@ -181,7 +181,7 @@ def test_one_site_s_rows_are_as_the_run_wants_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "changes", "sentence"),
     [
-        ((4,), {}, r'gives samples of shape \[1 or 3, size, size\], and \[data\] inputs of the run is \[4\]'),
+        ((4,), {}, r"gives samples of shape \[1 or 3, size, size\], and \[data\] inputs of the run is \[4\]"),
         ((1, 4, 8), {}, r"inputs of the run is \[1, 4, 8\]"),
         ((1, 4, 4), {"labels": None}, 'source = "image-folder" needs path, the folder of images, and labels'),
         ((1, 4, 4), {"target": "patient"}, "column 'patient' has words in it; number the classes, in the same way"),
@@ -243,7 +243,11 @@ def prepare(folder: Path) -> None:
         ("half.png", "is no PNG, JPEG, TIFF or DICOM image that can be read", {}),
         ("pages.tif", "has several pages; save each that is to be a sample as a file", {}),
         ("floats.tif", "has 32 bits a pixel, of no known range; save it with 8 or 16", {}),
-        ("coloured.png", "is coloured, and the first image is grey; make all alike by channels = 1 or channels = 3", {}),
+        (
+            "coloured.png",
+            "is coloured, and the first image is grey; make all alike by channels = 1 or channels = 3",
+            {},
+        ),
         ("large.png", r"has 9 x 9 pixels, and without image-size .*\(the first has 6 x 6\); give image-size", {}),
         ("wide.png", "has 9 x 3 pixels, and without image-size all images must be squares of one size", {}),
         ("none.dcm", "has no pixels; take it out of the table of labels", {}),
@@ -269,7 +273,10 @@ def test_a_bad_second_row_is_named_and_nothing_more(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nospace.dcm", r"row 1 does not say how far its pixels are apart \(PixelSpacing\), and spacing = 2 needs that"),
+        (
+            "nospace.dcm",
+            r"row 1 does not say how far its pixels are apart \(PixelSpacing\), and spacing = 2 needs that",
+        ),
         ("far.dcm", "row 1 would have 2 x 150000 pixels 2 mm apart; correct spacing"),
         ("a.png", "row 1 is no DICOM file, and window and spacing are for these"),
     ],
@@ -290,7 +297,7 @@ def test_spacing_that_cannot_be_made(tmp_path: Path, name: str, sentence: str) -
         ("file,label", ["a.png,"], {}, "labels.csv row 1 has no label; fill it in, or remove the row"),
         ("file,who,label", ["a.png,,1"], {"group_column": "who"}, "labels.csv row 1 has no who; fill it in"),
         ("label,file", ["1,a.png"], {}, "file, target, id-column and group-column must be different columns"),
-        ("file,label", ["a.png,1"], {"id_column": "label"}, "must be different columns, and the target is \"label\""),
+        ("file,label", ["a.png,1"], {"id_column": "label"}, 'must be different columns, and the target is "label"'),
     ],
 )
 def test_tables_that_lack_something(

@@ -95,8 +95,15 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_more_than_fits_is_refused_and_a_batch_is_not() -> None:
     made: list[int] = []
     rows = lazy(made=made)
-    for load in (lambda: rows[:], lambda: loaded(rows), lambda: np.asarray(rows.reshape(-1, 4)), lambda: np.isnan(rows)):
-        with pytest.raises(ParameterError, match=r"11 rows at once take .* GiB of memory, and .* are free; use smaller"):
+    for load in (
+        lambda: rows[:],
+        lambda: loaded(rows),
+        lambda: np.asarray(rows.reshape(-1, 4)),
+        lambda: np.isnan(rows),
+    ):
+        with pytest.raises(
+            ParameterError, match=r"11 rows at once take .* GiB of memory, and .* are free; use smaller"
+        ):
             load()
     assert made == []
     assert len(rows[:4]) == 4
