@@ -36,7 +36,8 @@ def dicom(stored: np.ndarray = CT, **tags: Any) -> bytes:
         "Rows": stored.shape[0], "Columns": stored.shape[1], "SamplesPerPixel": 1 if stored.ndim == 2 else 3,
         "PhotometricInterpretation": "MONOCHROME2" if stored.ndim == 2 else "RGB", "BitsAllocated": bits,
         "BitsStored": bits, "HighBit": bits - 1, "PixelRepresentation": int(stored.dtype.kind == "i"),
-        "PlanarConfiguration": None if stored.ndim == 2 else 0, "PixelData": stored.tobytes() + b"\0" * (stored.nbytes % 2),
+        "PlanarConfiguration": None if stored.ndim == 2 else 0,
+        "PixelData": stored.tobytes() + b"\0" * (stored.nbytes % 2),
     } | tags  # fmt: skip
     for name, value in given_tags.items():
         if value is not None:
@@ -125,7 +126,7 @@ MANY = np.stack([CT, CT])
     [
         (dicom(PixelData=None), "row 3 has no pixels; take it out"),
         (dicom(NumberOfFrames=2, PixelData=MANY.tobytes()), "row 3 has several frames; export each"),
-        (dicom(PhotometricInterpretation="PALETTE COLOR"), "row 3 has the photometric interpretation PALETTE COLOR; exp"),
+        (dicom(PhotometricInterpretation="PALETTE COLOR"), "row 3 has the photometric interpretation PALETTE COLOR"),
         (dicom(ModalityLUTSequence=[Dataset()]), "row 3 has a modality look-up table"),
         (dicom(Rows=30000, Columns=30000), "row 3 has more than 89,478,485 pixels"),
         (dicom(RescaleSlope="0", RescaleIntercept="1"), "row 3 has a rescale slope and intercept that give no values"),
@@ -157,11 +158,13 @@ def test_any_broken_file_is_pixels_or_one_sentence(changes: list[tuple[int, int]
     content = bytearray(dicom(WindowCenter="40", WindowWidth="400", PixelSpacing=["1", "1"]))
     for place, value in changes:
         content[place % len(content)] = value
+    said = ""
     try:
         pixels(bytes(content))
     except ParameterError as error:
-        assert str(error).startswith("row 3")
-        assert "Rossi" not in str(error)
+        said = str(error)
+    assert said == "" or said.startswith("row 3")
+    assert "Rossi" not in said
 
 
 def test_tags_of_the_patient_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -85,10 +83,9 @@ def test_rows_that_are_not_as_promised_are_refused() -> None:
 
 
 @pytest.fixture
-def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazy_rows, "CHECKED_BYTES", 1000)
     monkeypatch.setattr(lazy_rows, "free_memory", lambda: X.nbytes)
-    yield
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -10,9 +10,13 @@ from moretta.contract.lazy_rows import taken
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
+from moretta.data.images.folder import LabelledImages
 from moretta.data.images.sets import scaled
 from moretta.data.split import RowNumbers, split
-from moretta.data.tables.table import MissingValues, Table, Task, absent_columns
+from moretta.data.tables.inference import Missing, Task
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import ABSENT_CATEGORY, TableRows, expansion_of, rules_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
@@ -24,25 +28,43 @@ class Wish:
     task: Task | None
     test: float
     validation: float
-    missing: MissingValues
+    missing: Missing
     seed: int
 
 
-def from_table(table: Table, wish: Wish) -> Dataset:
-    """A table that was read, split by the wished fractions."""
-    y, task, classes = as_targets(table.y, wish.name, wish.task)
+def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
+    """A table that was read by its schema, split by the wished fractions."""
+    y, task, classes = _targets_of(rows.y, table, wish)
+    expansion = expansion_of(table)
     return split_rows(
         wish,
-        table.x,
+        rows.x,
         y,
         task,
         classes,
-        feature_names=table.names,
-        origins=table.origins,
-        class_names=table.class_names if task == "classification" else (),
-        missing_columns=table.missing_columns,
-        ids=table.ids,
+        feature_names=expansion.names,
+        origins=expansion.origins,
+        class_names=table.classes,
+        ids=rows.ids,
+        column_rules=rules_of(table),
+        table=table,
     )
+
+
+def from_images(images: LabelledImages, table: Schema, wish: Wish) -> Dataset:
+    """Images that a table with this schema names, split by the wished fractions."""
+    y, task, classes = _targets_of(images.y, table, wish)
+    return split_rows(
+        wish, images.x, y, task, classes, class_names=table.classes, table=table, ids=images.ids, standardise=False
+    )
+
+
+def _targets_of(y: Array, table: Schema, wish: Wish) -> tuple[Array, Task, int | None]:
+    """Return targets as the schema has them: what they are, the task, and how many classes there are."""
+    task: Task = "classification" if table.classes else "regression"
+    if task != wish.task is not None:
+        raise ParameterError(f'{wish.name}: task = "{wish.task}" does not fit the schema, whose target is of {task}')
+    return (y, task, len(table.classes)) if table.classes else as_targets(y, wish.name, "regression")
 
 
 def split_rows(
@@ -55,7 +77,8 @@ def split_rows(
     feature_names: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     class_names: tuple[str, ...] = (),
-    missing_columns: tuple[int, ...] = (),
+    column_rules: ColumnRules | None = None,
+    table: Schema | None = None,
     domain: Array | None = None,
     ids: Array | None = None,
     standardise: bool = True,
@@ -79,8 +102,8 @@ def split_rows(
         domain=_domain(domain, len(x), wish.name, train),
         domain_test=_domain(domain, len(x), wish.name, test),
         ids=_ids(ids, len(x), wish.name, train),
-        missing=wish.missing,
-        missing_columns=missing_columns,
+        column_rules=column_rules,
+        table=table,
         standardise=standardise,
     )
 
@@ -99,6 +122,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
             f"got {', '.join(arrays) or 'none'}"
         )
     x = as_features(arrays["x"], wish.name)
+    x, names, rules = _lacking(x, _numbered(x), wish.missing)
     y, task, classes = as_targets(arrays["y"], wish.name, wish.task)
     _check_rows(wish.name, x, y)
     return split_rows(
@@ -107,10 +131,10 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         y,
         task,
         classes,
-        feature_names=_numbered(x),
+        feature_names=names,
+        column_rules=rules,
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
-        missing_columns=_absent(x, wish.missing),
         standardise=_is_table(x, wish.name),
     )
 
@@ -129,6 +153,7 @@ def from_parts(
     else:
         x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
     _check_rows(wish.name, x, y_train)
+    x, x_test, names, rules = _lacking_parts(x, x_test, wish.missing)
     validation, train = split(y_train, (wish.validation,), wish.seed, wish.name)
     same = len(train) == len(x)  # then nothing is copied: image sets are large
     return Dataset(
@@ -141,13 +166,12 @@ def from_parts(
         x_validation=x[validation],
         y_validation=y_train[validation],
         classes=classes,
-        feature_names=_numbered(x),
+        feature_names=names,
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
         ids=_ids(arrays.get("id_train"), len(x), wish.name, train),
-        missing=wish.missing,
-        missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
+        column_rules=rules,
         standardise=_is_table(x, wish.name),
     )
 
@@ -190,8 +214,31 @@ def _numbered(x: Array) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
 
 
-def _absent(x: Array, missing: MissingValues) -> tuple[int, ...]:
-    return () if missing == "error" or x.ndim != 2 or x.dtype.kind != "f" else absent_columns(x)
+def _lacking(x: Array, names: tuple[str, ...], missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
+    """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
+    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
+        return x, names, None
+    absent = np.isnan(x)
+    marked = np.flatnonzero(absent.any(axis=0)) if missing == "indicator" else np.array([], np.int64)
+    count, wide = x.shape[1], x.shape[1] + len(marked)
+    rules = ColumnRules.alike(wide, fill="mean")
+    rules.fills[count:] = 0
+    if missing == "median":
+        low = np.nanmin(x, axis=0, initial=np.inf).astype(np.float64)
+        high = np.nanmax(x, axis=0, initial=-np.inf).astype(np.float64)
+        lacks = absent.any(axis=0) & (low < high)
+        rules = ColumnRules(rules.scaled, np.where(lacks, 2, 1).astype(np.int8), np.where(lacks, low, 0.0), high)
+    marks = tuple(f"{names[column]}={ABSENT_CATEGORY}" for column in marked)
+    return np.concatenate([x, absent[:, marked].astype(x.dtype)], axis=1), (*names, *marks), rules
+
+
+def _lacking_parts(
+    x: Array, x_test: Array, missing: Missing
+) -> tuple[Array, Array, tuple[str, ...], ColumnRules | None]:
+    if missing == "error" or x.shape[1:] != x_test.shape[1:]:
+        return x, x_test, _numbered(x), None
+    both, names, rules = _lacking(np.concatenate([x, x_test]), _numbered(x), missing)
+    return both[: len(x)], both[len(x) :], names, rules
 
 
 def _is_table(x: Array, name: str) -> bool:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
-from moretta.data.tables.table import Task
+from moretta.data.tables.inference import Task
 from moretta.errors import ParameterError
 
 

@@ -1,12 +1,14 @@
 """The rows that one owner has in a file of its own, read so that all owners' columns and classes mean the same.
 
 As each owner reads its rows alone, nothing may depend on its file's content: another file may lack a category or a
-class. So text is refused here, and classes are whole numbers from 0, numbered as in the run.
+class. So a table is read by the run's schema, which all owners have, and arrays have whole numbers as classes,
+numbered as in the run.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +16,13 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.data.images.folder import FOLDER, read_labelled
-from moretta.data.images.pixels import Form
+from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
-from moretta.data.tables.table import MissingValues, fill_missing, is_table, numbers_of, read_table
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.rows import encode, expansion_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
@@ -27,8 +31,9 @@ class ExpectedRows:
     """What a run expects of every owner's rows.
 
     inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
-    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all. window, spacing: of images
-    (`moretta.data.images.pixels.Form`).
+    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all. may_lack: whether values may
+    be absent. table: what the columns of these rows mean, where they are a table's. image: what images become, where
+    the table names their files.
     """
 
     inputs: tuple[int, ...]
@@ -36,8 +41,19 @@ class ExpectedRows:
     classes: int | None
     outputs: int | None
     labelled: bool = True
-    window: tuple[float, float] | None = None
-    spacing: float | None = None
+    may_lack: bool = False
+    table: Schema | None = None
+    image: ImageForm | None = None
+
+
+class OwnRows(NamedTuple):
+    """One owner's rows: inputs [rows, ...], targets, str[rows] ids and groups or None, and columns' names if any."""
+
+    x: Array
+    y: Array
+    ids: NDArray[np.str_] | None
+    groups: NDArray[np.str_] | None
+    names: tuple[str, ...]
 
 
 def read_rows(
@@ -45,118 +61,92 @@ def read_rows(
     wanted: ExpectedRows,
     where: str,
     *,
-    target: str | None = None,
-    missing: MissingValues = "error",
-    id_column: str | None = None,
+    form: Format | None = None,
     path: Path | None = None,
     labels: Path | None = None,
-    group_column: str | None = None,
     base: Path = Path("."),
-) -> tuple[Array, Array, NDArray[np.str_] | None, tuple[str, ...]]:
-    """Return inputs [rows, ...], targets, the rows' ids if given, and the columns' names if they have any.
+) -> OwnRows:
+    """Return the rows of a source.
 
-    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), and id where rows have one,
-    "module:function" that returns (x_train, y_train, x_test, y_test), or "image-folder", the images in the folder
-    `path` that the table `labels` names (`moretta.data.images.folder`). Relative paths and modules start at `base`.
-    target, id_column: of a table, as in `moretta.data.tables.table.read_table`; missing: "error", or "median",
-    of this owner's rows.
-    where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
+    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one,
+    "module:function" that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder
+    `path` that the table `labels` names. Relative paths and modules start at `base`.
+    form: how a .csv file is written. where: begins each error's sentence. Raises `moretta.errors.ParameterError` for
+    rows that are not as wanted.
     """
-    names: tuple[str, ...] = ()
-    arrays: Mapping[str, Array]
-    if source != FOLDER and (path or labels or group_column or wanted.window or wanted.spacing):
-        raise ParameterError(
-            f"{where}: path, labels, group-column and the run's window and spacing are for image-folder, and source = "
-            f"{source!r} is none"
-        )
     if source == FOLDER:
-        arrays = _images(wanted, where, path and base / path, labels and base / labels, target, id_column, group_column)
-    elif is_table(source):
-        arrays, names = _table(base / source, wanted, target, missing, id_column)
-    elif target is not None or id_column is not None:
+        return _images(path and base / path, labels and base / labels, wanted, where, form)
+    if path is not None or labels is not None:
+        raise ParameterError(f'{where}: path and labels are for "{FOLDER}", and source = {source!r} is none')
+    if wanted.image is not None:
         raise ParameterError(
-            f"{where}: target and id-column are for .csv files and image-folder, and source = {source!r} is none"
+            f"{where}: the run's rows are images that a table names, and source = {source!r} is none; expected "
+            f'"{FOLDER}", with path and labels'
         )
-    elif source.endswith(".npz"):
-        arrays = read_npz(base / source)
+    if is_table(source):
+        return _table(base / source, wanted, where, form)
+    if wanted.table is not None:
+        raise ParameterError(
+            f"{where}: the run's rows are a table's, and source = {source!r} is none; expected a file that ends in "
+            f"{', '.join(ENDINGS)}"
+        )
+    if source.endswith(".npz"):
+        arrays: Mapping[str, Array] = read_npz(base / source)
     elif is_reference(source):
         arrays = called(source, base)
     else:
         raise ParameterError(
-            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file or "module:function" of this site\'s '
-            f'own rows, or "{FOLDER}"'
+            f"{where}: source = {source!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
+            f'"module:function" of this site\'s own rows, or "{FOLDER}"'
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):
         raise ParameterError(f"{where}: {source}: expected arrays x and y; got {', '.join(arrays) or 'none'}")
     x = as_features(given_x, f"{where}: {source}")
-    x, names = fill_missing(x, missing, names, where, ())
     y = _targets(given_y, wanted, f"{where}: {source}") if wanted.labelled and given_y is not None else _no_targets()
-    _check(x, y, wanted, where, names)
-    ids = arrays.get("id", arrays.get("id_train"))
-    if ids is not None and np.shape(ids) != (len(x),):
-        raise ParameterError(f"{where}: {source}: expected one id a row, {len(x)}; got {list(np.shape(ids))}")
-    return x, y, None if ids is None else np.asarray(ids).astype(np.str_), names
+    _check(x, y, wanted, where, ())
+    ids, groups = (_texts(arrays, what, len(x), f"{where}: {source}") for what in ("id", "group"))
+    return OwnRows(x, y, ids, groups, ())
 
 
-def _images(
-    wanted: ExpectedRows,
-    where: str,
-    folder: Path | None,
-    labels: Path | None,
-    target: str | None,
-    id_column: str | None,
-    group_column: str | None,
-) -> dict[str, Array]:
+def _images(folder: Path | None, labels: Path | None, wanted: ExpectedRows, where: str, form: Format | None) -> OwnRows:
     if folder is None or labels is None:
         raise ParameterError(
-            f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the .csv file that has a '
-            "column `file` and the target"
+            f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the table of their files'
         )
-    channels, height, width = wanted.inputs if len(wanted.inputs) == 3 else (0, 0, 0)
-    if channels not in (1, 3) or height != width or wanted.tokens:
+    if wanted.table is None or wanted.image is None:
         raise ParameterError(
-            f'{where}: source = "{FOLDER}" gives samples of shape [1 or 3, size, size], and [data] inputs of the run '
-            f"is {list(wanted.inputs)}"
+            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
+            "all sites; this one's rows are something else"
         )
-    form = Form(height, channels, wanted.window, wanted.spacing)
+    said = f"{where}: {labels.name}"
     found = read_labelled(
-        folder,
-        labels,
-        form,
-        target=target,
-        id_column=id_column,
-        group_column=group_column,
-        labelled=wanted.labelled,
+        folder, labels, wanted.image, wanted.table, written=form, labelled=wanted.labelled, where=said
     )
-    arrays = {"x": found.x, "id": found.ids, "group": found.groups}
-    if wanted.labelled:
-        arrays["y"] = numbers_of(found.targets)
-        if arrays["y"] is None:
-            raise ParameterError(
-                f"{where}: {labels.name}: column {found.target!r} has words in it; number the classes, in the same way "
-                "at every site"
-            )
-    return {name: array for name, array in arrays.items() if array is not None}
+    y = found.y if wanted.table.classes or not wanted.labelled else as_targets(found.y, where, "regression")[0]
+    _check(found.x, y, wanted, where, ())
+    return OwnRows(found.x, y, found.ids, found.groups, ())
 
 
-def _table(
-    path: Path, wanted: ExpectedRows, target: str | None, missing: MissingValues, id_column: str | None
-) -> tuple[Mapping[str, Array], tuple[str, ...]]:
-    # Targets as numbers, whatever the task: the classes of one owner's rows are not all the classes.
-    table = read_table(
-        path, target=target, task="regression", missing=missing, id_column=id_column, labelled=wanted.labelled
-    )
-    if table.names != table.origins:
-        text = next(origin for name, origin in zip(table.names, table.origins, strict=True) if name != origin)
+def _texts(arrays: Mapping[str, Array], what: str, rows: int, where: str) -> NDArray[np.str_] | None:
+    """Return each row's id or group, as strings."""
+    given = arrays.get(what, arrays.get(f"{what}_train"))
+    if given is not None and np.shape(given) != (rows,):
+        raise ParameterError(f"{where}: expected one {what} a row, {rows}; got {list(np.shape(given))}")
+    return None if given is None else np.asarray(given).astype(np.str_)
+
+
+def _table(path: Path, wanted: ExpectedRows, where: str, form: Format | None) -> OwnRows:
+    if wanted.table is None:
         raise ParameterError(
-            f"{path.name}: column {text!r} has text in it, whose categories may be others at another site; "
-            "encode it as numbers in the same way everywhere"
+            f"{where}: {path.name} is a table, and the run says nothing of what columns mean; have it name a schema by "
+            "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
-    arrays: dict[str, Array] = {"x": table.x, "y": table.y}
-    if table.ids is not None:
-        arrays["id"] = table.ids
-    return arrays, table.names
+    rows = encode(read_columns(path, form), wanted.table, f"{where}: {path.name}", form, labelled=wanted.labelled)
+    y = rows.y if wanted.table.classes or not wanted.labelled else as_targets(rows.y, where, "regression")[0]
+    names = expansion_of(wanted.table).names
+    _check(rows.x, y, wanted, where, names)
+    return OwnRows(rows.x, y, rows.ids, rows.groups, names)
 
 
 def _targets(y: Array, wanted: ExpectedRows, where: str) -> Array:
@@ -185,7 +175,7 @@ def _check(x: Array, y: Array, wanted: ExpectedRows, where: str, names: tuple[st
         )
     if not len(x):
         raise ParameterError(f"{where} has no rows; expected at least one")
-    check_finite(x, names if len(names) == x.shape[-1] else (), where)
+    check_finite(x, names if len(names) == x.shape[-1] else (), where, allow_missing=wanted.may_lack)
     if not wanted.labelled:
         return
     check_pair(x, y, where)

@@ -1,4 +1,4 @@
-"""From the `[data]` section of a run file to a `Dataset`: built-in names, .csv, .csv.gz, .npz and `module:function`."""
+"""From the `[data]` section of a run file to a `Dataset`: built-in names, tables, .npz and `module:function`."""
 
 from pathlib import Path
 from typing import get_args
@@ -7,16 +7,19 @@ import numpy as np
 
 from moretta.contract.messages import Array
 from moretta.contract.wording import check_choice, did_you_mean
-from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
+from moretta.data.assemble import Wish, from_arrays, from_images, from_parts, from_table, split_rows
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.office_home import SIZE, load_office_home
-from moretta.data.images.pixels import Form
+from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split, split_groups
-from moretta.data.tables.table import Encoding, MissingValues, Task, is_table, read_table, targets_of
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.inference import Encoding, Missing, Task, Wanted, infer, infer_labels
+from moretta.data.tables.rows import encode
+from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
@@ -27,12 +30,14 @@ def load(
     source: str,
     *,
     path: str | Path | None = None,
+    schema: Schema | None = None,
+    form: Format | None = None,
     target: str | None = None,
     task: Task | None = None,
     test_fraction: float | None = None,
     validation_fraction: float | None = None,
     encoding: Encoding | None = None,
-    missing: MissingValues = "error",
+    missing: Missing = "error",
     id_column: str | None = None,
     labels: str | Path | None = None,
     group_column: str | None = None,
@@ -45,18 +50,18 @@ def load(
 ) -> Dataset:
     """Load a source; relative paths and modules start at `base`, the run file's folder.
 
-    `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
-    tables. `id_column` is for .csv files: the column of row ids, which is no feature. `image_size` is for folders of
-    images, which become squares of so many pixels a side; office-home's by default 64. `labels` and `group_column` are
-    for image-folder: its table, and the column in it that says whom a row is about; so are `channels`, `window` and
-    `spacing` (`moretta.data.images.pixels.Form`). The fractions are of all rows, stratified by
-    class (office-home: by domain and class) and drawn from `seed`; by default 0.2 for test (bank-marketing 0.1) and 0
-    for validation (bank-marketing 0.1). A source with its own test part keeps it; validation rows then come from the
-    training rows.
+    `path` is the folder of an image set, or the folder or file of bank-marketing. `schema` says what a table's columns
+    mean and `form` how its file is written; without a schema it is inferred, by `target`, `id_column` and `encoding`.
+    `image_size` is for folders of images, which become squares of so many pixels a side; office-home's by default 64.
+    `labels` is the table of image-folder, `group_column` the column in it that says whom an image is about, and
+    `channels`, `window` and `spacing` say what its images become (`moretta.data.images.pixels.ImageForm`). The
+    fractions are of all rows, stratified by class (office-home: by domain and class) and drawn from `seed`; by default
+    0.2 for test (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with its own test part keeps
+    it; validation rows then come from the training rows.
     Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn or
     Pillow.
     """
-    check_choice("missing", missing, get_args(MissingValues))
+    check_choice("missing", missing, get_args(Missing))
     if task is not None:
         check_choice("task", task, get_args(Task))
     default_test, default_validation = (0.1, 0.1) if source == "bank-marketing" else (0.2, 0.0)
@@ -70,24 +75,22 @@ def load(
     )
     if not 0 < wish.test < 1:
         raise ParameterError(f"expected a test-fraction between 0 and 1, got {wish.test}")
-    folder = source == FOLDER
-    _refuse_idle(source, "target", target, is_table(source) or folder or source == "bank-marketing", "a table")
-    _refuse_idle(source, "encoding", encoding, is_table(source) or source == "bank-marketing", "a table")
+    folder, bank, table = source == FOLDER, source == "bank-marketing", is_table(source) or source == FOLDER
+    _refuse_idle(source, "schema", schema, table, "a table")
+    _refuse_idle(source, "how a file is written", form, table, "a table")
+    _refuse_idle(source, "target", target, (table and schema is None) or bank, "a table without a schema")
+    encodes = (table and schema is None and not folder) or bank
+    _refuse_idle(source, "encoding", encoding, encodes, "a table of features without a schema")
     files = (*SETS, "office-home", "bank-marketing", FOLDER)
     _refuse_idle(source, "path", path, source in files, "a built-in set of files")
     place = None if path is None else base / path
-    _refuse_idle(source, "id-column", id_column, is_table(source) or folder, "a .csv file")
+    _refuse_idle(source, "id-column", id_column, table and schema is None, "a table without a schema")
     _refuse_idle(source, "image-size", image_size, folder or source == "office-home", "a folder of images")
-    of_images = {
-        "labels": labels, "group-column": group_column, "channels": channels, "window": window, "spacing": spacing
-    }  # fmt: skip
+    _refuse_idle(source, "group-column", group_column, folder and schema is None, "image-folder without a schema")
+    of_images = {"labels": labels, "channels": channels, "window": window, "spacing": spacing}
     for key, value in of_images.items():
         _refuse_idle(source, key, value, folder, "image-folder, images with a table of labels")
-    if folder:
-        form = Form(image_size, channels, window, spacing)
-        names = None if labels is None else base / labels
-        return _labelled_images(place, names, form, target, id_column, group_column, wish)
-    if source == "bank-marketing":
+    if bank:
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
         return _images(load_images(source, place), wish)
@@ -95,25 +98,27 @@ def load(
         return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
-    if is_table(source):
-        file = base / source
-        table = read_table(
-            file,
-            target=target,
-            task=task,
-            encoding=encoding or "one-hot",
-            missing=missing,
-            id_column=id_column,
-        )
-        return from_table(table, wish)
+    wanted = Wanted(target, task, id_column, encoding or "one-hot", missing)
+    if folder:
+        image = ImageForm(image_size, channels, window, spacing)
+        names = None if labels is None else base / labels
+        return _image_folder(place, names, image, schema, wanted, group_column, form or Format(), wish)
+    if table:
+        return _table(base / source, schema, wanted, form or Format(), wish)
     if source.endswith(".npz"):
         return from_arrays(read_npz(base / source), wish)
     if is_reference(source):
         return from_arrays(called(source, base), wish)
     raise ParameterError(
-        f'source = "{source}" is neither a built-in set, nor a .csv, .csv.gz or .npz file, nor "module:function"; '
-        f"{did_you_mean(source, BUILT_IN)}"
+        f'source = "{source}" is neither a built-in set, nor a {", ".join(ENDINGS)} or .npz file, nor '
+        f'"module:function"; {did_you_mean(source, BUILT_IN)}'
     )
+
+
+def _table(path: Path, schema: Schema | None, wanted: Wanted, form: Format, wish: Wish) -> Dataset:
+    columns = read_columns(path, form)
+    found = schema or infer(columns, wanted, path.name, form)
+    return from_table(encode(columns, found, path.name, form), found, wish)
 
 
 def _refuse_idle(source: str, key: str, value: object, used: bool, kind: str) -> None:
@@ -133,7 +138,8 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish
         )
     # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()
-    return from_table(read_table(file, target=target or "y", encoding=encoding, missing=wish.missing, drop=drop), wish)
+    wanted = Wanted(target or "y", encoding=encoding, missing=wish.missing, drop=drop)
+    return _table(file, None, wanted, Format(), wish)
 
 
 def _scikit(source: str, wish: Wish) -> Dataset:
@@ -188,25 +194,24 @@ def _images(images: Images, wish: Wish) -> Dataset:
     )
 
 
-def _labelled_images(
+def _image_folder(
     place: Path | None,
     labels: Path | None,
-    form: Form,
-    target: str | None,
-    id_column: str | None,
+    image: ImageForm,
+    schema: Schema | None,
+    wanted: Wanted,
     group_column: str | None,
+    form: Format,
     wish: Wish,
 ) -> Dataset:
     if place is None or labels is None:
         raise ParameterError(
-            f'source = "{wish.name}" needs path, the folder of images, and labels, the .csv file that has a column '
-            "`file` and the target"
+            f'source = "{wish.name}" needs path, the folder of images, and labels, the table that has a column `file` '
+            "and the target"
         )
-    found = read_labelled(place, labels, form, target=target, id_column=id_column, group_column=group_column)
-    cells, class_names = targets_of(found.targets, found.target, wish.task, labels)
-    y, task, classes = as_targets(cells, wish.name, wish.task)
-    names = class_names if task == "classification" else ()
-    return split_rows(wish, found.x, y, task, classes, class_names=names, ids=found.ids, standardise=False)
+    table = schema or infer_labels(read_columns(labels, form), wanted, group_column, labels.name, form)
+    found = read_labelled(place, labels, image, table, written=form)
+    return from_images(found, table, wish)
 
 
 def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNumbers, RowNumbers, RowNumbers]:

@@ -9,6 +9,7 @@ from moretta.config.run_files import RunFile
 from moretta.data import domains, partition, sources
 from moretta.data.dataset import SiloData
 from moretta.data.silo import Silo
+from moretta.data.tables.files import Format
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 from moretta.run.federation import Federation
@@ -31,6 +32,8 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         id_column=wanted.id_column,
         labels=wanted.labels,
         group_column=wanted.group_column,
+        schema=run_file.table,
+        form=None if wanted.form == Format() else wanted.form,
         image_size=wanted.image_size,
         channels=wanted.channels,
         window=wanted.window,
@@ -67,6 +70,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         task=dataset.task,
         standardise=dataset.standardise,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+        table=dataset.table,
     )
     return Federation.of(
         spec,
@@ -76,6 +80,9 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         out=out,
         feature_names=dealt.feature_names,
+        class_names=dataset.class_names,
+        table=dataset.table,
+        column_rules=dataset.column_rules,
     )
 
 

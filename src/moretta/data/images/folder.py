@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
-from moretta.data.images.pixels import Form, Pixels, formed, read_image
-from moretta.data.tables.table import cells_of, read_bytes
+from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
+from moretta.data.tables.files import Column, Format, read_columns
+from moretta.data.tables.rows import encode, words_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 FOLDER = "image-folder"  # the source's name
-FILE = "file"  # the column of paths
+FILE = "file"  # the column of paths, where no schema names another
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm")  # of images in a folder that comes without a table
 IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
 
@@ -40,12 +42,11 @@ IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
 class LabelledImages:
     """Images [rows, channels, size, size], with what the table says of each row.
 
-    targets: the cells of the column `target`, none of them empty; none where there are no targets. ids, groups: str[n].
+    y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
     """
 
     x: Array
-    target: str
-    targets: list[str]
+    y: Array
     ids: NDArray[np.str_] | None
     groups: NDArray[np.str_] | None
 
@@ -53,71 +54,73 @@ class LabelledImages:
 def read_labelled(
     folder: Path,
     labels: Path,
-    form: Form,
+    form: ImageForm,
+    schema: Schema,
     *,
-    target: str | None = None,
-    id_column: str | None = None,
-    group_column: str | None = None,
+    written: Format | None = None,
     labelled: bool = True,
-    in_memory: int = IN_MEMORY,
+    where: str | None = None,
+    in_memory: int | None = None,
 ) -> LabelledImages:
-    """Read the images that a table names. target: its column, None the last; other columns are not read.
+    """Read the images that a table names, by the schema of the table, which has a column of kind "file".
 
-    Raises ParameterError, naming the table and the row, for a table that lacks something, a file named twice, one that
-    is not there or leads out of the folder, and as `read_images`; MissingExtra without what reads an image.
+    written: how a .csv table is written. labelled: whether targets are wanted. where: what sentences call the table.
+    in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
+    Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
+    not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
     """
-    header, columns = cells_of(read_bytes(labels), labels.name)
-    wanted = {
-        "target": (target or header[-1]) if labelled else None,
-        "id-column": id_column,
-        "group-column": group_column,
-    }
-    cells = {key: _column(labels, columns, header, name, key) for key, name in wanted.items() if name is not None}
-    if len({FILE, *(name for name in wanted.values() if name is not None)}) < 1 + len(cells):
-        raise ParameterError(
-            f"{labels.name}: {FILE}, target, id-column and group-column must be different columns, and the target is "
-            f'"{wanted["target"]}"; name another'
-        )
-    names = _column(labels, columns, header, FILE, FILE)
-    rows = [f"{labels.name} row {number}" for number in range(1, len(names) + 1)]
-    files = _files(folder, names, rows)
-    ids, groups = (np.array(cells[key], np.str_) if key in cells else None for key in ("id-column", "group-column"))
-    x = read_images(files, rows, form, in_memory)
-    return LabelledImages(x, wanted["target"] or "", cells.get("target", []), ids, groups)
+    columns, where = read_columns(labels, written), where or labels.name
+    rows = encode(columns, schema, where, written, labelled=labelled)
+    name = schema.name_of("file")
+    if name is None:
+        raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
+    paths, said = _paths(columns[name], where)
+    x = read_images(_files(folder, paths, said), said, form, in_memory)
+    return LabelledImages(x, rows.y, rows.ids, rows.groups)
 
 
 def read_unlabelled(
-    folder: Path, form: Form, table: Path | None = None, in_memory: int = IN_MEMORY
+    folder: Path, form: ImageForm, table: Path | None = None, written: Format | None = None, name: str = FILE
 ) -> tuple[Array, tuple[str, ...]]:
-    """Return images [rows, channels, size, size] and the path of each below the folder.
+    """Return images [rows, channels, size, size], lazy as those to train on, and the path of each below the folder.
 
-    table: has a column `file`, which names them; None takes all files of the folder and the folders in it that end as
-    images do (`ENDINGS`) and are not hidden, sorted by their path. Raises as `read_labelled`.
+    table: has a column `name`, their paths; None takes all files of the folder and the folders in it that end as images
+    do (`ENDINGS`) and are not hidden, sorted by their path. Raises as `read_labelled`.
     """
     _check_folder(folder)
     if table is not None:
-        header, columns = cells_of(read_bytes(table), table.name)
-        names = _column(table, columns, header, FILE, FILE)
-        said = [f"{table.name} row {number}" for number in range(1, len(names) + 1)]
+        columns = read_columns(table, written)
+        if name not in columns:
+            raise ParameterError(
+                f'{table.name} has no column "{name}", the paths of images; {did_you_mean(name, columns)}'
+            )
+        paths, said = _paths(columns[name], table.name)
     else:
         found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
-        names = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
-        said = names
-    if not names:
+        paths = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
+        said = paths
+    if not paths:
         raise ParameterError(f"{folder} holds no images ({', '.join(ENDINGS)}); name another folder")
-    return read_images(_files(folder, names, said), said, form, in_memory), tuple(names)
+    return read_images(_files(folder, paths, said), said, form), tuple(paths)
 
 
-def read_images(files: Sequence[Path], said: Sequence[str], form: Form, in_memory: int = IN_MEMORY) -> Array:
+def _paths(column: Column, where: str) -> tuple[list[str], list[str]]:
+    """Return the paths that a table names, and what sentences call each."""
+    paths = [str(word) for word in words_of(column)]
+    return paths, [f"{where} row {number}" for number in range(1, len(paths) + 1)]
+
+
+def read_images(files: Sequence[Path], said: Sequence[str], form: ImageForm, in_memory: int | None = None) -> Array:
     """Return the images of files, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
 
-    said: what sentences call each of them. Raises ParameterError for a file that cannot be read or is no image, and for
-    images that differ in what the form leaves open.
+    said: what sentences call each of them. in_memory: bytes above which they are lazy, None for `IN_MEMORY`.
+    Raises ParameterError for a file that cannot be read or is no image, and for images that differ in what the form
+    leaves open.
     """
     images = _Images(files, said, form)
     shape = images.decoded(0, images.content(0)).shape
     rows: Array | None = None
-    if len(files) * math.prod(shape) * 4 <= in_memory:
+    if len(files) * math.prod(shape) * 4 <= (IN_MEMORY if in_memory is None else in_memory):
         rows = np.empty((len(files), *shape), np.float32)
     for number in range(len(files)):
         sample = images.first(number)
@@ -129,7 +132,7 @@ def read_images(files: Sequence[Path], said: Sequence[str], form: Form, in_memor
 class _Images:
     """Image files, and how they become samples. What the form leaves open follows from the first."""
 
-    def __init__(self, files: Sequence[Path], said: Sequence[str], form: Form) -> None:
+    def __init__(self, files: Sequence[Path], said: Sequence[str], form: ImageForm) -> None:
         self._files, self._said, self._form = files, said, form
         self._digests = list[bytes]()
         self._like: tuple[int, ...] | None = None
@@ -184,22 +187,13 @@ def _check_folder(folder: Path) -> None:
         raise ParameterError(f"there is no folder {folder} of images; a relative path starts at the run file's folder")
 
 
-def _column(table: Path, columns: dict[str, list[str]], header: Sequence[str], name: str, key: str) -> list[str]:
-    """Return a column's cells, of which none is empty."""
-    if header.count(name) != 1:
-        what = f"has several columns {name!r}" if name in header else f"has no column {name!r}"
-        raise ParameterError(f"{table.name} {what} for {key}; {did_you_mean(name, header)}")
-    cells = columns[name]
-    if "" in cells:
-        raise ParameterError(f"{table.name} row {cells.index('') + 1} has no {name}; fill it in, or remove the row")
-    return cells
-
-
 def _files(folder: Path, names: Sequence[str], said: Sequence[str]) -> list[Path]:
     """Return the files that names below a folder stand for, each another one."""
     _check_folder(folder)
     root, seen = os.path.realpath(folder), dict[str, str]()
     for name, where in zip(names, said, strict=True):
+        if not name:
+            raise ParameterError(f"{where} names no file; give the path of one below the folder, or remove the row")
         ways = (PurePosixPath(name), PureWindowsPath(name))
         if "\0" in name or any(way.anchor or ".." in way.parts for way in ways):
             raise ParameterError(f"{where} leads out of the folder of images; give the path of a file below it")

@@ -25,7 +25,7 @@ GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: a
 
 
 @dataclass(frozen=True)
-class Form:
+class ImageForm:
     """What images become.
 
     size: pixels a side; None takes square images of one size as they are. channels: 1 or 3; None takes images that are
@@ -51,7 +51,7 @@ class Form:
             raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
 
 
-def read_image(content: bytes, where: str, form: Form) -> tuple[Pixels, tuple[float, float] | None]:
+def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
     """Return a file's pixels as they are, float32[1 or 3, height, width] in [0, 1], and mm between them where known.
 
     where: begins each error's sentence. Raises ParameterError for what is no image, or none that the form is for, and
@@ -64,7 +64,7 @@ def read_image(content: bytes, where: str, form: Form) -> tuple[Pixels, tuple[fl
     return _by_pillow(content, where), None
 
 
-def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: Form, where: str) -> Pixels:
+def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm, where: str) -> Pixels:
     """Return pixels as the form has them. spacing: mm from one to the next, down and across, where known.
 
     Raises ParameterError where the form asks for another spacing than can be made.
