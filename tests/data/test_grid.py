@@ -206,7 +206,7 @@ def test_arrays_bring_ids_as_an_array(tmp_path: Path) -> None:
     [
         (np.arange(19), r"d\.npz: expected one id per row \(20\), integers or strings, got an array of shape \(19,\)"),
         (np.arange(20.0), r"expected one id per row .* type float64"),
-        (np.minimum(np.arange(20), 18), r"2 rows have the id '18'; give each row an id of its own"),
+        (np.minimum(np.arange(20), 18), r"20 rows have 19 different ids; give each row an id of its own"),
     ],
 )
 def test_bad_arrays_of_ids(tmp_path: Path, ids: np.ndarray, message: str) -> None:
@@ -219,7 +219,11 @@ def test_bad_arrays_of_ids(tmp_path: Path, ids: np.ndarray, message: str) -> Non
     ("text", "arguments", "message"),
     [
         (TABLE, {"id_column": "pateint"}, 'no column "pateint" for id-column; did you mean "patient"'),
-        (TABLE.replace("P07", "P06"), {}, "2 rows have the id 'P06'; give each row an id of its own"),
+        (
+            TABLE.replace("P07", "P06"),
+            {},
+            "20 rows have 19 different ids; give each row an id of its own, and where one person",
+        ),
         (TABLE.replace("P07", ""), {"missing": "median"}, "'patient' in 1 of 20 rows; give every row its id"),
         (TABLE, {"id_column": "y"}, 'id-column "y" is the last column, and so the target as none is named; name'),
         (TABLE, {"id_column": "y", "target": "y"}, 'id-column "y" is the target too; name another column as target'),

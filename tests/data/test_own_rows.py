@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data.own_rows import ExpectedRows, read_rows
+from moretta.data.own_rows import ExpectedRows, OwnRows, read_rows
 from moretta.errors import ParameterError
 
 WHERE = "silo `north`"
@@ -21,14 +21,12 @@ X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 2, 1])
 
 
-def of_npz(folder: Path, wanted: ExpectedRows = CLASSES, **arrays: Any) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def of_npz(folder: Path, wanted: ExpectedRows = CLASSES, **arrays: Any) -> OwnRows:
     np.savez(folder / "rows.npz", **arrays)
     return read_rows("rows.npz", wanted, WHERE, base=folder)
 
 
-def of_csv(
-    folder: Path, text: str, wanted: ExpectedRows = CLASSES, **settings: Any
-) -> tuple[Any, Any, Any, tuple[str, ...]]:
+def of_csv(folder: Path, text: str, wanted: ExpectedRows = CLASSES, **settings: Any) -> OwnRows:
     (folder / "rows.csv").write_text(text)
     return read_rows("rows.csv", wanted, WHERE, base=folder, **settings)
 
@@ -36,7 +34,7 @@ def of_csv(
 @pytest.mark.parametrize("suffix", ["", "_train"])
 def test_arrays_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
     arrays = {f"x{suffix}": X, f"y{suffix}": Y, f"id{suffix}": np.array(list("abcd"))}
-    x, y, ids, names = of_npz(tmp_path, **arrays)
+    x, y, ids, _, names = of_npz(tmp_path, **arrays)
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, Y)
     assert (x.dtype, y.dtype) == (np.float32, np.int64)
@@ -75,7 +73,7 @@ def test_tokens_are_whole_numbers(tmp_path: Path) -> None:
 
 def test_an_unlabelled_part_needs_no_targets_and_keeps_none(tmp_path: Path) -> None:
     for arrays in ({"x": X}, {"x": X, "y": Y}, {"x": X, "y": np.full(4, np.nan)}):
-        x, y, _, _ = of_npz(tmp_path, UNLABELLED, **arrays)
+        x, y, _, _, _ = of_npz(tmp_path, UNLABELLED, **arrays)
         assert len(x) == 4
         assert len(y) == 0
 
@@ -132,7 +130,7 @@ def test_there_is_one_id_a_row(tmp_path: Path, ids: Any) -> None:
 
 def test_a_table_has_names_and_may_have_ids(tmp_path: Path) -> None:
     text = "who,y,a,b\np1,0,1,2\np2,2,3,4\n"
-    x, y, ids, names = of_csv(tmp_path, text, target="y", id_column="who")
+    x, y, ids, _, names = of_csv(tmp_path, text, target="y", id_column="who")
     assert x.tolist() == [[1, 2], [3, 4]]
     assert y.tolist() == [0, 2]
     assert ids.tolist() == ["p1", "p2"]
@@ -192,11 +190,25 @@ def test_sources_that_are_none_are_refused(
         read_rows(source, CLASSES, WHERE, base=tmp_path, **settings)  # type: ignore[arg-type]
 
 
+def test_groups_are_read_as_ids_are(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {
+        "x": np.zeros((4, 2)),
+        "y": [0, 1, 2, 0],
+        "id": [5, 6, 7, 8],
+        "group": ["a", "a", "b", "a"],
+    }
+    rows = of_npz(tmp_path, **arrays)
+    assert np.asarray(rows.ids).tolist() == ["5", "6", "7", "8"]
+    assert np.asarray(rows.groups).tolist() == ["a", "a", "b", "a"]
+    with pytest.raises(ParameterError, match="expected one group a row, 4; got \\[3\\]"):
+        of_npz(tmp_path, **{**arrays, "group": ["a", "a", "b"]})
+
+
 def test_a_function_beside_silo_toml_gives_rows(tmp_path: Path) -> None:
     (tmp_path / "my_own_rows.py").write_text(
         "import numpy as np\n\ndef rows():\n    x = np.ones((4, 2), np.float32)\n\n"
         "    return x, [0, 1, 2, 0], x, [0] * 4\n"
     )
-    x, y, _, _ = read_rows("my_own_rows:rows", CLASSES, WHERE, base=tmp_path)
+    x, y, _, _, _ = read_rows("my_own_rows:rows", CLASSES, WHERE, base=tmp_path)
     assert x.shape == (4, 2)
     assert y.tolist() == [0, 1, 2, 0]

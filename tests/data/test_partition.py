@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from moretta.data.dataset import Dataset
 from moretta.data.partition import distribute, partition
-from moretta.data.split import split, split_groups
 from moretta.errors import ParameterError
 
 LABELS = np.arange(200, dtype=np.int64) % 10
@@ -133,32 +132,6 @@ def test_what_needs_classes_says_so() -> None:
         partition(np.ones((9, 2), np.float32), 2, "by-label", 0)
     with pytest.raises(ParameterError, match="seed of 0 or more"):
         partition(LABELS, 2, "iid", -1)
-
-
-@settings(deadline=None)  # a busy machine is no failure
-@given(
-    st.lists(st.integers(0, 3), min_size=4, max_size=60), st.floats(0.05, 0.5), st.floats(0, 0.4), st.integers(0, 99)
-)
-def test_a_split_is_stratified_and_complete(labels: list[int], test: float, validation: float, seed: int) -> None:
-    y = np.array(labels, np.int64)
-    try:
-        parts = split(y, (test, validation), seed, "set")
-    except ParameterError:
-        sizes = [round(test * len(y)), round(validation * len(y))]
-        assert 0 in sizes or sum(sizes) == len(y)
-        return
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(y)))
-    assert [len(parts[0]), len(parts[1])] == [round(test * len(y)), round(validation * len(y))]
-    for label in np.unique(y):
-        assert abs((y[parts[0]] == label).sum() - len(parts[0]) * (y == label).mean()) < 1 + 1e-6
-
-
-def test_no_group_is_in_both_parts() -> None:
-    groups = np.repeat(np.arange(40), 3)
-    part, rest = split_groups(groups % 4, groups, 0.25, 1, "set")
-    assert not set(groups[part]) & set(groups[rest])
-    assert len(part) == 30
-    assert len(rest) == 90
 
 
 def test_distribute_fills_each_owner_from_its_own_rows() -> None:

@@ -988,6 +988,10 @@ def readable(value: Any) -> Any:
     return {name: readable(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
+def _keyed(what: str, value: bytes) -> bytes:
+    return hmac.new(bytes(range(32)), purpose("test rows", what, value), hashlib.sha256).digest()[:16]
+
+
 def good_messages() -> dict[str, tuple[str, Fields]]:
     """Return where a message's figures come from and its fields, by type; one for each type of every protocol."""
     keys = {name: x25519(root, (9).to_bytes(32, "little")).hex() for name, root in ROOTS.items()}
@@ -1096,6 +1100,15 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             },
         ),
         "enrolment/ready": (made, {}),
+        "enrolment/ask-apart": (
+            "the key of bytes 0 to 31 and HMAC-SHA256 by hand, of the ids P01 and P02; no groups",
+            {
+                "key": bytes(range(32)).hex(),
+                "ids": u8(sorted(list(_keyed("ids", one)) for one in (b"P01", b"P02"))),
+                "groups": u8([]).reshape(0, 16),
+            },
+        ),
+        "enrolment/apart": (made, {}),
         "scoring/score": (
             made,
             {"parameters": model, "encoding": {"score/rows": 41, "score/loss": 41, "most weight": 3}},
@@ -1454,6 +1467,12 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("mean", "a mean without axes", _as("mean", 0.5)),
         ("deviation", "a deviation of zero", _as("deviation", 1.0, 0.0)),
         ("deviation", "a deviation below zero", _as("deviation", 1.0, -0.25)),
+    ],
+    "enrolment/ask-apart": [
+        ("key", "a key of 31 bytes", lambda fields: "07" * 31),
+        ("ids", "digests of 15 bytes", lambda fields: fields["ids"][:, 1:]),
+        ("ids", "digests of one axis", lambda fields: fields["ids"].reshape(-1)),
+        ("groups", "digests of int64", lambda fields: fields["groups"].astype(np.int64)),
     ],
     "local/stepped": [
         ("rows", "no rows", lambda fields: 0),

@@ -98,7 +98,7 @@ class Data(Section):
         each; None is 1.
     domains: makes several domains out of one source of images. Every row, test rows too, is dealt to one of these, and
         its image is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
-    id_column: the column of a .csv file that names whom a row belongs to; it is no feature.
+    id_column: the column of a .csv file that names whom a row belongs to; it is no feature, and no two rows share one.
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.

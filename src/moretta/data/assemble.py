@@ -46,6 +46,7 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         origins=expansion.origins,
         class_names=table.classes,
         ids=rows.ids,
+        groups=rows.groups,
         column_rules=rules_of(table),
         table=table,
     )
@@ -55,7 +56,16 @@ def from_images(images: LabelledImages, table: Schema, wish: Wish) -> Dataset:
     """Images that a table with this schema names, split by the wished fractions."""
     y, task, classes = _targets_of(images.y, table, wish)
     return split_rows(
-        wish, images.x, y, task, classes, class_names=table.classes, table=table, ids=images.ids, standardise=False
+        wish,
+        images.x,
+        y,
+        task,
+        classes,
+        class_names=table.classes,
+        table=table,
+        ids=images.ids,
+        groups=images.groups,
+        standardise=False,
     )
 
 
@@ -81,11 +91,16 @@ def split_rows(
     table: Schema | None = None,
     domain: Array | None = None,
     ids: Array | None = None,
+    groups: Array | None = None,
     standardise: bool = True,
     parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
-    """A source without a test part: one is drawn (or given as `parts`: test, validation, train)."""
-    test, validation, train = parts or split(y, (wish.test, wish.validation), wish.seed, wish.name)
+    """A source without a test part: one is drawn (or given as `parts`: test, validation, train).
+
+    ids, groups: [rows] of whole numbers or strings. No two rows have one id, and no group is in two parts.
+    """
+    _check_distinct(ids, len(x), wish.name)
+    test, validation, train = parts or split(y, (wish.test, wish.validation), wish.seed, wish.name, groups)
     return Dataset(
         name=wish.name,
         task=task,
@@ -101,7 +116,8 @@ def split_rows(
         origins=origins,
         domain=_domain(domain, len(x), wish.name, train),
         domain_test=_domain(domain, len(x), wish.name, test),
-        ids=_ids(ids, len(x), wish.name, train),
+        ids=_texts(ids, train),
+        groups=_texts(groups, train),
         column_rules=column_rules,
         table=table,
         standardise=standardise,
@@ -111,7 +127,8 @@ def split_rows(
 def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
-    Optionally also domain_train, domain_test and id_train, or domain and id, [rows] each.
+    Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test, or domain, id and group,
+    [rows] each. A group is all in one part, and no id or group of training rows is among those of test rows.
     Raises ParameterError if the arrays are others or do not fit together.
     """
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
@@ -135,6 +152,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         column_rules=rules,
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
+        groups=arrays.get("group"),
         standardise=_is_table(x, wish.name),
     )
 
@@ -154,7 +172,11 @@ def from_parts(
         x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
     _check_rows(wish.name, x, y_train)
     x, x_test, names, rules = _lacking_parts(x, x_test, wish.missing)
-    validation, train = split(y_train, (wish.validation,), wish.seed, wish.name)
+    ids, groups = arrays.get("id_train"), arrays.get("group_train")
+    _check_distinct(ids, len(x), wish.name)
+    validation, train = split(y_train, (wish.validation,), wish.seed, wish.name, groups)
+    for what, own in (("id", ids), ("group", groups)):
+        check_apart(own, arrays.get(f"{what}_test"), len(x_test), f"{wish.name}: {what}", "test")
     same = len(train) == len(x)  # then nothing is copied: image sets are large
     return Dataset(
         name=wish.name,
@@ -170,7 +192,8 @@ def from_parts(
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
-        ids=_ids(arrays.get("id_train"), len(x), wish.name, train),
+        ids=_texts(ids, train),
+        groups=_texts(groups, train),
         column_rules=rules,
         standardise=_is_table(x, wish.name),
     )
@@ -192,22 +215,40 @@ def _domain(domain: Array | None, rows: int, name: str, part: RowNumbers) -> Arr
     return domain[part]
 
 
-def _ids(ids: Array | None, rows: int, name: str, train: RowNumbers) -> NDArray[np.str_] | None:
-    """The ids of the training rows as strings, out of those of all `rows`, of which no two may be the same."""
+def _check_distinct(ids: Array | None, rows: int, name: str) -> None:
+    """Raise ParameterError unless there is an id for each of the rows, and no two of them have the same."""
     if ids is None:
-        return None
+        return
     if ids.shape != (rows,) or ids.dtype.kind not in "iuU":
         raise ParameterError(
             f"{name}: expected one id per row ({rows}), integers or strings, "
             f"got an array of shape {ids.shape} and type {ids.dtype}"
         )
-    texts = ids.astype(np.str_)
-    distinct, count = np.unique(texts, return_counts=True)
-    if len(distinct) < rows:
+    distinct = len(np.unique(ids))
+    if distinct < rows:
         raise ParameterError(
-            f"{name}: {count.max()} rows have the id {str(distinct[count.argmax()])!r}; give each row an id of its own"
+            f"{name}: {rows} rows have {distinct} different ids; give each row an id of its own, and where one person "
+            "or thing has several rows, say so by a group"
         )
-    return texts[train]
+
+
+def check_apart(train: Array | None, held: Array | None, rows: int, where: str, part: str) -> None:
+    """Raise ParameterError if any id or group of training rows is among those of another part, `held` [its rows]."""
+    if held is not None and held.shape != (rows,):
+        raise ParameterError(f"{where}_{part}: expected one per {part} row ({rows}), got shape {list(held.shape)}")
+    if train is None or held is None:
+        return
+    shared = int(np.isin(held.astype(np.str_), train.astype(np.str_)).sum())
+    if shared:
+        raise ParameterError(
+            f"{where}: {shared} of {rows} {part} rows have one that training rows have too, so the {part} part would "
+            "not tell how the model does on new ones; put all rows of each in one part"
+        )
+
+
+def _texts(values: Array | None, part: RowNumbers) -> NDArray[np.str_] | None:
+    """The ids or groups of the rows of one part, as strings."""
+    return None if values is None else values.astype(np.str_)[part]
 
 
 def _numbered(x: Array) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class SiloData:
     """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1.
 
     row: in a grid, the name of its row part, "row-1" ...; else empty. columns: in a grid, which columns of the whole
-    flat sample x has, in their order; else empty. ids: str[n], each row's id, if the source has one.
+    flat sample x has, in their order; else empty. ids, groups: str[n], each row's id and group, if the source has them.
     holds_labels: false for participants of a grid whose labels another participant holds. may_lack: whether x may hold
     NaN, an absent value.
     Raises ParameterError, naming the silo and the column, for other arrays.
@@ -43,6 +43,7 @@ class SiloData:
     ids: NDArray[np.str_] | None = None
     holds_labels: bool = True
     may_lack: bool = False
+    groups: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -50,8 +51,11 @@ class SiloData:
         check_pair(self.x, self.y, self.name)
         check_finite(self.x, self.feature_names, self.name, allow_missing=self.may_lack)
         check_targets_finite(self.y, self.name)
-        if self.ids is not None and self.ids.shape != (len(self.x),):
-            raise ParameterError(f"{self.name}: expected one id per row ({len(self.x)}), got {list(self.ids.shape)}")
+        for what, given in (("id", self.ids), ("group", self.groups)):
+            if given is not None and given.shape != (len(self.x),):
+                raise ParameterError(
+                    f"{self.name}: expected one {what} per row ({len(self.x)}), got {list(given.shape)}"
+                )
 
 
 def _no_rows() -> Array:
@@ -90,6 +94,7 @@ class Dataset:
     ids: NDArray[np.str_] | None = None
     column_rules: ColumnRules | None = None
     table: Schema | None = None
+    groups: NDArray[np.str_] | None = None
     standardise: bool = True
 
     def __post_init__(self) -> None:
@@ -123,10 +128,11 @@ class Dataset:
         ):
             if domain is not None and domain.shape != (rows,):
                 raise ParameterError(f"{self.name}: expected one domain per {part} row ({rows}), got {domain.shape}")
-        if self.ids is not None and self.ids.shape != (len(self.x_train),):
-            raise ParameterError(
-                f"{self.name}: expected one id per training row ({len(self.x_train)}), got {self.ids.shape}"
-            )
+        for what, given in (("id", self.ids), ("group", self.groups)):
+            if given is not None and given.shape != (len(self.x_train),):
+                raise ParameterError(
+                    f"{self.name}: expected one {what} per training row ({len(self.x_train)}), got {given.shape}"
+                )
 
     @property
     def may_lack(self) -> bool:

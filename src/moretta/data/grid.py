@@ -3,8 +3,8 @@
     grid        the columns cut in their order, near-equal
     by-feature  the columns of each part named, by feature or by index
 
-Rows are dealt as by "iid". A column is one number of a sample, so samples of several axes are flattened. Every
-participant gets the targets of its rows here; `SiloData.holds_labels` says which one may use them.
+Rows are dealt as by "iid", groups whole. A column is one number of a sample, so samples of several axes are flattened.
+Every participant gets the targets of its rows here; `SiloData.holds_labels` says which one may use them.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.wording import did_you_mean
 from moretta.data.dataset import Dataset, SiloData
-from moretta.data.split import RowNumbers, cut, generator
+from moretta.data.split import RowNumbers, cut, generator, units_of
 from moretta.errors import ParameterError
 
 GRIDS = ("by-feature", "grid")
@@ -76,12 +76,13 @@ def deal(
     Raises ParameterError for columns or sizes that do not fit the data.
     """
     m_h, m_v = shape
-    rows, parts = _row_parts(len(dataset.x_train), m_h, sizes, seed), _column_parts(dataset, m_v, columns)
+    rows, parts = _row_parts(dataset, m_h, sizes, seed), _column_parts(dataset, m_v, columns)
     holders = [label_holder or 1] * m_h if label_holder is None or isinstance(label_holder, int) else label_holder
     participants: list[SiloData] = []
     for i, (mine, holder) in enumerate(zip(rows, holders, strict=True), 1):
         x_row, y = dataset.x_train[mine], dataset.y_train[mine]
         ids = None if dataset.ids is None else dataset.ids[mine]
+        groups = None if dataset.groups is None else dataset.groups[mine]
         for j, own in enumerate(parts, 1):
             name = f"silo-{i}-{j}"
             names = tuple(dataset.feature_names[column] for column in own) if dataset.feature_names else ()
@@ -94,6 +95,7 @@ def deal(
                     row=f"row-{i}",
                     columns=tuple(own),
                     ids=ids,
+                    groups=groups,
                     holds_labels=j == holder,
                     may_lack=dataset.may_lack,
                 )
@@ -152,19 +154,22 @@ def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> Non
             raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")
 
 
-def _row_parts(rows: int, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
+def _row_parts(dataset: Dataset, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
     """Deal rows as "iid" does to as many silos; errors speak of row parts."""
-    if parts > rows:
-        raise ParameterError(f"{rows} training rows cannot be cut into {parts} row parts; use at most {rows} row parts")
+    rows = len(dataset.x_train)
+    units, what = units_of(rows, dataset.groups, "groups"), "training rows" if dataset.groups is None else "groups"
+    if parts > (most := len(units.sizes)):
+        raise ParameterError(f"{most} {what} cannot be cut into {parts} row parts; use at most {most} row parts")
     if sizes is not None and (len(sizes) != parts or not all(math.isfinite(size) and size > 0 for size in sizes)):
         raise ParameterError(f"expected a positive size for each of {parts} row parts, got {list(sizes)}")
-    dealt = cut(generator(seed).permutation(rows), parts, sizes)
+    order = generator(seed).permutation(most)
+    dealt = cut(order, parts, sizes, units.sizes[order])
     empty = [f"row-{number}" for number, part in enumerate(dealt, 1) if len(part) == 0]
     if empty:
         raise ParameterError(
             f"{', '.join(empty)} would have no rows ({rows} rows); use fewer row parts or less unequal sizes"
         )
-    return [np.sort(part).astype(np.int64) for part in dealt]
+    return [units.rows(part) for part in dealt]
 
 
 def _column_parts(dataset: Dataset, parts: int, columns: Columns | None) -> list[list[int]]:

@@ -8,12 +8,14 @@
 
 Domains count in the sorted order of their names. The partitions grid and by-feature deal columns too: see
 `moretta.data.grid`. Every row goes to exactly one silo, or to one row part of a grid; the same seed gives the same
-silos on every machine.
+silos on every machine. Where rows have groups (a patient's visits), whole groups are dealt, and all of a group's rows
+are in one silo; sizes are counted in rows and are off by at most a group.
 """
 
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,10 @@ from moretta.contract.wording import check_choice
 from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
-from moretta.data.split import RowNumbers, cut, generator
+from moretta.data.split import RowNumbers, Units, cut, generator, places_of, units_of
 from moretta.errors import ParameterError
+
+log = logging.getLogger("moretta")
 
 HOW = ("iid", "dirichlet", "by-label", "by-domain")
 
@@ -79,14 +83,14 @@ def distribute(
         dataset = flat(dataset)
         shards = deal(dataset, shape, columns, label_holder, sizes, seed)
     else:
-        parts = partition(dataset.y_train, silos, how, seed, alpha=alpha, sizes=sizes, domain=dataset.domain)
+        parts = partition(
+            dataset.y_train, silos, how, seed, alpha=alpha, sizes=sizes, domain=dataset.domain, groups=dataset.groups
+        )
         shards = tuple(
-            _owned(
-                dataset,
-                name,
-                taken(dataset.x_train, rows),
-                dataset.y_train[rows],
-                None if dataset.ids is None else dataset.ids[rows],
+            replace(
+                _owned(dataset, name, taken(dataset.x_train, rows), dataset.y_train[rows]),
+                ids=None if dataset.ids is None else dataset.ids[rows],
+                groups=None if dataset.groups is None else dataset.groups[rows],
             )
             for name, rows in zip(silo_names(silos), parts, strict=True)
         )
@@ -97,10 +101,8 @@ def distribute(
     return Distributed(shards, test, validation, test.feature_names)
 
 
-def _owned(
-    dataset: Dataset, name: str, x: NDArray[Any], y: NDArray[Any], ids: NDArray[np.str_] | None = None
-) -> SiloData:
-    return SiloData(name, x, y, dataset.feature_names, ids=ids, may_lack=dataset.may_lack)
+def _owned(dataset: Dataset, name: str, x: NDArray[Any], y: NDArray[Any]) -> SiloData:
+    return SiloData(name, x, y, dataset.feature_names, may_lack=dataset.may_lack)
 
 
 def partition(
@@ -112,39 +114,43 @@ def partition(
     *,
     sizes: Sequence[float] | None = None,
     domain: NDArray[Any] | None = None,
+    groups: NDArray[Any] | None = None,
 ) -> list[RowNumbers]:
     """The row numbers of each silo, sorted int64, every row of the targets y exactly once.
 
     silos >= 1; `alpha` > 0 is for dirichlet alone, `sizes` (a positive relative size per silo) for iid and by-label,
-    `domain` [rows] for by-domain.
+    `domain` [rows] for by-domain. `groups` [rows] are dealt whole. Under dirichlet a group is of the class that
+    `Units.labels` says, under by-label also or of its mean target, and under by-domain of the domain of most of its
+    rows; a warning then says how many rows are with another domain's.
     Raises ParameterError for an unknown `how`, for arguments that do not fit, and by name for a silo left without rows.
     """
-    _check(len(y), silos, how, alpha, sizes)
+    units = units_of(len(y), groups, "groups")
+    _check(len(units.sizes), silos, how, alpha, sizes, "rows" if groups is None else "groups")
     rng = generator(seed)
     if how == "dirichlet":
-        parts = _dirichlet(_classes(y), silos, alpha if alpha is not None else 1.0, rng)
+        parts = _dirichlet(units.labels(_classes(y)), units.sizes, silos, alpha if alpha is not None else 1.0, rng)
     elif how == "by-domain":
-        parts = _by_domain(domain, len(y), silos, rng)
+        parts = _by_domain(_domains(domain, units), units.sizes, silos, rng)
     else:
-        order = rng.permutation(len(y))
+        order = rng.permutation(len(units.sizes))
         if how == "by-label":
-            order = order[np.argsort(_sortable(y)[order], kind="stable")]
-        parts = cut(order, silos, sizes)
-    empty = [name for name, rows in zip(silo_names(silos), parts, strict=True) if len(rows) == 0]
+            order = order[np.argsort(_sortable(y, units)[order], kind="stable")]
+        parts = cut(order, silos, sizes, units.sizes[order])
+    empty = [name for name, part in zip(silo_names(silos), parts, strict=True) if len(part) == 0]
     if empty:
         raise ParameterError(f"{', '.join(empty)} would have no rows ({how}, {len(y)} rows); {_way_out(how, alpha)}")
-    return [np.sort(rows).astype(np.int64) for rows in parts]
+    return [units.rows(part) for part in parts]
 
 
-def _check(rows: int, silos: int, how: str, alpha: float | None, sizes: Sequence[float] | None) -> None:
+def _check(units: int, silos: int, how: str, alpha: float | None, sizes: Sequence[float] | None, what: str) -> None:
     if how in GRIDS:
         raise ParameterError(f'partition = "{how}" deals columns, not rows; here expected one of {", ".join(HOW)}')
     check_choice("partition", how, (*HOW, *GRIDS))
     if silos < 1:
         raise ParameterError(f"expected at least one silo, got {silos}")
-    if silos > rows:
+    if silos > units:
         raise ParameterError(
-            f"{rows} rows cannot be dealt to {silos} silos; use at most {rows} silos or bring more rows"
+            f"{units} {what} cannot be dealt to {silos} silos; use at most {units} silos or bring more {what}"
         )
     if how == "dirichlet" and alpha is None:
         raise ParameterError('partition = "dirichlet" needs alpha; set for example alpha = 0.5')
@@ -173,16 +179,18 @@ def _classes(y: NDArray[Any]) -> RowNumbers:
     return labels
 
 
-def _sortable(y: NDArray[Any]) -> NDArray[Any]:
+def _sortable(y: NDArray[Any], units: Units) -> NDArray[Any]:
     labels = class_of(y)
     if labels is not None:
-        return labels
+        return units.labels(labels)
     if y.ndim > 1:
         raise ParameterError(f'partition = "by-label" needs one target per row, got {y.shape[1]}; use "iid"')
-    return y
+    return np.bincount(units.of, weights=y) / units.sizes
 
 
-def _dirichlet(labels: RowNumbers, silos: int, alpha: float, rng: np.random.Generator) -> list[RowNumbers]:
+def _dirichlet(
+    labels: RowNumbers, sizes: RowNumbers, silos: int, alpha: float, rng: np.random.Generator
+) -> list[RowNumbers]:
     """Deal each class by its own draw. A silo may get no row at all, which the caller refuses.
 
     With 10,000 rows of 10 classes over 100 silos, none of 200 seeds left a silo empty at alpha 1 or 0.5, where the
@@ -191,16 +199,17 @@ def _dirichlet(labels: RowNumbers, silos: int, alpha: float, rng: np.random.Gene
     """
     parts: list[list[RowNumbers]] = [[] for _ in range(silos)]
     for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
+        order = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(silos, alpha))
-        ends = np.round(np.cumsum(shares) * len(rows)).astype(np.int64)
-        for part, dealt in zip(parts, np.split(rows, ends[:-1]), strict=True):
+        ends = np.round(np.cumsum(shares) * sizes[order].sum()).astype(np.int64)
+        for part, dealt in zip(parts, np.split(order, places_of(ends[:-1], sizes[order])), strict=True):
             part.append(dealt)
     return [np.concatenate(part) for part in parts]
 
 
-def _by_domain(domain: NDArray[Any] | None, rows: int, silos: int, rng: np.random.Generator) -> list[RowNumbers]:
-    """Silo k has the domains k, k + silos, ...; of more silos than domains an equal part of domain k modulo them."""
+def _domains(domain: NDArray[Any] | None, units: Units) -> NDArray[Any]:
+    """The domain of each unit, that of most of its rows, and of several the first in sorted order."""
+    rows = len(units.of)
     if domain is None:
         raise ParameterError(
             'partition = "by-domain" needs the domain of each row, and this source has none; '
@@ -209,12 +218,24 @@ def _by_domain(domain: NDArray[Any] | None, rows: int, silos: int, rng: np.rando
         )
     if domain.shape != (rows,):
         raise ParameterError(f"expected one domain per row ({rows}), got an array of shape {domain.shape}")
+    names, (unit, at, count) = np.unique(domain), units.pairs(domain)
+    order = np.lexsort((at, -count, unit))
+    found: NDArray[Any] = names[at[order][np.unique(unit, return_index=True)[1]]]
+    if moved := int((found[units.of] != domain).sum()):
+        log.warning(
+            "by-domain: %d rows are dealt with another domain than theirs, as most rows of their group are of it", moved
+        )
+    return found
+
+
+def _by_domain(domain: NDArray[Any], sizes: RowNumbers, silos: int, rng: np.random.Generator) -> list[RowNumbers]:
+    """Silo k has the domains k, k + silos, ...; of more silos than domains an equal part of domain k modulo them."""
     names, number = np.unique(domain, return_inverse=True)
     if silos <= len(names):
         return [np.flatnonzero(number % silos == k) for k in range(silos)]
     parts: list[RowNumbers] = [np.empty(0, np.int64)] * silos
     for d in range(len(names)):
-        sharers = range(d, silos, len(names))
-        for k, part in zip(sharers, cut(rng.permutation(np.flatnonzero(number == d)), len(sharers), None), strict=True):
+        sharers, order = range(d, silos, len(names)), rng.permutation(np.flatnonzero(number == d))
+        for k, part in zip(sharers, cut(order, len(sharers), None, sizes[order]), strict=True):
             parts[k] = part
     return parts

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import blocks
 from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True, eq=False)
+class Subjects:
+    """Whom rows are about: str[rows], each row's id and group, None where there are none. Never shown or printed."""
+
+    ids: NDArray[np.str_] | None = field(default=None, repr=False)
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)
+
+    def named(self) -> Mapping[str, NDArray[np.str_] | None]:
+        """Return both by what sentences call them."""
+        return {"ids": self.ids, "groups": self.groups}
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,11 @@ class Silo:
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
     groups: NDArray[np.str_] | None = None
     aligned: bool = False
+
+    @property
+    def subjects(self) -> Subjects:
+        """Whom its training rows are about."""
+        return Subjects(self.ids, self.groups)
 
     @property
     def holds_labels(self) -> bool:

@@ -15,7 +15,7 @@ from moretta.data.images.office_home import SIZE, load_office_home
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
-from moretta.data.split import RowNumbers, split, split_groups
+from moretta.data.split import RowNumbers, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.inference import Encoding, Missing, Task, Wanted, infer, infer_labels
 from moretta.data.tables.rows import encode
@@ -172,14 +172,7 @@ def _images(images: Images, wish: Wish) -> Dataset:
         }
         return from_parts(arrays, wish, pixels=True, class_names=images.class_names)
     y, task, classes = as_targets(images.y, wish.name, wish.task)
-    parts = None
-    if images.group is not None:
-        test, rest = split_groups(images.y, images.group, wish.test, wish.seed, wish.name)
-        share = wish.validation / (1 - wish.test)
-        validation, train = split_groups(images.y[rest], images.group[rest], share, wish.seed, wish.name)
-        parts = (test, rest[validation], rest[train])
-    elif images.domain is not None:
-        parts = _parts_of_domains(images, images.domain, wish)
+    parts = None if images.domain is None else _parts_of_domains(images, images.domain, wish)
     names = images.class_names if task == "classification" else ()
     return split_rows(
         wish,
@@ -189,6 +182,7 @@ def _images(images: Images, wish: Wish) -> Dataset:
         classes,
         class_names=names,
         domain=images.domain,
+        groups=images.group,
         standardise=False,
         parts=parts,
     )

@@ -1,7 +1,13 @@
-"""Seeded splits of rows into train, validation and test, stratified where the targets are classes."""
+"""Seeded splits of rows into train, validation and test, stratified where the targets are classes.
 
+What is dealt is a *unit*: a group of rows that must stay together, such as a patient's visits, or a single row where no
+groups are given. No unit is ever on two sides.
+"""
+
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +15,8 @@ from numpy.typing import NDArray
 
 from moretta.data.checks import class_of
 from moretta.errors import ParameterError
+
+log = logging.getLogger("moretta")
 
 RowNumbers = NDArray[np.int64]
 
@@ -20,58 +28,178 @@ def generator(seed: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-def split(y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str) -> tuple[RowNumbers, ...]:
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Rows in units, numbered by their first rows: what a group is called changes no split.
+
+    of: int64[rows], the unit of each row. sizes: int64[units], how many rows each has.
+    """
+
+    of: RowNumbers
+    sizes: RowNumbers
+
+    def rows(self, units: RowNumbers) -> RowNumbers:
+        """Return the row numbers of some units, sorted."""
+        chosen = np.zeros(len(self.sizes), np.bool_)
+        chosen[units] = True
+        return np.flatnonzero(chosen[self.of])
+
+    def pairs(self, values: NDArray[Any]) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
+        """Return each pair of a unit and a value among its rows, numbered from 0 in sorted order, and its rows."""
+        names, number = np.unique(values, return_inverse=True)
+        pair, count = np.unique(self.of * len(names) + number, return_counts=True)
+        return *np.divmod(pair, len(names)), count
+
+    def labels(self, labels: RowNumbers) -> RowNumbers:
+        """Return each unit's class, numbered from 0: of its rows' classes the one that the fewest units have."""
+        unit, label, _ = self.pairs(labels)
+        order = np.lexsort((label, np.bincount(label)[label], unit))
+        chosen: RowNumbers = label[order][np.unique(unit, return_index=True)[1]]
+        return chosen
+
+
+def units_of(rows: int, groups: NDArray[Any] | None, where: str) -> Units:
+    """Return the units of so many rows. groups: [rows] of whole numbers or strings, None for single rows.
+
+    Raises ParameterError, beginning with `where`, for other arrays.
+    """
+    if groups is None:
+        return Units(np.arange(rows), np.ones(rows, np.int64))
+    if groups.shape != (rows,) or groups.dtype.kind not in "iuU":
+        raise ParameterError(
+            f"{where}: expected one group per row ({rows}), integers or strings, "
+            f"got an array of shape {groups.shape} and type {groups.dtype}"
+        )
+    _, first, of = np.unique(groups, return_index=True, return_inverse=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first)] = np.arange(len(first))
+    return Units(number[of], np.bincount(number[of]))
+
+
+def split(
+    y: NDArray[Any], fractions: tuple[float, ...], seed: int, where: str, groups: NDArray[Any] | None = None
+) -> tuple[RowNumbers, ...]:
     """Row numbers of one part per fraction and of the rest last, each sorted, every row exactly once.
 
     A part has round(fraction n) rows, with every class (int labels or one-hot rows) in proportion to within one row.
-    Raises ParameterError if fractions are outside [0, 1), leave nothing over, or a wanted part gets no row.
+    groups: [rows], of which none has rows in two parts. Sizes and proportions are then as near as whole groups allow,
+    and a group counts as the class among its rows that the fewest groups have. A class with too few rows (or groups)
+    for its share has one in each part where there are enough, first in training; a class with a single one stays in
+    training, and a warning says so. Raises ParameterError if fractions are outside [0, 1), leave nothing over, or a
+    wanted part gets no row.
     """
     said = ", ".join(map(str, fractions))
     if any(not 0 <= f < 1 for f in fractions) or sum(fractions) >= 1 - 1e-9:
         raise ParameterError(f"{where}: expected fractions of 0 or more that leave rows for training, got {said}")
+    units, labels = units_of(len(y), groups, where), class_of(y)
+    kinds = np.zeros(len(units.sizes), np.int64) if labels is None else units.labels(labels)
     sizes = [round(f * len(y)) for f in fractions]
-    if any(f > 0 and size == 0 for f, size in zip(fractions, sizes, strict=True)) or sum(sizes) >= len(y):
-        raise ParameterError(
-            f"{where}: {len(y)} rows cannot be split by fractions {said}; "
-            "every part needs a row: bring more rows or other fractions"
-        )
-    rng, left, parts = generator(seed), np.arange(len(y)), []
-    labels = class_of(y)
-    for size in sizes:
-        chosen = rng.permutation(left)[:size] if labels is None else _in_proportion(left, labels, size, rng)
-        parts.append(np.sort(chosen))
+    rng, left, parts = generator(seed), np.arange(len(units.sizes)), list[RowNumbers]()
+    for number, size in enumerate(sizes):
+        later = sum(map(bool, sizes[number + 1 :]))
+        chosen = _in_proportion(left, kinds, units.sizes, size, later, rng)
+        parts.append(units.rows(chosen))
         left = np.setdiff1d(left, chosen, assume_unique=True)
-    return (*parts, left)
+    parts.append(units.rows(left))
+    if not len(left) or any(f > 0 and not len(part) for f, part in zip(fractions, parts, strict=False)):
+        what = f"{len(y)} rows" if groups is None else f"{len(y)} rows of {len(units.sizes)} groups"
+        raise ParameterError(
+            f"{where}: {what} cannot be split by fractions {said}; "
+            f"every part needs a {'row' if groups is None else 'group'}: bring more rows or other fractions"
+        )
+    if labels is not None and any(sizes):
+        _warn_of_single(units, labels, left, where, "row" if groups is None else "group")
+    return tuple(parts)
 
 
-def cut(order: RowNumbers, parts: int, sizes: Sequence[float] | None) -> list[RowNumbers]:
-    """`order` cut into consecutive parts, near-equal or of these relative sizes, which may leave one empty."""
-    if sizes is None:
-        return list(np.array_split(order, parts))
-    ends = np.round(np.cumsum(np.asarray(sizes, np.float64) / math.fsum(sizes)) * len(order)).astype(np.int64)
-    return list(np.split(order, ends[:-1]))
+def cut(
+    order: RowNumbers, parts: int, sizes: Sequence[float] | None, rows: RowNumbers | None = None
+) -> list[RowNumbers]:
+    """`order` cut into consecutive parts, near-equal or of these relative sizes, which may leave one empty.
 
-
-def split_groups(
-    labels: RowNumbers, groups: RowNumbers, fraction: float, seed: int, where: str
-) -> tuple[RowNumbers, RowNumbers]:
-    """Like `split` with one fraction, but whole groups at a time: no group has rows in both parts.
-
-    The fraction is of the groups, stratified by the class of a group's first row. Returns (part, rest).
+    rows: how many rows each unit of `order` has; by default one. Each cut is where the rows before it are nearest to
+    what they should be, so a part is off by at most the size of one unit.
     """
-    _, first, member = np.unique(groups, return_index=True, return_inverse=True)
-    part, _ = split(labels[first], (fraction,), seed, where)
-    chosen = np.isin(member, part)
-    return np.flatnonzero(chosen), np.flatnonzero(~chosen)
+    total = len(order) if rows is None else int(rows.sum())
+    if sizes is None:
+        ends = np.cumsum([total // parts + (part < total % parts) for part in range(parts)])[:-1]
+    else:
+        ends = np.round(np.cumsum(np.asarray(sizes, np.float64) / math.fsum(sizes)) * total).astype(np.int64)[:-1]
+    places = places_of(ends, rows)
+    if sizes is None:  # near-equal parts are empty only if there are fewer units than parts
+        least = np.arange(1, parts)
+        spare = np.maximum.accumulate(np.maximum(places - least, 0))
+        places = np.minimum(spare, max(0, len(order) - parts)) + least
+    return list(np.split(order, places))
 
 
-def _in_proportion(rows: RowNumbers, labels: RowNumbers, size: int, rng: np.random.Generator) -> RowNumbers:
-    """`size` of the rows, each class by its share: whole shares first, then the largest remainders."""
-    classes, counts = np.unique(labels[rows], return_counts=True)
-    share = counts * (size / len(rows))
-    quota = np.floor(share + 1e-9).astype(np.int64)
-    # a tie between remainders is broken by the class number, so that the split is the same everywhere
-    more = np.argsort(quota - share, kind="stable")[: size - int(quota.sum())]
-    quota[more] += 1
-    taken = [rng.permutation(rows[labels[rows] == c])[:q] for c, q in zip(classes, quota, strict=True)]
+def places_of(ends: RowNumbers, rows: RowNumbers | None) -> RowNumbers:
+    """Return behind how many units to cut so that as near as may be `ends` rows come before; rows: of each, or None."""
+    if rows is None:
+        return ends
+    reached = np.concatenate([[0], np.cumsum(rows)])
+    above = np.searchsorted(reached, ends).clip(1, len(rows))
+    return np.where(ends - reached[above - 1] <= reached[above] - ends, above - 1, above)
+
+
+def _in_proportion(
+    left: RowNumbers, kinds: RowNumbers, sizes: RowNumbers, wanted: int, later: int, rng: np.random.Generator
+) -> RowNumbers:
+    """Units of about `wanted` rows, each class by its share. sizes: of all units. later: how many parts follow."""
+    orders = [rng.permutation(left[kinds[left] == kind]) for kind in np.unique(kinds[left])]
+    if not wanted:
+        return left[:0]
+    counts = np.array([len(order) for order in orders])
+    most = np.where(counts > 1, np.maximum(1, counts - 1 - later), 0)  # in units: one is left for training at least
+    if most.sum() < wanted and sizes.max() == 1:  # nearly every row is a class of its own: the part has its size
+        most = counts
+    ascending = [np.sort(sizes[order]) for order in orders]
+    highest = np.array([one[len(one) - n :].sum() for one, n in zip(ascending, most, strict=True)])
+    lowest = np.array([one[0] if n else 0 for one, n in zip(ascending, most, strict=True)])
+    quotas = _apportion(np.array([one.sum() for one in ascending]), wanted, lowest, highest)
+    taken, owed = [left[:0]], 0
+    for place in np.argsort(counts, kind="stable"):  # the commonest class makes up for what the others miss
+        quota = int(quotas[place])
+        chosen = _nearest(orders[place], sizes, quota + owed, int(most[place]), least=quota > 0)
+        owed += quota - int(sizes[chosen].sum())
+        taken.append(chosen)
     return np.concatenate(taken)
+
+
+def _apportion(rows: RowNumbers, wanted: int, lowest: RowNumbers, highest: RowNumbers) -> RowNumbers:
+    """Rows to take of each class: its share of `wanted` within bounds, whole shares first, then largest remainders."""
+    wanted = min(wanted, int(highest.sum()))
+    if lowest.sum() > wanted:  # more classes than the part has room for
+        lowest = np.zeros_like(lowest)
+    giving = np.where(highest > 0, rows, 0)
+    share = giving * (wanted / max(1, giving.sum()))
+    quota: RowNumbers = np.clip(np.floor(share + 1e-9).astype(np.int64), lowest, highest)
+    # a tie between remainders is broken by the class number, so that the split is the same everywhere
+    while quota.sum() < wanted:
+        quota[np.argmax(np.where(quota < highest, share - quota, -np.inf))] += 1
+    while quota.sum() > wanted:
+        quota[np.argmax(np.where(quota > lowest, quota - share, -np.inf))] -= 1
+    return quota
+
+
+def _nearest(order: RowNumbers, sizes: RowNumbers, wanted: int, most: int, *, least: bool) -> RowNumbers:
+    """Take units in order wherever that brings their rows nearer to `wanted`; with `least`, one in any case."""
+    chosen, lack = list[int](), wanted
+    for unit, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        if lack <= 0 or len(chosen) == most:
+            break
+        if abs(lack - size) < lack:
+            chosen.append(unit)
+            lack -= size
+    if not chosen and least:
+        chosen = [int(order[np.argmin(sizes[order])])]
+    return np.array(chosen, np.int64)
+
+
+def _warn_of_single(units: Units, labels: RowNumbers, training: RowNumbers, where: str, what: str) -> None:
+    """Say how many classes have a single unit, which is in training."""
+    unit, label, _ = units.pairs(labels)
+    single = (np.bincount(label)[label] == 1) & np.isin(unit, training)
+    if count := int(single.sum()):
+        classes = "1 class has" if count == 1 else f"{count} classes have"
+        log.warning("%s: %s rows of one %s alone, which stays in training: no other part has any", where, classes, what)

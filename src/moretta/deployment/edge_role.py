@@ -103,6 +103,7 @@ class EdgeRole:
             run="" if self._file.silo.insecure_secret_seed is not None else hello.run,
             helped=helped,
             bound=self._bound(hello),
+            subjects=silo.subjects,
         )
         return client, schema_of(self._edge.MESSAGES)
 

@@ -26,7 +26,7 @@ from moretta.contract.lazy_rows import taken
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
-from moretta.data.silo import Silo
+from moretta.data.silo import Silo, Subjects
 from moretta.data.split import cut, split
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -64,8 +64,8 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     seed = secrets.randbits(63) if secret else run_file.run.seed
     silos, model = silos_of(run_file), _model(run_file, seed)
     spec = _specification(run_file, device="cpu")
-    test = _test_rows(run_file)
-    return Federation.of(spec, model, silos, test=test, out=out, table=run_file.table)
+    test, tested = _test_rows(run_file)
+    return Federation.of(spec, model, silos, test=test, out=out, table=run_file.table, tested=tested)
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
@@ -180,7 +180,10 @@ def _of_part(table: Schema, silo: Silo) -> Schema:
 
 
 def _holding_back(silo: Silo, fraction: float) -> Silo:
-    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them."""
+    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them.
+
+    Whole groups are held back; without groups, all rows of an id.
+    """
     if not fraction:
         return silo
     if silo.columns:
@@ -188,9 +191,11 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
             f"silo `{silo.name}`: [data] test-fraction would hold back other rows than the other holders of its row of "
             "the grid do; remove it"
         )
-    held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction")
-    ids = None if silo.ids is None else silo.ids[kept]
-    return replace(silo, x=taken(silo.x, kept), y=silo.y[kept], ids=ids, held_out=(taken(silo.x, held), silo.y[held]))
+    together = silo.ids if silo.groups is None else silo.groups
+    held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction", together)
+    ids, groups = (None if one is None else one[kept] for one in (silo.ids, silo.groups))
+    held_out = taken(silo.x, held), silo.y[held]
+    return replace(silo, x=taken(silo.x, kept), y=silo.y[kept], ids=ids, groups=groups, held_out=held_out)
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:
@@ -328,12 +333,13 @@ def _specification(
     )
 
 
-def _test_rows(run_file: RunFile) -> tuple[np.ndarray, np.ndarray] | None:
+def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None, Subjects | None]:
+    """Return the server's test rows, and whom they are about."""
     data = run_file.data
     if data.test is None:
-        return None
+        return None, None
     wanted = _wanted(run_file)
     if wanted.image is not None:  # a server's own images come as arrays, made as it likes
         wanted = replace(wanted, table=None, image=None)
-    read = read_rows(data.test, wanted, "[data] test", form=data.form, base=run_file.base)
-    return read.x, read.y
+    rows = read_rows(data.test, wanted, "[data] test", form=data.form, base=run_file.base)
+    return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

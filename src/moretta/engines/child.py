@@ -41,6 +41,7 @@ class ChildClient:
     settings: `moretta.protocols.baffle.edge.settings.Settings`, dumped. state: the role's first one, from which its
     secrets follow.
     command: of the process. x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
+    here: answers what concerns data that the process does not have, and returns None to any other message.
     charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
     deadline: seconds to take a message, and again to answer it; `START` where it has to start first.
     ends: how often its process ended by itself or was ended.
@@ -56,6 +57,7 @@ class ChildClient:
         messages: Sequence[type[Message]],
         command: Sequence[str],
         insecure: bytes = b"",
+        here: Callable[[Message], Message | None] = lambda message: None,
     ) -> None:
         self.phase: Phase = no_phase  # the process has its own clock
         self.charge: Callable[[str, float], None] = lambda phase, seconds: None
@@ -63,13 +65,15 @@ class ChildClient:
         self.ends = 0
         self.deadline = LONGEST
         self._name, self._settings, self._state, self._rows = name, settings, dict(state), rows
-        self._insecure, self._command = insecure, tuple(command)
+        self._insecure, self._command, self._here = insecure, tuple(command), here
         self._codec = Codec((*messages, *wire.MESSAGES))
         self._process: _Process | None = None
 
     def answer(self, message: Message) -> Message:
         """Have the process answer, and raise what it raised. Raises `moretta.errors.Disconnected` if it cannot."""
         self.starting = 0.0
+        if (answer := self._here(message)) is not None:
+            return answer
         if self._process is None:
             began = time.monotonic()
             self._process = _Process(self._command)

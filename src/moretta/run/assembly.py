@@ -90,4 +90,4 @@ def _silo(given: SiloData, protocol: Training) -> Silo:
     """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
     joint = getattr(protocol, "vertical", "joint") == "joint"
     y = given.y if given.holds_labels or not joint else given.y[:0]
-    return Silo(given.name, given.x, y, given.row, given.columns, given.ids)
+    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups)

@@ -32,7 +32,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, check_least, row_shape
+from moretta.data.silo import Silo, Subjects, check_least, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -148,6 +148,7 @@ class Federation:
             digest=run_file[1] if run_file else "",
             given=settings,
         )
+        self._tested: Subjects | None = None
         self._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, None)
 
     @classmethod
@@ -164,12 +165,15 @@ class Federation:
         class_names: Sequence[str] = (),
         table: Schema | None = None,
         column_rules: ColumnRules | None = None,
+        tested: Subjects | None = None,
     ) -> Federation:
         """Return the federation of a given specification; the other arguments are those of the class.
 
-        column_rules: what is filled in where a value is absent; None takes the table's, or the specification's.
+        column_rules: what is filled in where a value is absent; None takes the table's, or the specification's. tested:
+        whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
         """
         made = cls.__new__(cls)
+        made._tested = tested
         made._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, column_rules)
         return made
 
@@ -477,6 +481,7 @@ class Federation:
             helped=helped,
             model_source=self.spec.model_source,
             table=self.spec.table,
+            tested=self._tested,
         )
 
     def _run_id(self, seed: int) -> str:

@@ -13,6 +13,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_A_ROUND,
     ROWS_OF_ALL,
     SCORES,
+    TEST_ROWS,
     WHO_TAKES_PART,
     around_sums,
     in_the_clear,
@@ -39,6 +40,7 @@ CLAIMS = (
     of_two(UPLOAD),
     COLUMNS_OF_THE_OTHER,
     SCORES,
+    *TEST_ROWS,
     *LISTENERS,
     *NOTES,
 )

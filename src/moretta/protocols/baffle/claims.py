@@ -16,6 +16,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_A_ROUND,
     SCORES,
     SILO_STATISTICS,
+    TEST_ROWS,
     around_sums,
     in_the_clear,
     of_two,
@@ -73,6 +74,7 @@ CLAIMS = (
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
     SCORES,
+    *TEST_ROWS,
     Claim(
         "silo",
         "learns",

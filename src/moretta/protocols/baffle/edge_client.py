@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from moretta.contract.lazy_rows import loaded
-from moretta.contract.messages import Array
+from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
+from moretta.data.silo import Subjects
 from moretta.engines.child import ChildClient
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
@@ -24,6 +25,7 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.messages import MESSAGES
 from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.common.apart import AskApart, answer_apart
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
@@ -119,6 +121,7 @@ def edge_client(
     rules: Rules,
     run: str = "",
     helped: HelpedFile | None = None,
+    subjects: Subjects | None = None,
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
@@ -126,7 +129,8 @@ def edge_client(
     with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
     tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
-    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). Raises
+    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). subjects: whom
+    rows are about, which the process is not told. Raises
     `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
@@ -176,4 +180,8 @@ def edge_client(
     if held_out is not None:  # rows held back travel as the last ones
         x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])
     secret = b"" if keys is None else keys.reveal()
-    return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret)
+
+    def here(message: Message) -> Message | None:
+        return answer_apart(message, subjects or Subjects()) if isinstance(message, AskApart) else None
+
+    return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret, here)

@@ -91,6 +91,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 run=setting.run,
                 helped=setting.helped(silo.name) if setting.helped else None,
                 bound=bound_to(protocol, setting),
+                subjects=silo.subjects,
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
@@ -98,7 +99,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             recipe,
             silo.name,
             TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y, batches, schema, held_out, setting.table),
+            Rows(silo.x, y, batches, schema, held_out, setting.table, silo.subjects),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),

@@ -15,6 +15,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_A_ROUND,
     SCORES,
     SILO_STATISTICS,
+    TEST_ROWS,
     around_sums,
     in_the_clear,
     sum_only,
@@ -164,6 +165,7 @@ SCORED = (
         (*SCORES.where, is_blind),
     ),
     *_own(under((SCORES,), reads_sums)),
+    *TEST_ROWS,
 )
 
 PARTICIPANT = (

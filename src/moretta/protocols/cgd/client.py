@@ -45,6 +45,7 @@ from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
+from moretta.protocols.common.apart import AskApart, answer_apart
 from moretta.protocols.common.clipping import Clip, scaled
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.scoring import Score
@@ -133,6 +134,8 @@ class Client:
             case TakeKey():
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
+            case AskApart():
+                return answer_apart(message, self._rows.subjects)
             case DescribeRows():
                 digest = b"" if self._ids is None else self._group_keys.digest(message.stamp, self._ids)
                 return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)

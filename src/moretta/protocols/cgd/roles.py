@@ -28,7 +28,14 @@ from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
-from moretta.protocols.common.wiring import contributor_of, credentials_of, enrolment_of, held_out_of, whole_rows
+from moretta.protocols.common.wiring import (
+    comparison_of,
+    contributor_of,
+    credentials_of,
+    enrolment_of,
+    held_out_of,
+    whole_rows,
+)
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.ring import Ring
@@ -68,7 +75,16 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
             alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
         clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
-    server = Server(grid, groups, enrolments, complete(rules), secure.largest, joint=joint, blind=blind)
+    server = Server(
+        grid,
+        groups,
+        enrolments,
+        complete(rules),
+        secure.largest,
+        joint=joint,
+        blind=blind,
+        comparison=comparison_of(setting),
+    )
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
         server,
@@ -139,6 +155,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         augment=setting.augment,
         held_out=held_out,
         table=setting.table,
+        subjects=silo.subjects,
     )
 
 

@@ -53,6 +53,7 @@ from moretta.protocols.cgd.messages import (
 )
 from moretta.protocols.cgd.side_by_side import side_by_side
 from moretta.protocols.common import scoring
+from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
@@ -75,7 +76,8 @@ class Server:
 
     groups: who shares which layers. enrolments: by group of two and more, its secure sum and what is agreed on with it.
     joint: whether the participants of a row of the grid run one model together. rules: of everybody's keys, complete.
-    limit: the largest |value| of a gradient's entry. blind: whether sums are hidden from this role.
+    limit: the largest |value| of a gradient's entry. blind: whether sums are hidden from this role. comparison: of
+    participants' rows with the test rows of whoever plays this role, where it knows whom those are about.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class Server:
         *,
         joint: bool,
         blind: bool,
+        comparison: Comparison | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._grid, self._groups, self._enrolments, self._rules = grid, groups, enrolments, rules
-        self._limit, self._joint, self._blind = limit, joint, blind
+        self._limit, self._joint, self._blind, self._comparison = limit, joint, blind, comparison
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
@@ -117,6 +120,10 @@ class Server:
             left = _of(complete, group.members)
             if len(left) < min(2, len(group.members)):
                 raise self._too_few(now, name, len(left))
+        if self._comparison is not None:
+            aborted = yield from self._comparison.run(at(now, EVERYBODY), cohort)
+            if aborted is not None:
+                return aborted
         if len(cohort) > 1:
             agreed = yield from agree_on_keys(at(now, EVERYBODY), cohort, self._rules)
             if isinstance(agreed, Aborted):

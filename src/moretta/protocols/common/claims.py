@@ -206,6 +206,11 @@ def scores_at_silos(record: Record) -> bool:
     return bool(setting(record, "data", "score-at-silos"))
 
 
+def has_test_rows(record: Record) -> bool:
+    """Whether the server has test rows of its own (`[data] test`)."""
+    return setting(record, "data", "test") is not None
+
+
 def steps_plainly(record: Record) -> bool:
     """Whether two or more silos take plain gradient steps, without momentum, decay, clipping, noise or own epochs."""
     other_steps = (

@@ -1,6 +1,7 @@
 """The set-up that all protocols with a server share: keys, common statistics, and agreement on the model.
 
     server                                          silo
+      test rows are not trained on           <->      (`moretta.protocols.common.apart`), where their ids are known
       keys of the secure sum                 <->      (`moretta.secure_aggregation`)
       mean and deviation by column           <->      through the secure sum, once a run; where values are absent how
                                                       many are there, and histograms of columns with a median
@@ -32,9 +33,11 @@ from torch import Tensor, nn
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
+from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.augmentation import crop_and_flip
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
@@ -106,7 +109,8 @@ class SiloRows:
 
     x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
     [rows, outputs] or int64[rows]. augment: whether inputs are images that are varied at each use (`crop_and_flip`).
-    held_out: the rows held back, where models are scored on them. table: the digest of its table's schema.
+    held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
+    whom its rows are about.
     """
 
     def __init__(
@@ -120,7 +124,9 @@ class SiloRows:
         augment: bool = False,
         held_out: HeldOut | None = None,
         table: str = "",
+        subjects: Subjects | None = None,
     ) -> None:
+        self.subjects = subjects or Subjects()
         self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
         self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
         self.y = y.to(device)
@@ -166,7 +172,14 @@ class SiloRows:
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
-        rows = Rows(self._raw, self.y.cpu().numpy(), self.batches, modules.schema(model), table=self._table)
+        rows = Rows(
+            self._raw,
+            self.y.cpu().numpy(),
+            self.batches,
+            modules.schema(model),
+            table=self._table,
+            subjects=self.subjects,
+        )
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
             self._preparation, self.agreed = rows.prepared, rows.agreed
@@ -219,7 +232,8 @@ class Enrolment:
     columns: how they are to be prepared. batch_size: 0 for all of a silo's rows.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
-    the schema by which tables are read.
+    the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
+    those are about.
     """
 
     def __init__(
@@ -231,8 +245,9 @@ class Enrolment:
         ask_scales: bool,
         figures: Sequence[str] = (),
         table: str = "",
+        comparison: Comparison | None = None,
     ) -> None:
-        self.aggregation, self.figures, self._table = aggregation, figures, table
+        self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
         self._has_statistics = False
         self._rows, self._counted = 0, tuple[str, ...]()
@@ -245,7 +260,9 @@ class Enrolment:
         """Agree on keys, statistics (once a run), the number of rows (where rounds use all) and the model."""
         if late := set(cohort) - set(self._counted) if self._counted else ():
             return Aborted(dict.fromkeys(sorted(late), _LATE))
-        aborted = yield from self.aggregation.setup(now, cohort)
+        aborted = None if self._comparison is None else (yield from self._comparison.run(now, cohort))
+        if aborted is None:
+            aborted = yield from self.aggregation.setup(now, cohort)
         if aborted is None and not self._batch_size and not self._counted:
             aborted = yield from self._count_rows(now)
         if aborted is None and not self._has_statistics:

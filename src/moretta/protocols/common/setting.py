@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from moretta.data.silo import Silo, row_shape
+from moretta.data.silo import Silo, Subjects, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
@@ -95,6 +95,7 @@ class Setting:
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
     digest of what built the model, empty where that is not known.
+    tested: whom the server's test rows are about, where silos' rows are to be compared with them.
     """
 
     built: nn.Module
@@ -119,6 +120,7 @@ class Setting:
     helped: Callable[[str], HelpedFile] | None = None
     model_source: str = ""
     table: str = ""
+    tested: Subjects | None = None
 
     @property
     def here(self) -> Sequence[Silo]:

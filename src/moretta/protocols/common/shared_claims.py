@@ -19,6 +19,7 @@ from moretta.protocols.common.claims import (
     has_public_weights,
     has_roster,
     has_rounds_of_some,
+    has_test_rows,
     has_two_silos,
     is_carried_otherwise,
     is_in_process,
@@ -295,6 +296,28 @@ SCORES = Claim(
     shared=True,
 )
 
+TEST_ROWS = (
+    Claim(
+        "server",
+        "learns",
+        "of a silo that refuses to train on rows that the server’s test rows are about, how many these are",
+        "Where its test rows have ids or groups, learns of a silo that refuses to train on rows about the same how "
+        "many these are.",
+        (has_test_rows,),
+        shared=True,
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "if the server’s test rows have ids or groups, which of its own rows’ are among them and how many they are, "
+        "and, as it holds the key of their digests, of any id that it guesses whether it is there",
+        "Where the server’s test rows have ids or groups, holds their digests and the key: learns which of its own "
+        "rows’ are among them and how many they are, and of any id that it guesses whether it is there.",
+        (has_test_rows,),
+        shared=True,
+    ),
+)
+
 COLUMNS_OF_ALL = Claim(
     "silo",
     "learns",
@@ -422,6 +445,7 @@ SHARED = (
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
     SCORES,
+    *TEST_ROWS,
     LABELS_OF_OTHERS,
     *SILO_STATISTICS,
     replace(

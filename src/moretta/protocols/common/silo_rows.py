@@ -10,9 +10,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
+from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import ParameterError, PeerError
-from moretta.protocols.common import scoring
+from moretta.protocols.common import apart, scoring
+from moretta.protocols.common.apart import AskApart, answer_apart
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.secure_aggregation.asked import message_digest
@@ -67,7 +69,7 @@ MESSAGES = (Begin, Ready)
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (Spent, *SUM_MESSAGES, *MESSAGES, *scoring.MESSAGES, *messages)
+    return (Spent, *SUM_MESSAGES, *MESSAGES, *apart.MESSAGES, *scoring.MESSAGES, *messages)
 
 
 def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
@@ -85,7 +87,7 @@ class Rows:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
-    table: the digest of its table's schema, empty where it has none.
+    table: the digest of its table's schema, empty where it has none. subjects: whom the rows are about.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class Rows:
         schema: str,
         held_out: HeldOut | None = None,
         table: str = "",
+        subjects: Subjects | None = None,
     ) -> None:
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
+        self._subjects = subjects or Subjects()
         self._table, self.prepared = table, Preparation.nothing()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
@@ -121,6 +125,8 @@ class Rows:
                 return answer_moments(contributor, message, {message.what: self._columns(message.what)})
             case AskHistogram():
                 return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
+            case AskApart():
+                return answer_apart(message, self._subjects)
             case Begin():
                 if message.schema != self._schema:
                     raise ParameterError("the server's model has other tensors than the silo's; expected the same")

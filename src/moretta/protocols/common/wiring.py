@@ -17,6 +17,7 @@ from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.lots import Lots
@@ -70,7 +71,17 @@ def enrolment_of(
         rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.batch_size if batch_size is None else batch_size
-    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures, setting.table)
+    # Where silos sum in groups, their server compares all of them by itself.
+    comparison = comparison_of(setting) if members is None else None
+    schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
+    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison)
+
+
+def comparison_of(setting: Setting) -> Comparison | None:
+    """Return what compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
+    if setting.tested is None:
+        return None
+    return Comparison(setting.tested, setting.root("server").derive("test rows"))
 
 
 def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None) -> Contributor:
@@ -106,6 +117,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             augment=setting.augment,
             held_out=held_out_of(protocol, setting, silo),
             table=setting.table,
+            subjects=silo.subjects,
         )
         for silo in setting.here
     }

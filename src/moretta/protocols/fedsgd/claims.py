@@ -17,6 +17,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_ALL,
     ROWS_OF_ALL_IN_A_ROUND,
     SCORES,
+    TEST_ROWS,
     WHO_TAKES_PART,
     around_sums,
     in_the_clear,
@@ -118,6 +119,7 @@ CLAIMS = (
         ),
     ),
     SCORES,
+    *TEST_ROWS,
     *LISTENERS,
     *NOTES,
 )

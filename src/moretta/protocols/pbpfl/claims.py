@@ -22,6 +22,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_A_ROUND,
     SCORES,
     SILO_STATISTICS,
+    TEST_ROWS,
     around_sums,
     by_whom,
     in_the_clear,
@@ -326,6 +327,7 @@ SILO = (
 CLAIMS = (
     *SERVER,
     SCORES,
+    *TEST_ROWS,
     *SILO,
     *LISTENERS,
     Claim(

@@ -1,0 +1,91 @@
+"""Sources whose rows have groups: repeat visits load and train, and a patient of test rows is not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moretta.config import run_files
+from moretta.data.dataset import Dataset
+from moretta.data.sources import load
+from moretta.errors import ParameterError
+from moretta.run.assembly import federation_of
+
+X = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+VISITS = np.array([f"patient {row // 3}" for row in range(90)])
+RUN = """[run]
+name = "visits"
+rounds = 2
+[data]
+source = "visits.npz"
+silos = 3
+{data}
+[model]
+source = "mlp"
+hidden = [4]
+[protocol]
+name = "{protocol}"
+learning-rate = 0.1
+"""
+
+
+def of_rows(dataset: Dataset, rows: np.ndarray) -> set[str]:
+    """The patients of some samples of a data set made of `X`."""
+    return {str(VISITS[np.flatnonzero((row == X).all(axis=1))[0]]) for row in rows}
+
+
+def test_a_patient_is_in_one_part_and_the_silos_know_whose_rows_are_whose(tmp_path: Path) -> None:
+    np.savez(tmp_path / "visits.npz", x=X, y=Y, group=VISITS, id=np.arange(90))
+    dataset = load("visits.npz", base=tmp_path, validation_fraction=0.2)
+    train, test, validation = (of_rows(dataset, x) for _, x, _ in dataset.parts())
+    assert not train & test
+    assert not (train | test) & validation
+    assert dataset.groups is not None
+    assert dataset.groups.tolist() == [VISITS[int(row)] for row in np.asarray(dataset.ids)]
+    np.savez(tmp_path / "t.npz", x_train=X, y_train=Y, x_test=X[:2] + 1, y_test=Y[:2], group_train=VISITS)
+    given = load("t.npz", base=tmp_path, validation_fraction=0.2)
+    assert given.groups is not None
+    assert not set(given.groups) & of_rows(given, given.x_validation)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data"),
+    [
+        ("pbpfl", ""),
+        ("cgd", 'partition = "grid"\ngrid = [3, 2]\n'),
+        ("fedsgd", 'partition = "dirichlet"\nalpha = 5.0'),
+    ],
+)
+def test_repeat_visits_train(protocol: str, data: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "visits.npz", x=X, y=Y, group=np.arange(90) // 3, id=np.arange(90))
+    text = RUN.format(protocol=protocol, data=data)
+    (tmp_path / "run.toml").write_text(text.replace("silos = 3", "silos = 6") if "grid" in data else text)
+    made = federation_of(run_files.load(tmp_path / "run.toml"), None)
+    assert not made.train(2, 1).history[-1]["dropped"]
+    at = [(silo.row or silo.name, set(np.asarray(silo.groups).tolist())) for silo in made.silos]
+    whose = dict(at)
+    assert all(whose[place] == patients for place, patients in at)  # partners of a grid have the same
+    assert sum(map(len, whose.values())) == len(set().union(*whose.values()))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"group_test": VISITS[:12:2]}, "t.npz: group: 6 of 6 test rows have one that training rows have too"),
+        ({"id_train": np.arange(90), "id_test": np.arange(85, 91)}, "id: 5 of 6 test rows have one that training rows"),
+        ({"group_test": VISITS[:5]}, r"group_test: expected one per test row \(6\)"),
+        ({"group_train": VISITS[:5]}, r"t.npz: expected one group per row \(90\)"),
+        ({"id_train": np.zeros(90, int)}, "90 rows have 1 different ids; .*where one person or thing has several rows"),
+    ],
+)
+def test_test_rows_of_a_training_patient_are_refused(
+    arrays: dict[str, np.ndarray], message: str, tmp_path: Path
+) -> None:
+    whole = {"x_train": X, "y_train": Y, "x_test": X[:6] + 1, "y_test": Y[:6], "group_train": VISITS} | arrays
+    np.savez(tmp_path / "t.npz", **whole)
+    with pytest.raises(ParameterError, match=message) as caught:
+        load("t.npz", base=tmp_path)
+    assert "patient" not in str(caught.value).replace("a patient", "")

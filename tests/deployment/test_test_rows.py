@@ -1,0 +1,100 @@
+"""Over many machines: no patient of the server's test rows is trained on, and no patient's visits are split."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loopback import COLUMNS, Machines
+
+from moretta.config import silo_file
+from moretta.deployment import shared_settings as told
+from moretta.errors import ParameterError, RunFailed
+
+pytestmark = pytest.mark.usefixtures("one_process")
+PROTOCOLS = {
+    "fedsgd": 'name = "fedsgd"\nlearning-rate = 0.1',
+    "pbpfl": 'name = "pbpfl"\nlearning-rate = 0.1',
+    "cgd": 'name = "cgd"\nlearning-rate = 0.3\ndelta = 0.1',
+    "baffle": 'name = "baffle"\nk = 4',
+}
+GRID = 'partition = "grid"\ngrid = [1, 2]\nbatch-size = 8'
+
+
+def give(path: Path, **more: Any) -> None:
+    """Add arrays to an .npz file."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **arrays, **more)
+
+
+def rows_of(path: Path) -> int:
+    with np.load(path) as file:
+        return len(file["x"])
+
+
+def machines(folder: Path, protocol: str, tested: str, **settings: Any) -> Machines:
+    """Three sites with visits of their patients, and the server's test rows of `tested`-1, `tested`-2, ..."""
+    many = Machines(folder, PROTOCOLS[protocol], rounds=1, **settings)
+    give(folder / "test.npz", group=[f"{tested}-{row}" for row in range(rows_of(folder / "test.npz"))])
+    for name in many.names:
+        path = folder / name / "rows.npz"
+        owner = "row" if settings.get("data") == GRID else name
+        count = rows_of(path)
+        give(path, group=[f"{owner}-{row // 2}" for row in range(count)], id=[f"{owner}/{row}" for row in range(count)])
+    many.start()
+    return many
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_site_that_trains_on_a_test_patient_is_refused(
+    protocol: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = machines(tmp_path, protocol, "silo-2")
+    rows = rows_of(tmp_path / "silo-2" / "rows.npz")
+    among = min(rows, 2 * rows_of(tmp_path / "test.npz"))
+    with caplog.at_level(logging.INFO, "moretta"), pytest.raises((ParameterError, RunFailed)) as caught:
+        many.serve(tmp_path / "out")
+    many.stop()
+    said = f"{caught.value} {caplog.text}"
+    assert f"{among} of {rows} training rows have groups that the server's test rows ([data] test) have too" in said
+    assert "silo-2-" not in said
+
+
+def test_partners_with_the_labels_in_one_row_are_compared(tmp_path: Path) -> None:
+    many = machines(tmp_path, "cgd", "row", data=GRID)
+    with pytest.raises((ParameterError, RunFailed), match="training rows have groups that the server's test rows"):
+        many.serve(tmp_path / "out")
+    many.stop()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_other_patients_train(protocol: str, tmp_path: Path) -> None:
+    many = machines(tmp_path, protocol, "nobody", extra='[secure-aggregation]\nscheme = "none"' * (protocol == "pbpfl"))
+    result = many.serve(tmp_path / "out")
+    many.stop()
+    assert not result.history[-1]["dropped"]
+    assert not any("nobody" in path.read_text(errors="replace") for path in (tmp_path / "out").glob("*.json"))
+    assert json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+@pytest.mark.parametrize("key", ["group", "id"])
+def test_a_site_holds_back_whole_patients(key: str, tmp_path: Path) -> None:
+    many = Machines(tmp_path)
+    path = tmp_path / "silo-1" / "rows.npz"
+    patients = [f"patient {row // 3}" for row in range(rows_of(path))]
+    give(path, **{key: patients})
+    settings = tmp_path / "silo-1" / "silo.toml"
+    settings.write_text(settings.read_text() + "test-fraction = 0.3\n")
+    silos, _ = told.silos_at(many.run_file, silo_file.load(settings))
+    (mine,) = (silo for silo in silos if not silo.remote)
+    kept = mine.groups if key == "group" else mine.ids
+    assert kept is not None and mine.held_out is not None  # noqa: PT018
+    assert mine.x.shape == (len(kept), COLUMNS)
+    assert len(kept) + len(mine.held_out[0]) == len(patients)
+    assert all(patients.count(one) == kept.tolist().count(one) for one in kept)
+    assert abs(len(mine.held_out[0]) - 0.3 * len(patients)) <= 3

@@ -1,0 +1,122 @@
+"""The comparison of silos' training rows with the server's test rows: what is refused, what is sent, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from moretta import BAFFLE, Engine, Federation, FedSGD, Silo
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Stamp
+from moretta.contract.roles import Aborted, Ask, Reason, no_phase
+from moretta.data.silo import Subjects
+from moretta.engines.in_process import InProcess
+from moretta.errors import ParameterError
+from moretta.protocols.common import apart
+from moretta.protocols.common.apart import AskApart, Comparison, answer_apart
+from moretta.protocols.common.training import Training
+
+KEY = bytes(range(32))
+
+
+class Comparing:
+    """A silo that knows nothing but whom its rows are about."""
+
+    def __init__(self, own: Subjects) -> None:
+        self.phase, self.own = no_phase, own
+
+    def answer(self, message: Message) -> Message:
+        assert isinstance(message, AskApart)
+        return answer_apart(message, self.own)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: object) -> None:
+        pass
+
+
+def compare(comparison: Comparison, silos: dict[str, Subjects]) -> tuple[Aborted | None, list[Ask]]:
+    engine = InProcess({name: Comparing(own) for name, own in silos.items()}, Codec(apart.MESSAGES), strict=True)
+    exchange, replies, asked = comparison.run(Stamp("run", 1, 0), list(silos)), None, list[Ask]()
+    while True:
+        try:
+            ask = exchange.send(replies)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return end.value, asked
+        asked.append(ask)
+        replies = engine.deliver(ask)
+
+
+def people(*names: object) -> np.ndarray:
+    return np.array(names).astype(np.str_)
+
+
+@pytest.mark.parametrize(
+    ("own", "count"),
+    [
+        (Subjects(people("a", "b")), None),
+        (Subjects(people("a", "T1", "T2", "T3")), "3 of 4 training rows have ids that"),
+        (Subjects(groups=people("x", "y", "G", "G", "G")), "3 of 5 training rows have groups that"),
+        (Subjects(people("a"), people("G")), "1 of 1 training rows have groups that"),
+        (Subjects(people("G"), people("T1")), None),  # ids are compared with ids, and groups with groups
+        (Subjects(), None),
+        (Subjects(people("\ud800", "t1")), None),
+    ],
+)
+def test_a_silo_with_test_rows_among_its_own_is_refused(own: Subjects, count: str | None) -> None:
+    comparison = Comparison(Subjects(people("T1", "T2", "T3"), people("G", "G", "H")), KEY)
+    aborted, asked = compare(comparison, {"north": own, "south": Subjects(people("b", "c"))})
+    assert len(asked) == 1
+    if count is None:
+        assert aborted is None
+        assert compare(comparison, {"north": own})[1] == []  # once a silo
+        return
+    assert aborted is not None
+    assert list(aborted.missing) == ["north"]
+    assert aborted.missing["north"].reason is Reason.BAD_INPUT
+    assert count in aborted.missing["north"].detail
+    assert not any(name in aborted.missing["north"].detail.split() for name in ("T1", "T2", "T3", "G"))
+    assert list(compare(comparison, {"north": own, "south": Subjects()})[1][0].messages) == ["north"]  # asked again
+
+
+@pytest.mark.parametrize("tested", [Subjects(), Subjects(people())])
+def test_without_ids_nothing_is_sent(tested: Subjects) -> None:
+    assert compare(Comparison(tested, KEY), {"north": Subjects(people("a"))}) == (None, [])
+
+
+def test_only_digests_under_the_runs_key_are_sent() -> None:
+    def sent(ids: Sequence[object], key: bytes = KEY) -> AskApart:
+        (ask,) = compare(Comparison(Subjects(people(*ids)), key), {"north": Subjects()})[1]
+        message = ask.messages["north"]
+        assert isinstance(message, AskApart)
+        return message
+
+    one, other = sent(["anna", "bert", "anna"]), sent(["bert", "anna"])
+    assert one.ids.shape == (2, 16)
+    assert not one.groups.size
+    assert one.ids.tobytes() == other.ids.tobytes()  # neither order nor number of rows
+    fresh = sent(["anna", "bert"], b"another key of thirty-two bytes.")
+    assert not {row.tobytes() for row in one.ids} & {row.tobytes() for row in fresh.ids}
+    assert "key: bytes" in repr(one)
+    assert KEY.hex() not in repr(one)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "engine"),
+    [(FedSGD(), Engine()), (BAFFLE(k=2), Engine()), (BAFFLE(k=2), Engine(edge=("south",)))],
+    ids=["by PyTorch", "by arrays", "by ONNX"],
+)
+def test_every_kind_of_silo_answers(protocol: Training, engine: Engine) -> None:
+    x, y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.array([0, 1] * 3)
+    silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
+    made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
+    tested = Federation.of(made.spec, made.model, silos, test=(x, y), tested=Subjects(groups=people("south1")))
+    with pytest.raises(ParameterError, match="south: 2 of 6 training rows have groups that the server's test rows"):
+        tested.train(1)
+    others = Federation.of(made.spec, made.model, silos, test=(x, y), tested=Subjects(groups=people("west")))
+    assert not others.train(1).history[-1]["dropped"]
