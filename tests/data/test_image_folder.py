@@ -141,6 +141,14 @@ def test_rows_classes_and_ids_are_those_of_the_table(tmp_path: Path) -> None:
     assert (len(data.x_train), len(data.x_test)) == (16, 4)
 
 
+def test_a_patient_is_on_one_side(tmp_path: Path) -> None:
+    data = dataset(tmp_path, group_column="patient", test_fraction=0.3)
+    assert data.groups is not None
+    trained = {round(float(x[0, 0, 0]) * 255) // 2 for x in data.x_train}
+    assert {f"p{patient}" for patient in trained} == set(data.groups)
+    assert not trained & {round(float(x[0, 0, 0]) * 255) // 2 for x in data.x_test}
+
+
 def test_more_than_memory_is_lazy_and_the_same(tmp_path: Path) -> None:
     args = tmp_path / "scans", scans(tmp_path), ImageForm(), NAMED
     there, lazy = (read_labelled(*args, in_memory=size) for size in (20 * 64, 20 * 64 - 1))
