@@ -337,7 +337,7 @@ def test_spacing_that_cannot_be_made(tmp_path: Path, name: str, sentence: str) -
             {"target": "lable"},
             'labels.csv has no column "lable" for the target; did you mean',
         ),
-        ("file,label", ["a.png,", "b.png,1", "c.png,2"], {}, "column 'label' has no target in 1 of 3 rows .*row 1"),
+        ("file,label", ["a.png,", "b.png,1", "c.png,2"], {}, "column 'label' is the target and lacks values in 1 of 3"),
         ("file,who,label", ["a.png,,1", "b.png,b,2"], {"group_column": "who"}, "column 'who' has no value in 1 of 2"),
         ("label,file", ["1,a.png"], {}, "file, id-column, group-column and the target must be different columns"),
         ("file,label", ["a.png,1"], {"id_column": "label"}, 'must be different columns, and "label" is the target'),

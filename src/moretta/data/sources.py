@@ -17,7 +17,7 @@ from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
-from moretta.data.tables.inference import Encoding, Missing, Task, Wanted, infer, infer_labels
+from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer, infer_labels
 from moretta.data.tables.rows import encode
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
@@ -98,7 +98,7 @@ def load(
         return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
-    wanted = Wanted(target, task, id_column, encoding or "one-hot", missing)
+    wanted = Hints(target, task, id_column, encoding or "one-hot", missing)
     if folder:
         image = ImageForm(image_size, channels, window, spacing)
         names = None if labels is None else base / labels
@@ -115,7 +115,7 @@ def load(
     )
 
 
-def _table(path: Path, schema: Schema | None, wanted: Wanted, form: Format, wish: Wish) -> Dataset:
+def _table(path: Path, schema: Schema | None, wanted: Hints, form: Format, wish: Wish) -> Dataset:
     columns = read_columns(path, form)
     found = schema or infer(columns, wanted, path.name, form)
     return from_table(encode(columns, found, path.name, form), found, wish)
@@ -138,7 +138,7 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish
         )
     # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()
-    wanted = Wanted(target or "y", encoding=encoding, missing=wish.missing, drop=drop)
+    wanted = Hints(target or "y", encoding=encoding, missing=wish.missing, drop=drop)
     return _table(file, None, wanted, Format(), wish)
 
 
@@ -193,7 +193,7 @@ def _image_folder(
     labels: Path | None,
     image: ImageForm,
     schema: Schema | None,
-    wanted: Wanted,
+    wanted: Hints,
     group_column: str | None,
     form: Format,
     wish: Wish,

@@ -15,7 +15,7 @@ from moretta.contract.messages import Array
 from moretta.data.checks import as_features, check_finite
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.tables.files import Format, is_table, read_columns
-from moretta.data.tables.rows import encode
+from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
@@ -112,6 +112,9 @@ def _arrays(path: Path, model: FinishedModel) -> _Rows:
         raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
     pixels = model.source in SETS and arrays["x"].dtype == np.uint8
     x = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
+    schema = _of_arrays(model)
+    if schema is not None and x.ndim == 2 and x.shape[1] == len(schema.features) < len(model.columns):
+        x = expansion_of(schema).apply(x)  # with marks of what is absent
     names = arrays.get("id")
     if names is not None and names.shape != (len(x),):
         raise ParameterError(f"{path}: expected one id a row, {len(x)}; got {list(names.shape)}")
@@ -119,17 +122,24 @@ def _arrays(path: Path, model: FinishedModel) -> _Rows:
 
 
 def _table(path: Path, model: FinishedModel, form: Format) -> _Rows:
-    schema = model.table
-    if schema is None:  # trained on arrays, whose columns have names perhaps
-        if not model.columns:
-            raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
-        blanks = "mean" if model.fills_absent else "refuse"
-        schema = Schema(columns={name: Number(blanks=blanks) for name in model.columns})
+    schema = model.table or _of_arrays(model)
+    if schema is None:
+        raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
     read = encode(read_columns(path, form), schema, path.name, form, labelled=False, training=False)
     named, names = schema.name_of("id"), read.ids
     if names is None:
         named, names = schema.name_of("group"), read.groups
     return _Rows(read.x, named or "", names)
+
+
+def _of_arrays(model: FinishedModel) -> Schema | None:
+    """Return what the columns of arrays mean that have names; their marks of absence are columns too."""
+    names = [name for name in model.columns if f"{name}={ABSENT_CATEGORY}" in model.columns or "=" not in name]
+    if not names:
+        return None
+    marked = {name: "indicator" for name in names if f"{name}={ABSENT_CATEGORY}" in model.columns}
+    blanks = "mean" if model.fills_absent else "refuse"
+    return Schema(columns={name: Number(blanks=marked.get(name, blanks)) for name in names})
 
 
 def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None:

@@ -135,7 +135,7 @@ class Id(Section):
     kind: Literal["id"] = "id"
 
 
-class Group(Section):
+class Grouping(Section):
     """Whom rows are about, such as a patient with several visits; no input of the model."""
 
     kind: Literal["group"] = "group"
@@ -170,7 +170,7 @@ class Target(Section):
 
 
 ColumnKind = Annotated[
-    Number | Category | Ordered | Date | Id | Group | File | Target | Drop, Field(discriminator="kind")
+    Number | Category | Ordered | Date | Id | Grouping | File | Target | Drop, Field(discriminator="kind")
 ]
 Feature = Number | Category | Ordered | Date
 KINDS = ("number", "category", "ordered", "date", "id", "group", "file", "target", "drop")
