@@ -1,6 +1,7 @@
 """How much memory it takes to train on a folder of images that come to more than that, and how long reading takes.
 
-A folder is generated, and `moretta train` runs on it in a process of its own, whose peak of resident memory is measured.
+A folder is generated, and `moretta train` runs on it in a process of its own; measured is that process's peak of
+resident memory.
 """
 
 from __future__ import annotations

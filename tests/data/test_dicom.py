@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cli import call
 
 from moretta.data.images.dicom import TAGS, is_dicom, read_dicom
 from moretta.errors import ParameterError
@@ -181,3 +182,40 @@ def test_tags_of_the_patient_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> 
     assert {element.keyword for element in found} <= {*TAGS, "SpecificCharacterSet"}
     assert PATIENT not in str(found)
     assert "PAT-0042" not in repr(found)
+
+
+RUN = """
+[run]
+rounds = 2
+record-views = true
+[data]
+source = "image-folder"
+path = "scans"
+labels = "labels.csv"
+window = [40, 400]
+silos = 2
+batch-size = 2
+[model]
+source = "mlp"
+hidden = [3]
+[protocol]
+name = "fedsgd"
+"""
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_nothing_of_the_patient_is_in_what_a_run_says_or_writes(tmp_path: Path, broken: bool) -> None:
+    (tmp_path / "scans").mkdir()
+    for number in range(12):
+        (tmp_path / "scans" / f"{number}.dcm").write_bytes(dicom(CT + np.int16(50 * number)))
+    if broken:
+        (tmp_path / "scans" / "7.dcm").write_bytes(dicom(PixelData=b"\1\2"))
+    lines = (f"{number}.dcm,{number % 2}" for number in range(12))
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *lines, ""]))
+    (tmp_path / "run.toml").write_text(RUN)
+    done = call("train", tmp_path / "run.toml", "--out", tmp_path / "out", "--json")
+    assert done.code == (2 if broken else 0), done.err
+    said = [(done.out + done.err).encode(), *(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())]
+    assert len(said) == 1 if broken else len(said) > 5
+    for content in said:
+        assert not any(word in content for word in (b"Rossi", b"Lucia", b"PAT-0042", b"19420131"))

@@ -172,8 +172,8 @@ class RunFile(Section):
         """Raise ParameterError unless what the rows at sites are like is said once: by a schema, or by shapes."""
         data = self.data
         if self.table is not None and self.table.name_of("file") is not None and data.at_sites:
-            self._check_images()
-        elif self.table is not None:
+            return self._check_images()
+        if self.table is not None:
             if data.inputs or data.classes or data.outputs or data.missing != "error":
                 raise ParameterError(
                     "[data] inputs, classes, outputs and missing follow from the schema of the table; remove them"

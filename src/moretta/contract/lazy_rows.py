@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 
-BLOCK_BYTES = 1 << 24  # of the rows of a block
+BLOCK_BYTES = 1 << 22  # of the rows of a block
 CHECKED_BYTES = 1 << 28  # from so many on it is looked whether rows fit into memory
 COPIES = 2  # of rows that are loaded: as they are, and as a tensor
 
@@ -121,7 +121,7 @@ class LazyColumns:
 
 
 def block_rows(x: Array | LazyRows) -> int:
-    """Return how many rows of x make a block: those of 16 MiB, at least one."""
+    """Return how many rows of x make a block: those of 4 MiB, at least one."""
     return max(1, BLOCK_BYTES // max(1, math.prod(x.shape[1:]) * x.dtype.itemsize))
 
 

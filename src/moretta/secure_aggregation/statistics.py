@@ -44,7 +44,8 @@ LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
-BLOCK = 1 << 14  # rows that are added up at once
+BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have many columns:
+BLOCK_NUMBERS = 1 << 20
 MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
@@ -273,10 +274,11 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
     """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
     if not len(matrix):
         raise ParameterError(f"`{what}`: expected at least one row")
-    blocks, good = np.empty((-(-len(matrix) // BLOCK), matrix.shape[1])), np.ones(matrix.shape[1], np.bool_)
+    step = min(BLOCK, max(1, BLOCK_NUMBERS // max(1, matrix.shape[1])))
+    blocks, good = np.empty((-(-len(matrix) // step), matrix.shape[1])), np.ones(matrix.shape[1], np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # both are checked below
         for number in range(len(blocks)):
-            values = matrix[number * BLOCK : (number + 1) * BLOCK]
+            values = matrix[number * step : (number + 1) * step]
             block, absent = (values - center) ** order, np.isnan(values)
             good &= ~(np.isinf(values) if what == MAY_LACK else np.isinf(values) | absent).any(axis=0)
             block[absent] = 0.0

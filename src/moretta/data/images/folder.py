@@ -30,7 +30,7 @@ from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
 from moretta.data.tables.files import Column, Format, read_columns
 from moretta.data.tables.rows import encode, words_of
 from moretta.data.tables.schema import Schema
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, UnreadableRow
 
 FOLDER = "image-folder"  # the source's name
 FILE = "file"  # the column of paths, where no schema names another
@@ -152,10 +152,13 @@ class _Images:
         return self.decoded(number, content)
 
     def again(self, number: int) -> Pixels:
-        """Return a sample of a file that must be what it was."""
-        content = self.content(number)
+        """Return a sample of a file that must be what it was. Raises UnreadableRow where it is not."""
+        try:
+            content = self.content(number)
+        except ParameterError as error:
+            raise UnreadableRow(str(error)) from None
         if hashlib.sha256(content).digest() != self._digests[number]:
-            raise ParameterError(
+            raise UnreadableRow(
                 f"{self._said[number]}: the file has changed since the run began; put it back, or begin the run anew"
             )
         return self.decoded(number, content)

@@ -115,7 +115,7 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
     was_training = model.training
     model.eval()
-    outputs = torch.cat([model(chunk) for chunk in chunks(inputs)])
+    outputs = torch.cat(list(map(model, chunks(inputs))))  # unlike a loop, map holds no chunk while the next is made
     model.train(was_training)
     return outputs
 
