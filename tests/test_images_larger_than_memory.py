@@ -57,8 +57,7 @@ def test_memory_grows_by_blocks_and_not_by_the_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
-        env=os.environ
-        | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # so that the peak is what was held
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # so that the peak is what was held
         capture_output=True,
         text=True,
         check=False,

@@ -67,6 +67,8 @@ RECORDS = [
     record(dropped=LATE, protocol={"blind": False, "local-epochs": 1}),
     record(silos=2, protocol={"local-epochs": 1}),
     record(secure={"scheme": "none"}, protocol={"local-epochs": 1}),
+    record(data={"missing": "mean"}),
+    record(columns={"age": {"kind": "number", "blanks": "median", "range": [0, 120]}, "ward": {"kind": "category"}}),
     record(protocol={"local-epochs": 1}, **{"secure-aggregation": {"weights": "public", "roster": "roster.toml"}}),
 ]
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from moretta.commands.terminal import screen
 from moretta.config import run_files
+from moretta.data.tables.description import lines_of
 from moretta.errors import MorettaError, RunFailed
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool) -> R
     from moretta.run.assembly import federation_of
 
     federation = federation_of(run_file, folder)
+    if federation.table is not None:
+        for line in lines_of(federation.table):
+            screen.print(line, markup=False, highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

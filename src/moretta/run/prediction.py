@@ -22,6 +22,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.enrolment import prepared
 from moretta.protocols.common.modules import outputs_of
 from moretta.run import finished
+from moretta.run.evaluation import probabilities
 from moretta.run.finished import FinishedModel
 
 
@@ -69,23 +70,6 @@ def predict(
         ) from error
     _write(out, outputs, given, found)
     return outputs.shape[0], outputs.shape[1]
-
-
-def probabilities(outputs: Array, loss: str) -> NDArray[np.float64]:
-    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
-
-    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
-    [0, 1]: it is cut to that, and rows of several are divided by their sum.
-    """
-    wide = outputs.astype(np.float64)
-    if loss == "cross-entropy":
-        shifted = np.exp(wide - wide.max(axis=1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
-    cut = np.clip(wide, 0.0, 1.0)
-    if cut.shape[1] == 1:
-        return np.concatenate([1.0 - cut, cut], axis=1)
-    total = cut.sum(axis=1, keepdims=True)
-    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
 
 
 def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:

@@ -199,6 +199,11 @@ class Schema(Section):
             )
         return self
 
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Read a schema from a TOML file; see `load`."""
+        return load(Path(path))
+
     @property
     def features(self) -> dict[str, Feature]:
         """The columns that become inputs of the model, in order."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from moretta.protocols.common.claims import Claim, Record, setting, under
 from moretta.protocols.common.shared_claims import (
+    ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
     DIFFERENCES_OF_TOTALS,
     LABELS_OF_OTHERS,
@@ -74,6 +75,7 @@ CLAIMS = (
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
     SCORES,
+    *ABSENT_VALUES,
     *TEST_ROWS,
     Claim(
         "silo",

@@ -13,6 +13,7 @@ from moretta.protocols.common.claims import (
     under,
 )
 from moretta.protocols.common.shared_claims import (
+    ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
@@ -327,6 +328,7 @@ SILO = (
 CLAIMS = (
     *SERVER,
     SCORES,
+    *ABSENT_VALUES,
     *TEST_ROWS,
     *SILO,
     *LISTENERS,
