@@ -110,6 +110,8 @@ def test_a_folder_larger_than_memory_trains_to_the_same_bytes(here: Path, monkey
 def test_nothing_that_a_run_writes_says_whom_images_are_about(here: Path) -> None:
     done = call("train", "run.toml", "--out", "out", "--json")
     assert done.code == 0, done.err
+    assert "images (file): file" in done.err
+    assert "target: finding, classes clear, nodule" in done.err
     assert "Rossi" not in done.out + done.err
     written = [path for path in (here / "out").rglob("*") if path.is_file()]
     assert len(written) > 5
