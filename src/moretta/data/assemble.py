@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
+from moretta.data.images.folder import LabelledImages
 from moretta.data.images.sets import scaled
 from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
@@ -33,18 +35,12 @@ class Wish:
 
 def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
     """A table that was read by its schema, split by the wished fractions."""
-    task: Task = wish.task or ("classification" if table.classes else "regression")
-    if task == "classification" and not table.classes:
-        raise ParameterError(
-            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
-        )
-    classes = len(table.classes) if task == "classification" else None
-    y = rows.y
+    y, task, classes = _targets_of(rows.y, table, wish)
     expansion = expansion_of(table)
     return split_rows(
         wish,
         rows.x,
-        y if classes else as_targets(y, wish.name, "regression")[0],
+        y,
         task,
         classes,
         feature_names=expansion.names,
@@ -55,6 +51,35 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         column_rules=rules_of(table),
         table=table,
     )
+
+
+def from_images(images: LabelledImages, table: Schema, wish: Wish) -> Dataset:
+    """Images that a table with this schema names, split by the wished fractions."""
+    y, task, classes = _targets_of(images.y, table, wish)
+    return split_rows(
+        wish,
+        images.x,
+        y,
+        task,
+        classes,
+        class_names=table.classes if classes else (),
+        table=table,
+        ids=images.ids,
+        groups=images.groups,
+        standardise=False,
+    )
+
+
+def _targets_of(y: Array, table: Schema, wish: Wish) -> tuple[Array, Task, int | None]:
+    """Return targets as wished, or as the schema has them: what they are, the task, and how many classes there are."""
+    task: Task = wish.task or ("classification" if table.classes else "regression")
+    if task == "classification" and not table.classes:
+        raise ParameterError(
+            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+        )
+    if task == "classification":
+        return y, task, len(table.classes)
+    return as_targets(y, wish.name, "regression")
 
 
 def split_rows(
@@ -85,11 +110,11 @@ def split_rows(
     return Dataset(
         name=wish.name,
         task=task,
-        x_train=x[train],
+        x_train=taken(x, train),
         y_train=y[train],
-        x_test=x[test],
+        x_test=taken(x, test),
         y_test=y[test],
-        x_validation=x[validation],
+        x_validation=taken(x, validation),
         y_validation=y[validation],
         classes=classes,
         feature_names=feature_names,
