@@ -74,13 +74,14 @@ class Run(Section):
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
-    "encoding", "image_size",
+    "encoding", "image_size", "labels", "group_column", "channels",
 )  # fmt: skip
 
 
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
 NOT_OF_FILES = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
+    "labels", "group_column", "channels", "window", "spacing",
     *(name for name in OF_SITES if name != "test"),
 )  # fmt: skip
 
@@ -140,7 +141,14 @@ class Data(Section):
         [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
         needs one.
     separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
-    image_size: of "office-home", the pixels of a side of its square images; None is 64.
+    image_size: the pixels of a side of the square images of "office-home", where None is 64, and of "image-folder",
+        where None takes them as they are.
+    labels: of "image-folder", the .csv file that names files below `path` in its column "file", and their targets.
+    group_column: of "image-folder", the column of `labels` that says whom an image is about.
+    channels: of "image-folder", 1 for grey images and 3 for coloured ones; None: as all of them are.
+    window: of DICOM images, center and width of the values that become 0 to 1; None: as each file says.
+    spacing: of DICOM images, the mm from pixel to pixel that they are resampled to; None: as they are. Of rows at sites
+        too, as are `window` and the shape in `inputs`.
     standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
         those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
@@ -178,6 +186,11 @@ class Data(Section):
     file_encoding: Annotated[Words, SERVER] = "utf-8"
     absent: Annotated[tuple[Words, ...], SERVER] = ()
     image_size: PositiveInt | None = None
+    labels: Path | None = None
+    group_column: Words | None = None
+    channels: Literal[1, 3] | None = None
+    window: tuple[float, float] | None = None
+    spacing: Positive | None = None
     standardise: bool | tuple[Words, ...] | None = None
     augment: Literal["none", "crop-flip"] = "none"
     inputs: tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]] | None = None
@@ -224,6 +237,15 @@ class Data(Section):
         if isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
             return tuple(value)
         raise ValueError("how many row parts and column parts, for example [2, 2]")
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _is_a_window(cls, value: object) -> tuple[float, float] | None:
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value):
+            return tuple(value)
+        raise ValueError("the center and the width of the values to be shown, for example [40, 400]")
 
     @field_validator("columns", mode="before")
     @classmethod

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
+from moretta.data.images.folder import LabelledImages
 from moretta.data.images.sets import scaled
 from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
@@ -33,13 +35,8 @@ class Wish:
 
 def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | None = None) -> Dataset:
     """A table that was read by its schema, split by the wished fractions; domain: [rows], split in proportion too."""
-    task: Task = wish.task or ("classification" if table.classes else "regression")
-    if task == "classification" and not table.classes:
-        raise ParameterError(
-            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
-        )
-    classes = len(table.classes) if task == "classification" else None
-    y, parts = rows.y, None
+    y, task, classes = _targets_of(rows.y, table, wish)
+    parts = None
     if domain is not None:
         strata = np.unique(domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
         test, validation, train = split(strata, (wish.test, wish.validation), wish.seed, wish.name, rows.groups)
@@ -48,7 +45,7 @@ def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | No
     return split_rows(
         wish,
         rows.x,
-        y if classes else as_targets(y, wish.name, "regression")[0],
+        y,
         task,
         classes,
         feature_names=expansion.names,
@@ -61,6 +58,35 @@ def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | No
         table=table,
         parts=parts,
     )
+
+
+def from_images(images: LabelledImages, table: Schema, wish: Wish) -> Dataset:
+    """Images that a table with this schema names, split by the wished fractions."""
+    y, task, classes = _targets_of(images.y, table, wish)
+    return split_rows(
+        wish,
+        images.x,
+        y,
+        task,
+        classes,
+        class_names=table.classes if classes else (),
+        table=table,
+        ids=images.ids,
+        groups=images.groups,
+        standardise=False,
+    )
+
+
+def _targets_of(y: Array, table: Schema, wish: Wish) -> tuple[Array, Task, int | None]:
+    """Return targets as wished, or as the schema has them: what they are, the task, and how many classes there are."""
+    task: Task = wish.task or ("classification" if table.classes else "regression")
+    if task == "classification" and not table.classes:
+        raise ParameterError(
+            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+        )
+    if task == "classification":
+        return y, task, len(table.classes)
+    return as_targets(y, wish.name, "regression")
 
 
 def split_rows(
@@ -91,11 +117,11 @@ def split_rows(
     return Dataset(
         name=wish.name,
         task=task,
-        x_train=x[train],
+        x_train=taken(x, train),
         y_train=y[train],
-        x_test=x[test],
+        x_test=taken(x, test),
         y_test=y[test],
-        x_validation=x[validation],
+        x_validation=taken(x, validation),
         y_validation=y[validation],
         classes=classes,
         feature_names=feature_names,

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.wording import check_choice
 from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
@@ -92,7 +93,7 @@ def distribute(
         )
         shards = tuple(
             replace(
-                _owned(dataset, name, dataset.x_train[rows], dataset.y_train[rows]),
+                _owned(dataset, name, taken(dataset.x_train, rows), dataset.y_train[rows]),
                 ids=None if dataset.ids is None else dataset.ids[rows],
                 groups=None if dataset.groups is None else dataset.groups[rows],
             )

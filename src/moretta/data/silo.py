@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import blocks, taken
 from moretta.data.layout import SampleLayout, Samples, is_mask, pack, packed_as
 from moretta.errors import ParameterError
 
@@ -106,7 +107,7 @@ def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
         return silo
     ids, groups = (None if one is None else one[order] for one in (silo.ids, silo.groups))
     y = silo.y[order] if len(silo.y) else silo.y
-    return replace(silo, x=silo.x[order], y=y, ids=ids, groups=groups)
+    return replace(silo, x=taken(silo.x, order), y=y, ids=ids, groups=groups)
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:
@@ -114,7 +115,9 @@ def rows_digest(silos: Sequence[Silo]) -> str:
     found = hashlib.sha256()
     for silo in silos:
         for array in (silo.x, silo.y):
-            found.update(f"{silo.name}:{array.dtype}{array.shape}:".encode() + np.ascontiguousarray(array).tobytes())
+            found.update(f"{silo.name}:{array.dtype}{array.shape}:".encode())
+            for block in blocks(array):
+                found.update(np.ascontiguousarray(block).data)
     return found.hexdigest()
 
 

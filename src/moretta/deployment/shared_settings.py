@@ -21,8 +21,10 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
+from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.result import Alignment
 from moretta.data.grid import GRIDS
+from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo, Subjects
 from moretta.data.silo_files import table_of_part, table_parts
@@ -164,7 +166,8 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     if wanted.table is not None and mine.columns:
         wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
-    read = read_rows(site.data.source, wanted, f"silo `{name}`", form=site.data.form, base=site.base)
+    of = site.data
+    read = read_rows(of.source, wanted, f"silo `{name}`", form=of.form, path=of.path, labels=of.labels, base=site.base)
     mine = replace(mine, x=read.x, y=read.y, ids=read.ids, groups=read.groups, remote=False)
     silos[name] = _holding_back(_in_order(mine, site), site.data.test_fraction)
     return list(silos.values()), read.names
@@ -197,8 +200,8 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
     together = silo.ids if silo.groups is None else silo.groups
     held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction", together)
     ids, groups = (None if one is None else one[kept] for one in (silo.ids, silo.groups))
-    held_out = silo.x[held], silo.y[held]
-    return replace(silo, x=silo.x[kept], y=silo.y[kept], ids=ids, groups=groups, held_out=held_out)
+    held_out = taken(silo.x, held), silo.y[held]
+    return replace(silo, x=taken(silo.x, kept), y=silo.y[kept], ids=ids, groups=groups, held_out=held_out)
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:
@@ -258,6 +261,9 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
             raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
         classes, rules = len(table.classes) or None, rules_of(table)
         outputs = None if classes else 1
+        if data.inputs is not None:  # images, as `RunFile` has seen to
+            image = ImageForm(data.shape[1], data.shape[0], data.window, data.spacing)
+            return ExpectedRows(data.shape, False, classes, outputs, table=table, image=image)
         return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
@@ -325,5 +331,8 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     data = run_file.data
     if data.test is None:
         return None, None
-    rows = read_rows(data.test, _wanted(run_file), "[data] test", form=data.form, base=run_file.base)
+    wanted = _wanted(run_file)
+    if wanted.image is not None:  # a server's own images come as arrays, made as it likes
+        wanted = replace(wanted, table=None, image=None)
+    rows = read_rows(data.test, wanted, "[data] test", form=data.form, base=run_file.base)
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
@@ -194,6 +195,8 @@ class Federation:
         column_rules: ColumnRules | None,
     ) -> None:
         """Check what stands beside the settings against them and each other, and keep it."""
+        if not spec.batch_size:  # every round uses all of a silo's rows
+            silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
         self.spec, self.silos = spec, silos
         self.out, self.table = out, table
         self.feature_names = feature_names or (() if table is None else expansion_of(table).names)
@@ -320,7 +323,7 @@ class Federation:
             rules = ColumnRules.alike(columns)
             rules.scaled[self.layout.standardised] = True
             return rules
-        if given is None and self.table is not None:
+        if given is None and self.table is not None and self.table.features:
             given = rules_of(self.table)
         if given is None:
             return ColumnRules.alike(columns, scaled=scaled, fill="none" if self.spec.missing == "error" else "mean")
@@ -430,7 +433,7 @@ class Federation:
 
         columns: which x has, where they are split; empty for all.
         """
-        if x.dtype.kind != "f":
+        if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
             return
         wrong = ~np.isfinite(x)
         if self.column_rules.may_lack:

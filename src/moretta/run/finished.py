@@ -50,7 +50,7 @@ class FinishedModel:
     @property
     def expansion(self) -> Expansion | None:
         """How coded rows of its table become inputs; None for arrays."""
-        return None if self.table is None else expansion_of(self.table)
+        return None if self.table is None or not self.table.features else expansion_of(self.table)
 
 
 def load(

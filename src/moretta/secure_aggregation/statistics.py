@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError
@@ -43,7 +44,8 @@ LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
-BLOCK = 1 << 14  # rows that are added up at once
+BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have many columns:
+BLOCK_NUMBERS = 1 << 20
 MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
 ALL = np.empty(0, np.int64)  # columns
@@ -230,7 +232,7 @@ def answer_histogram(
 
     Raises `moretta.errors.PeerError` for columns that the matrix has not.
     """
-    matrix = _named(message.what, columns)
+    matrix = loaded(_named(message.what, columns))
     if matrix.ndim != 2 or not 0 <= int(message.columns.min()) <= int(message.columns.max()) < matrix.shape[1]:
         raise PeerError(f"`{message.what}`: expected indices of its columns, got others")
     counts = np.zeros((len(message.columns), BINS), np.int64)
@@ -295,15 +297,17 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
     """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
     if not len(matrix):
         raise ParameterError(f"`{what}`: expected at least one row")
-    blocks = np.empty((-(-len(matrix) // BLOCK), matrix.shape[1]))
+    step = min(BLOCK, max(1, BLOCK_NUMBERS // max(1, matrix.shape[1])))
+    blocks, good = np.empty((-(-len(matrix) // step), matrix.shape[1])), np.ones(matrix.shape[1], np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # both are checked below
         for number in range(len(blocks)):
-            block = (matrix[number * BLOCK : (number + 1) * BLOCK] - center) ** order
-            block[np.isnan(matrix[number * BLOCK : (number + 1) * BLOCK])] = 0.0  # absent
+            values = matrix[number * step : (number + 1) * step]
+            block, absent = (values - center) ** order, np.isnan(values)
+            good &= ~(np.isinf(values) if what == MAY_LACK else np.isinf(values) | absent).any(axis=0)
+            block[absent] = 0.0
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
         magnitude = np.abs(blocks).sum(axis=0)
-    good = ~np.isinf(matrix) if what == MAY_LACK else np.isfinite(matrix)
-    _refuse(what, np.logical_and.reduce(good, axis=0), ParameterError("a missing or infinite value"))
+    _refuse(what, good, ParameterError("a missing or infinite value"))
     _refuse(what, magnitude < LARGEST, RangeError("values too large to be summed (2^118 and more)"))
     return [math.fsum(column) for column in blocks.T.tolist()]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
 from moretta.data.layout import SampleLayout
@@ -153,7 +154,7 @@ def edge_client(
     def root() -> SecretRoot:
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, name)
 
-    recipe, privacy, (x, y) = protocol.recipe(rounds), protocol.privacy, rows
+    recipe, privacy, x, y = protocol.recipe(rounds), protocol.privacy, loaded(rows[0]), rows[1]
     sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
     credentials = secure.credentials(name, roster)
     keys = None if insecure is None else root()

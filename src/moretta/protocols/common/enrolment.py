@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.data.layout import SampleLayout
@@ -40,6 +41,7 @@ from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.augmentation import crop_and_flip
 from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
 from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.targets import encode
@@ -61,7 +63,15 @@ _LATE = Missing(
 
 def prepared(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype) -> Tensor:
     """Return inputs prepared (`Preparation.apply`), as a tensor of its own."""
-    return torch.tensor(preparation.apply(x, _numpy(dtype)))
+    return torch.tensor(preparation.apply(loaded(x), _numpy(dtype)))
+
+
+def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype, device: str = "cpu") -> Inputs:
+    """Return the same on a device; of lazy rows batch by batch."""
+    rows: Any = x
+    if isinstance(rows, LazyRows):
+        return LazyTensor(rows, lambda read: prepared(read, preparation, dtype).to(device))
+    return prepared(x, preparation, dtype).to(device)
 
 
 def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
@@ -98,8 +108,8 @@ def _of(
 class SiloRows:
     """A silo's rows, its batches and its half of the enrolment.
 
-    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
-    augment: whether inputs are images that are varied at each use (`crop_and_flip`).
+    x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
+    [rows, outputs] or int64[rows]. augment: whether inputs are images that are varied at each use (`crop_and_flip`).
     held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
     whom its rows are about.
     """
@@ -118,15 +128,15 @@ class SiloRows:
         subjects: Subjects | None = None,
     ) -> None:
         self.subjects = subjects or Subjects()
-        self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
+        self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
         self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
         self.y = y.to(device)
         self.batches = batches
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
         self.x = self._prepared(self._raw)
 
-    def _prepared(self, x: NDArray[np.generic]) -> Tensor:
-        return prepared(x, self._preparation, self._dtype).to(self._device)
+    def _prepared(self, x: NDArray[np.generic]) -> Inputs:
+        return inputs_of(x, self._preparation, self.dtype, self.device)
 
     def prepare_alone(self, rules: ColumnRules) -> Preparation:
         """Prepare by one's own columns, which nobody else has; return how."""
@@ -205,8 +215,8 @@ class SiloRows:
         seed = np.random.SeedSequence([*self.batches.entropy, *drawn]).generate_state(1, np.uint64)
         # Not torch.manual_seed: without a GPU it formats a stack trace at every call, a third of a millisecond.
         generators = [torch.default_generator]
-        if self._device.startswith("cuda"):
-            generators.append(torch.cuda.default_generators[torch.device(self._device).index or 0])
+        if self.device.startswith("cuda"):
+            generators.append(torch.cuda.default_generators[torch.device(self.device).index or 0])
         saved = [generator.get_state() for generator in generators]
         for generator in generators:
             generator.manual_seed(int(seed[0] >> np.uint64(1)))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import joined
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
 from moretta.data.holders import check_ids, check_order, grid_of
@@ -165,7 +166,7 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
             whole[:, list(silos[name].columns)] = silos[name].x
         blocks.append(whole)
     y = enrolment.targets(np.concatenate(labels), setting.outputs, protocol.loss, POOL, setting.dtype)
-    return np.concatenate(blocks), y, counts
+    return joined(blocks), y, counts
 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
