@@ -26,7 +26,7 @@ from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.cgd.client import Client as Participant
 from moretta.protocols.common import modules
-from moretta.protocols.common.enrolment import standardised
+from moretta.protocols.common.enrolment import prepared
 from moretta.protocols.common.scoring import HeldOut, Score, read
 from moretta.protocols.fedsgd.server import Server
 from moretta.protocols.registry import build
@@ -78,12 +78,12 @@ def scoring(name: str, **settings: Any) -> Federation:
 def expected(federation: Federation, members: set[str]) -> dict[str, float]:
     """What the models score on the rows held back by some: the weighted mean over silos, in the clear."""
     ((session, _),) = ENDED
-    agreed, models = session._players.standardisation, session._players.models()
+    agreed, models = session._players.fitted.preparation, session._players.models()
     rows, sums, module = 0, Counter[str](), copy.deepcopy(federation.model)
     for silo in federation.silos:
         if silo.name in members and silo.held_out is not None:
             modules.load(module, models[""] if "" in models else models[silo.name])
-            x = standardised(silo.held_out[0], agreed.mean, agreed.deviation, torch.float32)
+            x = prepared(silo.held_out[0], agreed, torch.float32)
             found = evaluate(
                 module, x, silo.held_out[1], federation.spec.protocol.loss, str(federation.spec.task), metrics=False
             )

@@ -167,6 +167,7 @@ from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows
+from moretta.data.tables.preparation import Preparation
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES, aggregator, contributor
 
 K = 512
@@ -209,7 +210,7 @@ def play(exchange):
 now, server, seed = Stamp("run", 1, 0), aggregator("pairwise"), Seed(SERVER, SecretRoot.fresh())
 assert play(server.setup(now, list(silos))) is None
 for silo in silos.values():
-    silo.answer(Begin(stamp=now, schema="schema", mean=np.zeros(1), deviation=np.ones(1)))
+    silo.answer(Begin.of(now, "schema", "", Preparation.nothing()))
 assert play(agree(now, list(silos), seed, layout, lambda precision: b"")) is None
 wanted = server.want({"scalars": (K + 1,)}, {"scalars": 100.0}, 100)
 hashed = parameter_hash(layout, w)

@@ -17,7 +17,7 @@ from torch import nn
 
 from moretta.data.images.sets import load_images, read_npz, scaled
 from moretta.errors import MorettaError, ParameterError
-from moretta.protocols.common.enrolment import standardised
+from moretta.protocols.common.enrolment import prepared
 from moretta.run import finished
 from moretta.run.evaluation import outputs_of
 
@@ -52,7 +52,7 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
 
     def transport(pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
         chunks = np.array_split(pixels, max(1, len(pixels) // ROWS))
-        inputs = (standardised(scaled(x), network.mean, network.deviation, network.dtype) for x in chunks)
+        inputs = (prepared(scaled(x), network.preparation, network.dtype) for x in chunks)
         return np.concatenate([outputs_of(trunk, x).numpy() for x in inputs])
 
     arrays = (transport(found.x), found.y, transport(found.x_test), found.y_test)

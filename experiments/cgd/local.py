@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.local import narrowed
@@ -88,11 +89,8 @@ def _inputs(
     federation: Federation, x: NDArray[np.generic], x_test: NDArray[np.generic], dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """Return training and test inputs, standardised by the participant's own rows where the run file says so."""
-    mean, deviation = np.zeros(1), np.ones(1)
-    if federation.spec.standardise:
-        mean, found = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
-        deviation = np.where(found >= enrolment.SMALLEST_DEVIATION, found, 1.0)
-    return [enrolment.standardised(part, mean, deviation, dtype) for part in (x, x_test)]
+    found = enrolment.fitted_alone(x, ColumnRules.alike(x.shape[-1], scaled=federation.spec.standardise))
+    return [enrolment.prepared(part, found, dtype) for part in (x, x_test)]
 
 
 def of_grid(run_file: RunFile, grid: str, sample: int) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Reason, no_phase
+from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.enrolment import Enrolment, SiloRows, scales_of, standardised, targets
+from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone, prepared, targets
 from moretta.protocols.common.losses import Loss
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.sums import Contributor
@@ -53,16 +54,18 @@ class House:
     """Silos and the server's half, ready to be set up."""
 
     def __init__(
-        self, xs: Sequence[np.ndarray], scheme: str = "none", bits: int = 64, *, columns: int = 0, batch_size: int = 4,
-        scales: bool = False, ys: Sequence[np.ndarray] | None = None, model: nn.Module | None = None,
+        self, xs: Sequence[np.ndarray], scheme: str = "none", bits: int = 64, *, columns: int | ColumnRules = 0,
+        batch_size: int = 4, scales: bool = False, ys: Sequence[np.ndarray] | None = None,
+        model: nn.Module | None = None,
     ) -> None:  # fmt: skip
         self.model = model or nn.Linear(3, 1)
+        rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
         self.silos = {
             f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model)
             for number, (x, y) in enumerate(zip(xs, ys, strict=True))
         }
-        self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), columns, batch_size, scales)
+        self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales)
         self.asked: list[Ask] = []
         self.engine = InProcess(self.silos, Codec((*MESSAGES, *silo_rows.MESSAGES)), strict=True)
 
@@ -97,13 +100,70 @@ def test_standardised_columns_are_numpys_of_the_pooled_rows(scheme: str, bits: i
     pooled = np.concatenate(xs)
     mean, deviation = pooled.mean(axis=0), pooled.std(axis=0)
     # Rounding is that of numpy's own sums: 38 rows, |mean| below 10 deviations, 2^-53 each.
-    np.testing.assert_allclose(house.enrolment.mean, mean, rtol=1e-14)
-    np.testing.assert_allclose(house.enrolment.deviation[:3], deviation[:3], rtol=1e-13)
-    assert house.enrolment.deviation[3] == 1.0  # a column that never varies stays as it is, minus its mean
+    np.testing.assert_allclose(house.enrolment.preparation.mean, mean, rtol=1e-14)
+    np.testing.assert_allclose(house.enrolment.preparation.deviation[:3], deviation[:3], rtol=1e-13)
+    assert house.enrolment.preparation.deviation[3] == 1.0  # a column that never varies stays as it is, minus its mean
     for x, silo in zip(xs, house.silos.values(), strict=True):
         expected = (x[:, :3] - mean[:3]) / deviation[:3]
         np.testing.assert_allclose(silo.rows.x[:, :3].numpy(), expected, rtol=0, atol=1e-12)
         assert (silo.rows.x[:, 3] == 0).all()
+
+
+def with_absent(seed: int = 3) -> list[np.ndarray]:
+    """Three silos whose rows lack values; one silo lacks a whole column."""
+    generator = np.random.default_rng(seed)
+    xs = [generator.uniform(0, 120, (rows, 4)) for rows in (40, 25, 9)]
+    for x in xs:
+        x[generator.random(x.shape) < 0.2] = np.nan
+    xs[2][:, 1] = np.nan
+    xs[0][0] = 7.0
+    return xs
+
+
+def rules_of(fill: str) -> ColumnRules:
+    """Columns 0 and 1 are scaled; in 0 the median is filled in, in 1 and 2 the mean, and 3 has every value."""
+    fills = np.array([2 if fill == "median" else 1, 1, 1, 0], np.int8)
+    low, high = np.array([0.0, 0, 0, 0]), np.array([120.0, 0, 0, 0])
+    return ColumnRules(np.array([True, True, False, False]), fills, low, high)
+
+
+@pytest.mark.parametrize("fill", ["mean", "median"])
+@pytest.mark.parametrize(("scheme", "bits"), SCHEMES)
+def test_absent_values_are_filled_in_by_the_figures_of_all_silos(scheme: str, bits: int, fill: str) -> None:
+    xs = with_absent()
+    for x in xs:
+        x[np.isnan(x[:, 3]), 3] = 5.0
+    house = House(xs, scheme, bits, columns=rules_of(fill), scales=True)
+    assert house.setup() is None
+    pooled, found = np.concatenate(xs), house.enrolment.preparation
+    mean = np.nanmean(pooled, axis=0)
+    np.testing.assert_allclose(found.mean, [*mean[:2], 0, 0], rtol=1e-13)
+    np.testing.assert_allclose(found.deviation, [*np.nanstd(pooled, axis=0)[:2], 1, 1], rtol=1e-13)
+    np.testing.assert_allclose(found.fill[1:], [*mean[1:3], 0], rtol=1e-13)
+    if fill == "median":  # it lies in the part of the range, a 64th, in which the true median is
+        assert abs(found.fill[0] - np.nanmedian(pooled[:, 0])) < 120 / 64
+    seen = np.concatenate([silo.rows.x.numpy() for silo in house.silos.values()])
+    whole = (np.where(np.isnan(pooled), found.fill, pooled) - found.mean) / found.deviation
+    np.testing.assert_allclose(seen, whole, rtol=0, atol=1e-12)
+    # PBPFL's scale of all inputs is that of what is trained on, without another sum.
+    assert house.enrolment.input_scale == pytest.approx((whole.mean(), whole.std()), rel=1e-9)
+
+
+def test_a_column_without_any_value_at_any_silo_is_refused_by_its_number() -> None:
+    xs = with_absent()
+    for x in xs:
+        x[:, 2] = np.nan
+        x[np.isnan(x[:, 3]), 3] = 5.0
+    with pytest.raises(ParameterError, match=r"column 2 \(counted from 0\) has no value at any silo"):
+        House(xs, columns=rules_of("mean")).setup()
+
+
+def test_a_silo_with_another_schema_of_its_table_refuses() -> None:
+    house = House(columns_of(), columns=4)
+    house.enrolment._table = "another"
+    aborted = house.setup()
+    assert aborted is not None
+    assert "reads tables by another schema than this silo" in aborted.missing["silo-1"].detail
 
 
 def test_what_the_server_receives_is_masked() -> None:
@@ -153,20 +213,20 @@ def test_without_columns_inputs_stay_bit_for_bit() -> None:
     for x, silo in zip(xs, house.silos.values(), strict=True):
         assert silo.rows.x.dtype == torch.float64
         assert (silo.rows.x.numpy() == x).all()
-    x32 = standardised(xs[0], np.zeros(1), np.ones(1), torch.float32)
+    x32 = prepared(xs[0], Preparation.nothing(), torch.float32)
     assert x32.numpy().tobytes() == xs[0].tobytes()
 
 
 def test_statistics_are_gathered_once_a_run_and_keys_at_every_setup() -> None:
     house = House(columns_of(), "pairwise", columns=4)
     house.setup()
-    mean = house.enrolment.mean
+    preparation = house.enrolment.preparation
     first, house.asked = house.tags(), []
     assert first.count("secure-aggregation/ask-moments") == 2  # mean and deviation of the columns
     assert house.setup(1, ["silo-0", "silo-2"]) is None
     assert house.tags() == ["secure-aggregation/advertise-key", "secure-aggregation/peer-keys", "enrolment/begin"]
     assert house.enrolment.cohort == ("silo-0", "silo-2")
-    assert house.enrolment.mean is mean
+    assert house.enrolment.preparation is preparation
 
 
 def test_a_restored_server_asks_for_no_statistics_and_says_the_same() -> None:
@@ -311,7 +371,7 @@ def test_targets_that_do_not_fit_name_the_silo(y: np.ndarray, outputs: int, loss
 def test_a_column_that_never_varies_is_not_divided_by_its_rounding() -> None:
     x = np.stack([np.full(1000, 0.1), np.arange(1000.0)], axis=1)
     assert x.std(axis=0)[0] > 0  # float64 cannot say 0.1
-    mean, deviation = scales_of(x)
-    assert deviation[0] == 1.0
-    assert deviation[1] == pytest.approx(x[:, 1].std())
-    assert mean == pytest.approx([0.1, 499.5])
+    found = fitted_alone(x, ColumnRules.alike(2, scaled=True))
+    assert found.deviation[0] == 1.0
+    assert found.deviation[1] == pytest.approx(x[:, 1].std())
+    assert found.mean == pytest.approx([0.1, 499.5])

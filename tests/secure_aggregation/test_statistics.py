@@ -100,7 +100,7 @@ def test_the_first_error_is_of_its_kind() -> None:
         answer_moments(room, ask, {"other": np.ones((1, 1))})
 
 
-@pytest.mark.parametrize(("order", "center"), [(0, np.zeros(1)), (3, np.zeros(1)), (1, np.zeros((1, 1))),
+@pytest.mark.parametrize(("order", "center"), [(-1, np.zeros(1)), (3, np.zeros(1)), (1, np.zeros((1, 1))),
                                                (1, np.zeros(1, dtype=np.float32))])  # fmt: skip
 def test_bad_asks(order: int, center: np.ndarray) -> None:
     with pytest.raises(PeerError):

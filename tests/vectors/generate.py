@@ -1079,9 +1079,25 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "encoding": {"moments/1/inputs": 41, "most weight": 3},
             },
         ),
+        "secure-aggregation/ask-histogram": (
+            made,
+            {
+                "what": "input columns",
+                "columns": np.array([0, 3]),
+                "low": f64([0.0, -5.0]),
+                "high": f64([120.0, 5.0]),
+                "encoding": {"histogram/input columns": 41, "most weight": 3},
+            },
+        ),
         "enrolment/begin": (
             "schema: SHA-256 over a linear layer's tensors, a line `name:shape:dtype` each; the rest chosen here",
-            {"schema": schema, "mean": f64([0.5, -2.0]), "deviation": f64([1.0, 0.25])},
+            {
+                "schema": schema,
+                "table": "5a" * 32,
+                "fill": f64([7.5, 0.0]),
+                "mean": f64([0.5, -2.0]),
+                "deviation": f64([1.0, 0.25]),
+            },
         ),
         "enrolment/ready": (made, {}),
         "enrolment/ask-apart": (
@@ -1432,12 +1448,20 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     ],
     "secure-aggregation/ask-moments": [
         ("order", "a third moment", lambda fields: 3),
-        ("order", "a zeroth moment", lambda fields: 0),
+        ("order", "a moment below the zeroth", lambda fields: -1),
         ("center", "a center of float32", _as("center", dtype="float32")),
         ("center", "a center of two axes", _as("center", [[0.0, 2.5]])),
         ("center", "a center without axes", _as("center", 0.5)),
     ],
+    "secure-aggregation/ask-histogram": [
+        ("columns", "columns of int32", _as("columns", dtype="int32")),
+        ("columns", "no column", _as("columns")),
+        ("low", "fewer ends than columns", _as("low", 0.0)),
+        ("high", "an empty range", _as("high", 120.0, -5.0)),
+        ("low", "ends of float32", _as("low", dtype="float32")),
+    ],
     "enrolment/begin": [
+        ("fill", "more values to fill in than means", _as("fill", 7.5, 0.0, 1.0)),
         ("mean", "more means than deviations", _as("mean", 0.5, -2.0, 1.0)),
         ("mean", "means of two axes", _as("mean", [[0.5, -2.0]])),
         ("mean", "a mean without axes", _as("mean", 0.5)),

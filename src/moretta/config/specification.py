@@ -37,6 +37,8 @@ class Specification:
     engine: Engine = field(default_factory=Engine)
     batch_size: int = 32
     standardise: bool = False
+    missing: str = "error"
+    table: str = ""
     dtype: str = "float32"
     device: str = "cpu"
     name: str = "run"

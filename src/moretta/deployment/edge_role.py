@@ -93,6 +93,7 @@ class EdgeRole:
                 micro_batch=limits.micro_batch,
             ),
             schema=hello.tensors,
+            table="",
             batch_size=data.batch_size,
             seed=run.seed,
             rounds=run.rounds,

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from moretta.contract.messages import Tensors
 from moretta.data.silo import Silo
 from moretta.protocols.common import modules
-from moretta.protocols.common.enrolment import standardised
+from moretta.protocols.common.enrolment import prepared
 from moretta.protocols.common.enrolment import targets as encode_targets
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import outputs_of
-from moretta.protocols.common.players import Standardisation
+from moretta.protocols.common.players import Fitted
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 
@@ -31,15 +31,15 @@ LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
 
 
 class Evaluator:
-    """Scores models of one architecture on rows, which it standardises as the silos do.
+    """Scores models of one architecture on rows, which it prepares as the silos do.
 
     model: the architecture; it is copied. task: "classification" or "regression".
     """
 
-    def __init__(self, model: nn.Module, protocol: Training, task: str, standardisation: Standardisation) -> None:
+    def __init__(self, model: nn.Module, protocol: Training, task: str, fitted: Fitted) -> None:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
-        self._task, self._standardisation = task, standardisation
+        self._task, self._fitted = task, fitted
 
     def of_model(self, tensors: Tensors, rows: LabelledRows) -> dict[str, Any]:
         """Return one model's scores, as `evaluate` has them."""
@@ -90,8 +90,7 @@ class Evaluator:
         return scores
 
     def _prepared(self, x: NDArray[np.generic]) -> Tensor:
-        agreed, dtype = self._standardisation, next(self._module.parameters()).dtype
-        return standardised(x, agreed.mean, agreed.deviation, dtype)
+        return prepared(x, self._fitted.preparation, next(self._module.parameters()).dtype)
 
     def _scores(self, tensors: Tensors, inputs: Tensor, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
         modules.load(self._module, tensors)
@@ -130,7 +129,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
-    inputs: [rows, ...], standardised as in training; y: classes or targets as the run's data has them.
+    inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
     outputs. metrics: false leaves them out, where many models are measured.
     """

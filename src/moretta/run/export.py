@@ -9,32 +9,34 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moretta.data.tables.preparation import Preparation
 from moretta.engines.files import write_atomically
 from moretta.engines.run_folder import read_model
 from moretta.errors import MissingExtra, ParameterError
 from moretta.run import finished
 
 
-class Standardised(nn.Module):
-    """A model that takes inputs as the data has them, and standardises them itself."""
+class Prepared(nn.Module):
+    """A model that takes inputs as the data has them, NaN where a value is absent, and prepares them itself."""
 
-    def __init__(self, model: nn.Module, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> None:
+    def __init__(self, model: nn.Module, preparation: Preparation) -> None:
         super().__init__()
         self.model = model
         dtype = next(model.parameters()).dtype
+        self.fill: Tensor
         self.mean: Tensor
         self.deviation: Tensor
-        self.register_buffer("mean", torch.tensor(mean, dtype=dtype))
-        self.register_buffer("deviation", torch.tensor(deviation, dtype=dtype))
+        for name in ("fill", "mean", "deviation"):
+            self.register_buffer(name, torch.tensor(getattr(preparation, name), dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
-        outputs: Tensor = self.model((x - self.mean) / self.deviation if x.is_floating_point() else x)
+        if x.is_floating_point():
+            x = (torch.where(torch.isnan(x), self.fill, x) - self.mean) / self.deviation
+        outputs: Tensor = self.model(x)
         return outputs
 
 
@@ -104,7 +106,7 @@ def _onnx(model: finished.FinishedModel) -> bytes:
         warnings.simplefilter("ignore")  # of torch's own deprecations
         try:
             program = torch.onnx.export(
-                Standardised(model.module, model.mean, model.deviation),
+                Prepared(model.module, model.preparation),
                 (rows,),
                 input_names=["x"],
                 output_names=["outputs"],

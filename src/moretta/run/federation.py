@@ -32,6 +32,7 @@ from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, Subjects, check_least, row_shape
+from moretta.data.tables.preparation import ColumnRules, Fill
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
@@ -66,7 +67,8 @@ class Federation:
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
     batch_size: rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1
-    with statistics that come through the secure sum. task: None takes whole-number targets for classes.
+    with statistics that come through the secure sum. missing: "error", or "mean": NaN is an absent value, which becomes
+    the column's mean over all silos' training rows. task: None takes whole-number targets for classes.
     validation: inputs and targets for early stopping: after `early_stopping` rounds that have not lowered the loss on
     them, the run stops and returns to its best round; patience is counted in rounds and judged at evaluations.
     participation: the part of the silos that takes part in a round.
@@ -95,6 +97,7 @@ class Federation:
         out: str | Path | None = None,
         batch_size: int = 32,
         standardise: bool = False,
+        missing: str = "error",
         dtype: str = "float32",
         device: str = "cpu",
         task: str | None = None,
@@ -122,6 +125,7 @@ class Federation:
             engine=engine or Engine(),
             batch_size=batch_size,
             standardise=standardise,
+            missing=missing,
             dtype=dtype,
             device=device,
             name=name,
@@ -294,10 +298,7 @@ class Federation:
                     f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
                     f"and {len(silo.y)} targets"
                 )
-            if silo.x.dtype.kind == "f" and not np.isfinite(silo.x).all():
-                column = int(np.argwhere(~np.isfinite(silo.x))[0][-1])
-                label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
-                raise ParameterError(f"silo `{silo.name}`: expected finite inputs, got NaN or infinity in {label}")
+            self._check_finite(silo.x, f"silo `{silo.name}`")
             if not silo.columns and silo.x.shape[1:] != self.silos[0].x.shape[1:]:
                 raise ParameterError(
                     f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
@@ -368,9 +369,21 @@ class Federation:
                 f"{part}: expected as many targets as rows, at least one, of shape {list(row)} as the silos have; got "
                 f"inputs of shape {list(x.shape)} and {len(y)} targets"
             )
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
-            raise ParameterError(f"{part}: expected finite inputs, got NaN or infinity")
+        self._check_finite(x, part)
         targets(y, self.outputs, self.spec.protocol.loss, part, self._dtype)
+
+    def _check_finite(self, x: NDArray[np.generic], whose: str) -> None:
+        """Check inputs for what is no number: infinity, and NaN, by which a value is absent, where none may be."""
+        if x.dtype.kind != "f":
+            return
+        wrong = np.isinf(x) if self.spec.missing != "error" else ~np.isfinite(x)
+        if wrong.any():
+            column = int(np.argwhere(wrong)[0][-1])
+            label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
+            raise ParameterError(
+                f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
+                'values are absent (NaN) say missing = "mean"'
+            )
 
     def _count_outputs(self) -> int:
         sample = torch.zeros((2, *row_shape(self.silos)), dtype=torch.tensor(self.silos[0].x[:0]).dtype)
@@ -397,14 +410,13 @@ class Federation:
         self, seed: int, rounds: int, place: CheckpointId = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:
         remote = any(silo.remote for silo in self.silos) and self.spec.insecure_secret_seed is None
-        shape, floating = row_shape(self.silos), self.silos[0].x.dtype.kind == "f"
         return Setting(
             built=self.model,
             outputs=self.outputs,
             silos=self.silos,
             secure_aggregation=self.summing,
             batch_size=self.spec.batch_size,
-            columns=shape[-1] if self.spec.standardise and floating else 0,
+            columns=self._column_rules(),
             dtype=self._dtype,
             device=self.spec.device,
             seed=seed,
@@ -421,7 +433,15 @@ class Federation:
             helped=helped,
             model_source=self.spec.model_source,
             tested=self._tested,
+            table=self.spec.table,
         )
+
+    def _column_rules(self) -> ColumnRules:
+        """Return how input columns are prepared; tokens are left as they are."""
+        floating = self.silos[0].x.dtype.kind == "f"
+        fill: Fill = "none" if self.spec.missing == "error" else "mean"
+        columns = row_shape(self.silos)[-1] if floating else 0
+        return ColumnRules.alike(columns, scaled=self.spec.standardise, fill=fill)
 
     def _run_id(self, seed: int) -> str:
         run = secrets.token_hex(16)

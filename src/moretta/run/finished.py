@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.data.tables.preparation import Preparation
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -24,15 +23,14 @@ from moretta.run import consent
 class FinishedModel:
     """A model in eval mode, and how inputs are prepared for it.
 
-    shape: of one row of inputs; columns: their names, for tables; mean, deviation: of the standardisation.
+    shape: of one row of inputs; columns: their names, for tables.
     """
 
     module: nn.Module
     run_file: RunFile
     shape: tuple[int, ...]
     columns: Sequence[str]
-    mean: NDArray[np.float64]
-    deviation: NDArray[np.float64]
+    preparation: Preparation
     dtype: torch.dtype
 
 
@@ -61,8 +59,7 @@ def load(folder: Path, *, true_model: bool = False, silo: str | None = None, all
         **run_file.model.arguments,
     ).to(dtype)
     modules.load(module, tensors)
-    mean, deviation = np.array(inputs["mean"]), np.array(inputs["deviation"])
-    return FinishedModel(module.eval(), run_file, shape, list(inputs["columns"]), mean, deviation, dtype)
+    return FinishedModel(module.eval(), run_file, shape, list(inputs["columns"]), Preparation.loads(inputs), dtype)
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

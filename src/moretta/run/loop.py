@@ -71,7 +71,7 @@ class Session:
             in_process(spec, players, codec, recorder) if transport is None else transport(codec, place, recorder)
         )
         players.server.phase = self._engine.clock.phase
-        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.standardisation)
+        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted)
         self._stopping = EarlyStopping(spec.early_stopping)
         self._files = (
             None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)

@@ -15,7 +15,7 @@ from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.tables.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
-from moretta.protocols.common.enrolment import standardised
+from moretta.protocols.common import enrolment
 from moretta.protocols.common.modules import outputs_of
 from moretta.run import finished
 
@@ -42,7 +42,7 @@ def predict(
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
     model = finished.load(folder, true_model=true_model, silo=silo, allow_code=allow_code)
     x = _rows(rows, list(model.columns), model.shape, model.run_file.data)
-    prepared = standardised(x, model.mean, model.deviation, model.dtype)
+    prepared = enrolment.prepared(x, model.preparation, model.dtype)
     try:
         outputs = outputs_of(model.module, prepared).numpy()
     except (RuntimeError, IndexError, TypeError) as error:

@@ -9,12 +9,13 @@ from typing import Any
 from moretta.config.specification import Specification
 from moretta.contract.roles import Outcome
 from moretta.data.silo import row_shape
+from moretta.data.tables.preparation import Preparation
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
-from moretta.protocols.common.players import Roles, Standardisation
+from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import Checkpoints, states_of
 from moretta.run.early_stopping import BestRound
 from moretta.run.evaluation import MANY
@@ -82,7 +83,7 @@ class RunFiles:
     def end(self, outcome: Outcome, record: Mapping[str, Any]) -> None:
         """Write the models that a run came to, what their inputs mean, and its record."""
         self._write_models(outcome)
-        self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.standardisation))
+        self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.fitted.preparation))
         self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
 
     @property
@@ -105,12 +106,13 @@ class RunFiles:
             self.folder.write_confined(self.roles.displacement(), self.roles.models(), MANY)
 
 
-def inputs_of(of: Trainable, agreed: Standardisation) -> dict[str, Any]:
+def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
     """Return the content of ``inputs.json``: what a model's inputs and outputs mean."""
     return {
         "shape": list(row_shape(of.silos)),
         "outputs": of.outputs,
         "columns": list(of.feature_names),
+        "fill": agreed.fill.tolist(),
         "mean": agreed.mean.tolist(),
         "deviation": agreed.deviation.tolist(),
         "task": of.spec.task,

@@ -1,13 +1,18 @@
-"""Rows, means and deviations over all silos, from secure sums alone: data is standardised without being pooled.
+"""Rows, means, deviations and histograms over all silos, from secure sums: data is prepared without being pooled.
 
     server                                   silo k
+      AskMoments(what, order=0)           -->         (where values may be absent)
+                                          <--  upload of rows, values that are there by column
       AskMoments(what, order=1, center=0) -->
                                           <--  upload of rows, sum of x by column
       AskMoments(what, order=2, center=mean) -->
                                           <--  upload of rows, sum of (x - mean)^2 by column
+      AskHistogram(what, low, high)       -->         (of columns whose median is wanted)
+                                          <--  upload of how many values are in each of 64 bins
 
-The server learns the number of rows of all silos together, and each column's mean and standard deviation over them; the
-silos learn the mean from the second ask. With the scheme ``none`` the server sees each silo's.
+The server learns the number of rows of all silos together, and each column's mean and standard deviation over them, and
+where values may be absent how many are there; of a column whose median is wanted it learns a histogram. The silos learn
+the mean from the second ask. With the scheme ``none`` the server sees each silo's.
 
 **Wide integers.** Columns may have any scale, and the server must not know a silo's scale to choose a range. So a
 column's sum v becomes the integer round(2^120 v), |v| < 2^118. It is cut into 12 balanced limbs of 20 bits, each an
@@ -39,14 +44,16 @@ HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
 BLOCK = 1 << 14  # rows that are added up at once
+MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
+BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
 
 
 @message("secure-aggregation/ask-moments")
 class AskMoments(Message):
-    """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`.
+    """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over values that are there.
 
-    order: 1 or 2. center: float64[columns].
+    order: 0, 1 or 2. center: float64[columns].
     """
 
     what: str
@@ -56,11 +63,35 @@ class AskMoments(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for another order or a center that is not a vector of numbers."""
-        if self.order not in (1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
-            raise PeerError(f"{self.TAG}: expected order 1 or 2 and a center float64[columns]")
+        if self.order not in (0, 1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
+            raise PeerError(f"{self.TAG}: expected order 0, 1 or 2 and a center float64[columns]")
 
 
-MESSAGES = (AskMoments,)
+@message("secure-aggregation/ask-histogram")
+class AskHistogram(Message):
+    """Upload how many values of some columns of the matrix `what` are in each of `BINS` equal parts of a range.
+
+    columns: int64[c], which columns. low, high: float64[c]; a value outside counts in the first or the last part.
+    """
+
+    what: str
+    columns: Array
+    low: Array
+    high: Array
+    encoding: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless each column has a range that is not empty."""
+        ends = (self.low, self.high)
+        if self.columns.ndim != 1 or self.columns.dtype != np.int64 or not self.columns.size:
+            raise PeerError(f"{self.TAG}: expected the indices of some columns, int64[columns]")
+        if any(end.shape != self.columns.shape or end.dtype != np.float64 for end in ends):
+            raise PeerError(f"{self.TAG}: expected the ends of a range for each column, float64[columns]")
+        if not (self.low < self.high).all():
+            raise PeerError(f"{self.TAG}: expected ranges that are not empty")
+
+
+MESSAGES = (AskMoments, AskHistogram)
 
 
 @dataclass(frozen=True)
@@ -68,33 +99,84 @@ class Moments:
     """The statistics of all silos' rows together.
 
     rows: N over all silos. mean, deviation: float64[columns]; the deviation is the population's, sqrt of the mean of
-    (x - mean)^2, and exactly 0 in a column that never varies.
+    (x - mean)^2, and exactly 0 in a column that never varies; both are of the values that are there. present:
+    int64[columns], how many are.
     """
 
     rows: int
     mean: NDArray[np.float64]
     deviation: NDArray[np.float64]
+    present: NDArray[np.int64]
 
 
-def moments(aggregator: Aggregator, now: Stamp, columns: int, what: str = "inputs") -> Exchange[Moments | Aborted]:
+def moments(
+    aggregator: Aggregator, now: Stamp, columns: int, what: str = "inputs", *, may_lack: bool = False
+) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows.
+    may_lack: whether values of `MAY_LACK` may be absent, so that those that are there are counted first.
+    Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
+    `moretta.errors.ParameterError` for a column in which no silo has any value.
     """
+    counted = list[int]()
+    if may_lack:
+        zeroth = yield from _sums(aggregator, now, what, 0, np.zeros(columns))
+        if isinstance(zeroth, Aborted):
+            return zeroth
+        counted = zeroth
     first = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
     if isinstance(first, Aborted):
         return first
     rows, odd = divmod(first[0], 1 << GRID_BITS)
     if rows < len(aggregator.cohort) or odd:
         raise PeerError(f"{now}: expected at least one row a silo of `{what}`, got {rows} in all")
-    mean = _divide(first[1:], rows)
+    present = _present(what, rows, counted, columns)
+    mean = _divide(first[1:], present)
     if not columns:
-        return Moments(rows, mean, mean)
+        return Moments(rows, mean, mean, present)
     second = yield from _sums(aggregator, now, what, 2, mean)
     if isinstance(second, Aborted):
         return second
-    deviation = np.sqrt(np.maximum(_divide(second[1:], rows), 0.0))
-    return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0))
+    deviation = np.sqrt(np.maximum(_divide(second[1:], present), 0.0))
+    return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0), present)
+
+
+def histograms(
+    aggregator: Aggregator,
+    now: Stamp,
+    columns: NDArray[np.int64],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    what: str,
+) -> Exchange[NDArray[np.int64] | Aborted]:
+    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS]."""
+    name = _histogram_of(what)
+    silos = len(aggregator.cohort)
+    wanted = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
+    ask = AskHistogram(stamp=now, what=what, columns=columns, low=low, high=high, encoding=wanted.fraction_bits)
+    total = yield from aggregator.sum(ask, wanted, asked(ask).digest, whole=True)
+    if isinstance(total, Aborted):
+        return total
+    least, most = np.rint(total.means[name] * total.weight).astype(np.int64)
+    return np.asarray(least + (most << LIMB_BITS))
+
+
+def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each column's median, float64[columns], as far as a histogram [columns, BINS] tells it.
+
+    Within the part that holds the median its values are taken as evenly spread, so it is off by (high - low) / BINS at
+    most. Raises `moretta.errors.ParameterError` for a column without any value.
+    """
+    found = np.empty(len(counts))
+    for column, bins in enumerate(counts):
+        total, before = int(bins.sum()), 0
+        if total <= 0:
+            raise ParameterError("no silo has any value in a column whose median is to be filled in; leave it out")
+        number = int(np.searchsorted(np.cumsum(bins), total / 2))
+        before = int(bins[:number].sum())
+        share = (number + (total / 2 - before) / int(bins[number])) / BINS
+        found[column] = low[column] + (high[column] - low[column]) * share
+    return found
 
 
 def answer_moments(
@@ -102,13 +184,11 @@ def answer_moments(
 ) -> Message:
     """Return the upload that answers: the silo's half.
 
-    columns: the silo's matrices by name, [rows, columns] of numbers, added up in float64.
-    Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the server's, and
-    `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
+    columns: the silo's matrices by name, [rows, columns] of numbers, added up in float64; NaN is an absent value, in
+    `MAY_LACK` alone. Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the
+    server's, and `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
     """
-    if message.what not in columns:
-        raise PeerError(f"expected one of the matrices {sorted(columns)}, was asked for `{message.what:.80}`")
-    matrix = columns[message.what]
+    matrix = _named(message.what, columns)
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
         raise ParameterError(
             f"`{message.what}`: the server knows {len(message.center)} columns, the silo's data has "
@@ -118,6 +198,27 @@ def answer_moments(
     name = _tensor(message.what, message.order)
     about = asked(message, once=name, whole=True, lasting=True)
     return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about)
+
+
+def answer_histogram(
+    contributor: Contributor, message: AskHistogram, columns: Mapping[str, NDArray[np.generic]]
+) -> Message:
+    """Return the upload that answers. columns: as of `answer_moments`.
+
+    Raises `moretta.errors.PeerError` for columns that the matrix has not.
+    """
+    matrix = _named(message.what, columns)
+    if matrix.ndim != 2 or not 0 <= int(message.columns.min()) <= int(message.columns.max()) < matrix.shape[1]:
+        raise PeerError(f"`{message.what}`: expected indices of its columns, got others")
+    counts = np.zeros((len(message.columns), BINS), np.int64)
+    for row, (column, low, high) in enumerate(zip(message.columns, message.low, message.high, strict=True)):
+        values = matrix[:, int(column)].astype(np.float64)
+        values = np.clip(values[~np.isnan(values)], low, high)
+        counts[row] = np.histogram(values, bins=BINS, range=(float(low), float(high)))[0]
+    name = _histogram_of(message.what)
+    about = asked(message, once=name, whole=True, lasting=True)
+    parts = np.stack([counts & ((1 << LIMB_BITS) - 1), counts >> LIMB_BITS]).astype(np.float64)
+    return contributor.upload(message.stamp, {name: parts}, 1, message.encoding, asked=about)
 
 
 def _sums(
@@ -142,6 +243,31 @@ def _tensor(what: str, order: int) -> str:
     return f"moments/{order}/{what}"
 
 
+def _histogram_of(what: str) -> str:
+    return f"histogram/{what}"
+
+
+def _named(what: str, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.generic]:
+    if what not in columns:
+        raise PeerError(f"expected one of the matrices {sorted(columns)}, was asked for `{what:.80}`")
+    return columns[what]
+
+
+def _present(what: str, rows: int, counted: Sequence[int], columns: int) -> NDArray[np.int64]:
+    """Return how many values of each column are there. counted: rows and these in units of 2^-120, or nothing."""
+    if not counted:
+        return np.full(columns, rows, np.int64)
+    present = np.array([number >> GRID_BITS for number in counted[1:]], np.int64)
+    if any(number % (1 << GRID_BITS) for number in counted) or (present < 0).any() or (present > rows).any():
+        raise PeerError(f"`{what}`: expected as many values of a column as rows at most")
+    if not present.all():
+        raise ParameterError(
+            f"`{what}`: column {int(np.argmin(present))} (counted from 0) has no value at any silo, so there is "
+            "nothing to fill in; leave the column out"
+        )
+    return present
+
+
 def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], order: int) -> list[float]:
     """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
     if not len(matrix):
@@ -150,9 +276,11 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
     with np.errstate(over="ignore", invalid="ignore"):  # both are checked below
         for number in range(len(blocks)):
             block = (matrix[number * BLOCK : (number + 1) * BLOCK] - center) ** order
+            block[np.isnan(matrix[number * BLOCK : (number + 1) * BLOCK])] = 0.0  # absent
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
         magnitude = np.abs(blocks).sum(axis=0)
-    _refuse(what, np.logical_and.reduce(np.isfinite(matrix), axis=0), ParameterError("a missing or infinite value"))
+    good = ~np.isinf(matrix) if what == MAY_LACK else np.isfinite(matrix)
+    _refuse(what, np.logical_and.reduce(good, axis=0), ParameterError("a missing or infinite value"))
     _refuse(what, magnitude < LARGEST, RangeError("values too large to be summed (2^118 and more)"))
     return [math.fsum(column) for column in blocks.T.tolist()]
 
@@ -179,5 +307,5 @@ def from_limbs(limbs: NDArray[np.float64]) -> list[int]:
     return [sum(int(limb) << (LIMB_BITS * row) for row, limb in enumerate(column)) for column in limbs.T.tolist()]
 
 
-def _divide(sums: Sequence[int], rows: int) -> NDArray[np.float64]:
-    return np.array([value / (rows << GRID_BITS) for value in sums], dtype=np.float64)
+def _divide(sums: Sequence[int], present: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.array([v / (int(n) << GRID_BITS) for v, n in zip(sums, present, strict=True)], dtype=np.float64)

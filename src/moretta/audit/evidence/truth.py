@@ -19,6 +19,7 @@ from moretta.audit.evidence.trained import Trained
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.silo import row_shape, rows_digest
+from moretta.data.tables.preparation import Preparation
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
 from moretta.engines.run_folder import ROWS, read_json, read_model
@@ -26,7 +27,7 @@ from moretta.engines.views import Views
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.enrolment import SiloRows, standardised, targets
+from moretta.protocols.common.enrolment import SiloRows, prepared, targets
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.silo_rows import Begin
 
@@ -38,7 +39,7 @@ UNTOLD_SECURE = ("roster", "identity")
 
 @dataclass(frozen=True)
 class PartyRows:
-    """A party's rows as its model takes them: x standardised, y as the loss wants it (`protocols.common.targets`)."""
+    """A party's rows as its model takes them: x prepared, y as the loss wants it (`protocols.common.targets`)."""
 
     x: Array
     y: Array
@@ -184,9 +185,8 @@ class Truth:
     # Rows
 
     @cached_property
-    def _scales(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        inputs = read_json(self.folder / "inputs.json")
-        return np.array(inputs["mean"]), np.array(inputs["deviation"])
+    def _preparation(self) -> Preparation:
+        return Preparation.loads(read_json(self.folder / "inputs.json"))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -196,7 +196,7 @@ class Truth:
     def prepared(self, x: Array, y: Array, who: str) -> PartyRows:
         """Return rows as the model and the loss take them."""
         of = self.federation
-        made = standardised(x, *self._scales, self.dtype).numpy()
+        made = prepared(x, self._preparation, self.dtype).numpy()
         return PartyRows(made, targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy())
 
     @lru_cache(maxsize=256)  # noqa: B019
@@ -228,9 +228,8 @@ class Truth:
         """Return a silo's role by PyTorch, whatever ran it, as it stood in a round, set up."""
         client = self._here.clients[silo]
         client.restore(self.states(number)[f"silo-{silo}"])
-        mean, deviation = self._scales
-        at, schema = Stamp(self.place.run, number, 0), modules.schema(self.federation.model)
-        client.answer(Begin(stamp=at, schema=schema, mean=mean, deviation=deviation))
+        at, of = Stamp(self.place.run, number, 0), self.federation
+        client.answer(Begin.of(at, modules.schema(of.model), of.spec.table, self._preparation))
         return client
 
     @cached_property

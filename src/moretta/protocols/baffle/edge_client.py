@@ -110,6 +110,7 @@ def edge_client(
     roster: Roster | None,
     engine: Engine,
     schema: str,
+    table: str,
     batch_size: int,
     seed: int,
     rounds: int,
@@ -123,13 +124,13 @@ def edge_client(
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
-    rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them.
-    secure: with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the
-    digest of the model's tensors. insecure: the seed from which all secrets follow, for tests. rules: of the secure
-    sum. run: of batches. helped: where the silo keeps what it has helped to open. bound: the digest of settings that
-    noise is bound to (`moretta.protocols.common.setting.settings_digest`). subjects: whom rows are about, which the
-    process is not told.
-    Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
+    rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them. secure:
+    with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
+    of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
+    tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
+    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). subjects: whom
+    rows are about, which the process is not told. Raises `moretta.errors.ParameterError` for an identity that does not
+    fit the roster.
     """
 
     def root() -> SecretRoot:
@@ -158,6 +159,7 @@ def edge_client(
         rules=rules,
         session=session,
         schema=schema,
+        table=table,
         batch_size=batch_size,
         seed=seed,
         precision=engine.edge_precision,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from moretta.contract.roles import Client as Role
 from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
 from moretta.protocols.cgd.group_keys import GroupKeys, Membership
@@ -24,7 +23,7 @@ from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.enrolment import SiloRows, scales_of, standardised
+from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
@@ -64,15 +63,15 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     first = "" if layers is None else layers.weight
     groups = groups_of(grid, shapes, first, joint=joint)
     enrolments = {
-        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, group, first))
+        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, grid, group, first))
         for name, group in groups.items()
         if len(group.members) > 1
     }
-    clients, alone = dict[str, Client](), dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]()
+    clients, alone = dict[str, Client](), dict[str, Preparation]()
     for silo in setting.here:
         rows = _participant_rows(protocol, setting, silo, grid, joint=joint)
-        if setting.columns and split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1:
-            alone[silo.name] = rows.standardise_alone()  # nobody else has these columns
+        if split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1:
+            alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
         clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
     server = Server(
@@ -122,11 +121,11 @@ def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[
     return said
 
 
-def _columns_of(setting: Setting, group: Group, first: str) -> int:
-    """Return how many input columns a group standardises together: its part's, or all where no column is split."""
-    if not first or not setting.columns:
+def _columns_of(setting: Setting, grid: Grid, group: Group, first: str) -> ColumnRules:
+    """Return which input columns a group prepares together: its part's, or all where no column is split."""
+    if not first:
         return setting.columns
-    return group.shapes[first][1] if first in group.shapes else 0
+    return setting.columns.of(grid.parts[group.members[0]].columns if first in group.shapes else ())
 
 
 def _group_of(grid: Grid, name: str) -> str:
@@ -155,6 +154,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         augment=setting.augment,
         held_out=held_out,
         subjects=silo.subjects,
+        table=setting.table,
     )
 
 
@@ -203,9 +203,8 @@ def _participant(
 
 
 @dataclass(frozen=True)
-class _Scales:
-    mean: NDArray[np.float64]
-    deviation: NDArray[np.float64]
+class _Pooled:
+    preparation: Preparation
 
 
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
@@ -213,17 +212,17 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
-    mean, deviation = scales_of(x) if setting.columns else (np.zeros(1), np.ones(1))
+    found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
     simulation = Simulation(
         protocol,
         setting.model,
         grid,
-        Rows(standardised(x, mean, deviation, setting.dtype), y, counts),
+        Rows(prepared(x, found, setting.dtype), y, counts),
         Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
         setting.insecure,
         setting.rounds,
         setting.batch_size,
         setting.seed,
     )
-    return Roles(simulation, {}, _Scales(mean, deviation), "none", (), 0, simulation.models, simulation.displaced)
+    return Roles(simulation, {}, _Pooled(found), "none", (), 0, simulation.models, simulation.displaced)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from moretta.contract.messages import Array, Tensors
 from moretta.data.holders import Grid
+from moretta.data.tables.preparation import Preparation
 from moretta.protocols.cgd.client import Client
 from moretta.protocols.cgd.layers import Layers, joined
 from moretta.protocols.common import modules
@@ -23,8 +23,8 @@ from moretta.protocols.common.enrolment import Enrolment
 class WholeModels:
     """The participants of one process, seen together.
 
-    model: the whole architecture. layers: of a network whose columns are split; None where they are not. alone: mean
-    and deviation of columns that a participant shares with nobody, by its name.
+    model: the whole architecture. layers: of a network whose columns are split; None where they are not. alone: how
+    columns are prepared that a participant shares with nobody, by its name.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class WholeModels:
         model: nn.Module,
         layers: Layers | None,
         enrolments: Mapping[str, Enrolment],
-        alone: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]],
+        alone: Mapping[str, Preparation],
     ) -> None:
         self._grid, self._clients, self._layers = grid, clients, layers
         self._names = list(modules.arrays(model))
@@ -74,25 +74,17 @@ class WholeModels:
         return {name: whole[name] for name in self._names}
 
     @property
-    def mean(self) -> NDArray[np.float64]:
-        """What is taken off each input column, float64[columns], or [1] for all alike."""
-        return self._agreed(0)
-
-    @property
-    def deviation(self) -> NDArray[np.float64]:
-        """What each input column is divided by, likewise."""
-        return self._agreed(1)
-
-    def _agreed(self, which: int) -> NDArray[np.float64]:
+    def preparation(self) -> Preparation:
+        """How each input column is prepared."""
         if self._layers is None:
             agreed = next(iter(self._enrolments.values()), None)
-            return np.full(1, float(which)) if agreed is None else (agreed.mean, agreed.deviation)[which]
-        found = np.full(self._layers.columns, float(which))
+            return Preparation.nothing() if agreed is None else agreed.preparation
+        columns = self._layers.columns
+        found = Preparation(np.zeros(columns), np.zeros(columns), np.ones(columns))
         for group, members in self._grid.column_groups.items():
-            columns = list(self._grid.parts[members[0]].columns)
+            own = self._alone.get(members[0])
             if group in self._enrolments:
-                agreed = self._enrolments[group]
-                found[columns] = (agreed.mean, agreed.deviation)[which]
-            elif members[0] in self._alone:
-                found[columns] = self._alone[members[0]][which]
+                own = self._enrolments[group].preparation
+            if own is not None:
+                found = found.joined(self._grid.parts[members[0]].columns, own)
         return found

@@ -3,14 +3,17 @@
     server                                          silo
       test rows are not trained on           <->      (`moretta.protocols.common.apart`), where their ids are known
       keys of the secure sum                 <->      (`moretta.secure_aggregation`)
-      mean and deviation by column           <->      through the secure sum, once a run
-      Begin(model digest, standardisation)   -->
+      mean and deviation by column           <->      through the secure sum, once a run; where values are absent how
+                                                      many are there, and histograms of columns with a median
+      Begin(model, schema, preparation)      -->
                                              <--    Ready, or a refusal that says what differs
 
 Who learns what: where inputs are standardised, every silo and the server learn the mean and standard deviation over all
-silos of each input column. Under PBPFL the server also learns those of all inputs together and of the targets, and
-their numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted cannot join.
-No silo's own figures are seen in these sums.
+silos of each input column, and where values are absent what is filled in; the server also learns how many values of a
+column are there, and of a column whose median is filled in the numbers of rows in 64 equal parts of its range. Under
+PBPFL the server also learns those of all inputs together and of the targets, and their numbers. Where rounds use all
+rows, it learns their number, once a run: silos that were not counted cannot join. No silo's own figures are seen in
+these sums.
 """
 
 from __future__ import annotations
@@ -30,17 +33,18 @@ from torch import Tensor, nn
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.data.silo import Subjects
-from moretta.errors import MisuseError, PeerError
+from moretta.data.tables.preparation import ColumnRules, Preparation, usable
+from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.augmentation import crop_and_flip
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.scoring import HeldOut, Score
-from moretta.protocols.common.silo_rows import SMALLEST_DEVIATION, Begin, Ready, Rows, digest_of_rows, standardise
+from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.statistics import FLAT, Moments, moments
+from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, histograms, median_of, moments
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 log = logging.getLogger("moretta")
@@ -54,23 +58,40 @@ _LATE = Missing(
 )
 
 
-def standardised(
-    x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: torch.dtype
-) -> Tensor:
-    """Return (x - mean) / deviation as `silo_rows.standardise` has it, as a tensor of its own."""
-    return torch.tensor(standardise(x, mean, deviation, _numpy(dtype)))
+def prepared(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype) -> Tensor:
+    """Return inputs prepared (`Preparation.apply`), as a tensor of its own."""
+    return torch.tensor(preparation.apply(x, _numpy(dtype)))
 
 
-def scales_of(x: NDArray[np.generic]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and deviation by column, as `Enrolment` finds them over silos, of rows that one party holds alone."""
+def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
+    """Return the preparation, as `Enrolment` finds it over silos, of rows that one party holds alone.
+
+    Raises `moretta.errors.ParameterError` for a column without any value.
+    """
+    if not rules.fitted:
+        return Preparation.nothing()
     columns = x.astype(np.float64).reshape(-1, x.shape[-1])
-    mean, deviation = columns.mean(axis=0), columns.std(axis=0)
-    return mean, _usable(np.where(deviation > FLAT * np.abs(mean), deviation, 0.0))
+    there = ~np.isnan(columns)
+    if not there.any(axis=0).all():
+        raise ParameterError(f"column {int(np.argmin(there.any(axis=0)))} (counted from 0) has no value; leave it out")
+    mean, deviation = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
+    deviation = np.where(deviation > FLAT * np.abs(mean), deviation, 0.0)
+    fill = mean.copy()
+    fill[rules.medians] = np.nanmedian(columns[:, rules.medians], axis=0)
+    return _of(rules, fill, mean, deviation)
 
 
-def _usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the divisors of inputs: a column that never varies is divided by 1."""
-    return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
+def _of(
+    rules: ColumnRules,
+    fill: NDArray[np.float64],
+    mean: NDArray[np.float64],
+    deviation: NDArray[np.float64],
+) -> Preparation:
+    """Return what rules make of statistics: only what may be absent is filled in, only what is scaled is scaled."""
+    scaled = rules.scaled
+    return Preparation(
+        np.where(rules.fills > 0, fill, 0.0), np.where(scaled, mean, 0.0), np.where(scaled, usable(deviation), 1.0)
+    )
 
 
 class SiloRows:
@@ -78,7 +99,8 @@ class SiloRows:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
     augment: whether inputs are images that are varied at each use (`crop_and_flip`).
-    held_out: the rows held back, where models are scored on them. subjects: whom its rows are about.
+    held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
+    whom its rows are about.
     """
 
     def __init__(
@@ -92,23 +114,24 @@ class SiloRows:
         augment: bool = False,
         held_out: HeldOut | None = None,
         subjects: Subjects | None = None,
+        table: str = "",
     ) -> None:
         self.subjects = subjects or Subjects()
         self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
-        self._held_out, self._scales = held_out, (np.zeros(1), np.ones(1))
+        self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
         self.y = y.to(device)
         self.batches = batches
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
-        self.x = self._standardised(self._raw)
+        self.x = self._prepared(self._raw)
 
-    def _standardised(self, x: NDArray[np.generic]) -> Tensor:
-        return standardised(x, *self._scales, self._dtype).to(self._device)
+    def _prepared(self, x: NDArray[np.generic]) -> Tensor:
+        return prepared(x, self._preparation, self._dtype).to(self._device)
 
-    def standardise_alone(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Standardise by one's own columns, which nobody else has; return their mean and deviation."""
-        self._scales = scales_of(self._raw)
-        self.x = self._standardised(self._raw)
-        return self._scales
+    def prepare_alone(self, rules: ColumnRules) -> Preparation:
+        """Prepare by one's own columns, which nobody else has; return how."""
+        self._preparation = fitted_alone(self._raw, rules)
+        self.x = self._prepared(self._raw)
+        return self._preparation
 
     @cached_property
     def _own(self) -> bytes:
@@ -116,8 +139,8 @@ class SiloRows:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over rows, targets and their standardisation (`silo_rows.digest_of_rows`)."""
-        return digest_of_rows(self._own, *self._scales)
+        """SHA-256 over rows, targets and how they are prepared (`silo_rows.digest_of_rows`)."""
+        return digest_of_rows(self._own, self._preparation)
 
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
@@ -139,11 +162,12 @@ class SiloRows:
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
-        rows = Rows(self._raw, self.y.cpu().numpy(), self.batches, modules.schema(model), subjects=self.subjects)
+        y = self.y.cpu().numpy()
+        rows = Rows(self._raw, y, self.batches, modules.schema(model), table=self._table, subjects=self.subjects)
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
-            self._scales, self.agreed = (rows.mean, rows.deviation), rows.agreed
-            self.x = self._standardised(self._raw)
+            self._preparation, self.agreed = rows.prepared, rows.agreed
+            self.x = self._prepared(self._raw)
         return reply
 
     def score(
@@ -160,7 +184,7 @@ class SiloRows:
         """
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._standardised(self._held_out.x)).cpu().numpy()
+        outputs = modules.outputs_of(model, self._prepared(self._held_out.x)).cpu().numpy()
         agreed = self.agreed if agreed is None else agreed
         return self._held_out.upload(ask, contributor, outputs, agreed, blind)
 
@@ -189,29 +213,31 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how many input columns are standardised, 0 for none. batch_size: 0 for all of a silo's rows.
+    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
-    is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. comparison: of silos'
-    rows with the server's test rows, where it knows whom those are about.
+    is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
+    the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
+    those are about.
     """
 
     def __init__(
         self,
         aggregation: Aggregator,
         schema: str,
-        columns: int,
+        columns: ColumnRules,
         batch_size: int,
         ask_scales: bool,
         figures: Sequence[str] = (),
+        table: str = "",
         comparison: Comparison | None = None,
     ) -> None:
-        self.aggregation, self.figures, self._comparison = aggregation, figures, comparison
-        self._schema, self._columns, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
+        self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
+        self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
         self._has_statistics = False
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
-        self.mean, self.deviation = np.zeros(1), np.ones(1)
+        self.preparation = Preparation.nothing()
         self.input_scale, self.target_scale = (0.0, 1.0), 1.0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -227,7 +253,7 @@ class Enrolment:
             aborted = yield from self._gather_statistics(now)
         if aborted is not None:
             return aborted
-        begin = Begin(stamp=now, schema=self._schema, mean=self.mean, deviation=self.deviation)
+        begin = Begin.of(now, self._schema, self._table, self.preparation)
         replies = yield Ask.all(cohort, begin, Ready)
         if replies.missing:
             return Aborted(replies.missing)
@@ -262,27 +288,52 @@ class Enrolment:
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
+        if self._rules.fitted:
+            fitted = yield from self._fit(now)
+            if isinstance(fitted, Aborted):
+                return fitted
+        wanted = ("inputs", "targets") if self._ask_scales else ()
         found: dict[str, Moments] = {}
-        wanted = {"input columns": self._columns} if self._columns else {}
-        wanted |= {"inputs": 1, "targets": 1} if self._ask_scales else {}
-        for what, columns in wanted.items():
-            result = yield from moments(self.aggregation, now, columns, what=what)
+        for what in wanted if not self._rules.fitted else wanted[1:]:
+            result = yield from moments(self.aggregation, now, 1, what=what)
             if isinstance(result, Aborted):
                 return result
             found[what] = result
-        if "input columns" in found:
-            self.mean, self.deviation = found["input columns"].mean, _usable(found["input columns"].deviation)
-        if self._ask_scales:
-            inputs, targets = found["inputs"], found["targets"]
-            self.input_scale = (0.0, 1.0) if self._columns else (float(inputs.mean[0]), float(inputs.deviation[0]))
+        if "inputs" in found:
+            self.input_scale = (float(found["inputs"].mean[0]), float(found["inputs"].deviation[0]))
+        if "targets" in found:
+            targets = found["targets"]
             self.target_scale = float(np.hypot(targets.mean[0], targets.deviation[0])) or 1.0
         self._has_statistics = True
+        return None
+
+    def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
+        """Find how columns are prepared, and the scale of all inputs together then."""
+        rules, what = self._rules, MAY_LACK
+        found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
+        if isinstance(found, Aborted):
+            return found
+        fill = found.mean.copy()
+        if rules.medians.size:
+            of = rules.medians
+            counts = yield from histograms(self.aggregation, now, of, rules.low[of], rules.high[of], what)
+            if isinstance(counts, Aborted):
+                return counts
+            fill[of] = median_of(counts, rules.low[of], rules.high[of])
+        self.preparation = _of(rules, fill, found.mean, found.deviation)
+        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
         return None
 
     def state(self) -> State:
         """Return what was agreed once and for all; keys are agreed afresh."""
         scales = np.array([*self.input_scale, self.target_scale])
-        agreed: State = {"input_mean": self.mean, "input_deviation": self.deviation, "scales": scales}
+        found = self.preparation
+        agreed: State = {
+            "input_fill": found.fill,
+            "input_mean": found.mean,
+            "input_deviation": found.deviation,
+            "scales": scales,
+        }
         counted: State = {"rows": self._rows, "counted": "\n".join(self._counted)}
         return {**agreed, "has_statistics": int(self._has_statistics), **counted}
 
@@ -290,9 +341,20 @@ class Enrolment:
         """Take up what `state` returned."""
         self._has_statistics = bool(state["has_statistics"])
         self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
-        self.mean, self.deviation = np.asarray(state["input_mean"]), np.asarray(state["input_deviation"])
+        self.preparation = Preparation(*(np.asarray(state[f"input_{name}"]) for name in ("fill", "mean", "deviation")))
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
         self.input_scale = (mean, deviation)
+
+
+def _scale_of_all(found: Moments, prepared: Preparation) -> tuple[float, float]:
+    """Return mean and deviation of all inputs together, prepared."""
+    there = found.present / found.rows
+    mean = (found.mean - prepared.mean) / prepared.deviation
+    filled = (prepared.fill - prepared.mean) / prepared.deviation
+    middle = there * mean + (1 - there) * filled
+    squares = there * ((found.deviation / prepared.deviation) ** 2 + mean**2) + (1 - there) * filled**2
+    whole = float(middle.mean())
+    return whole, float(np.sqrt(max(float(squares.mean()) - whole**2, 0.0)))
 
 
 def targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:

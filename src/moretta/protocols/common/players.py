@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
+from moretta.data.tables.preparation import Preparation
 from moretta.protocols.common.releases import Releases
 
 
@@ -18,17 +16,17 @@ from moretta.protocols.common.releases import Releases
 class Roles:
     """The roles of one run.
 
-    standardisation: of inputs, as agreed on. scheme: of the secure sums. least: the fewest silos that a round may have.
-    models: the current models: the common one under the empty name, or each silo's own under its name.
-    displacement: D of confined models, taken as a model of its own.
-    scores: the scores that participants in this process have read, where the server does not read them.
-    warnings: sentences for whoever runs this about who takes part. releases: the server's count of noised sums, where
-    silos add noise; it must be on disk before any message leaves (`moretta.protocols.common.releases`).
+    fitted: says how inputs are prepared, as agreed on. scheme: of the secure sums. least: the fewest silos that a round
+    may have. models: the current models: the common one under the empty name, or each silo's own under its name.
+    displacement: D of confined models, taken as a model of its own. scores: the scores that participants in this
+    process have read, where the server does not read them. warnings: sentences for whoever runs this about who takes
+    part. releases: the server's count of noised sums, where silos add noise; it must be on disk before any message
+    leaves (`moretta.protocols.common.releases`).
     """
 
     server: Server
     clients: Mapping[str, Client]
-    standardisation: Standardisation
+    fitted: Fitted
     scheme: str
     messages: Sequence[type[Message]]
     least: int
@@ -52,13 +50,9 @@ class Left:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class Standardisation(Protocol):
-    """The mean and deviation by which input columns are standardised: float64[columns], or [1] for all alike."""
+class Fitted(Protocol):
+    """Knows how inputs are prepared, once that is agreed on."""
 
     @property
-    def mean(self) -> NDArray[np.float64]:
-        """By column."""
-
-    @property
-    def deviation(self) -> NDArray[np.float64]:
-        """By column."""
+    def preparation(self) -> Preparation:
+        """By column, or alike for all."""

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moretta.data.silo import Silo, Subjects, row_shape
+from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
@@ -85,16 +86,16 @@ def settings_digest(
 class Setting:
     """What every protocol is given.
 
-    built: the model as it was built or warm-started; a run starts from `model`.
-    columns: how many input columns are standardised, 0 for none. session: how often the run was resumed.
-    insecure: the seed from which all secrets follow, for tests; None draws them from the operating system.
-    roster: the silos' public identities, if they have any. engine: where the roles run, or what simulates them.
-    least_rows: the fewest rows that any silo has, as agreed beforehand, where silos are remote.
-    figures: of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score.
-    playing: who plays which round, None for all. run: the id of a run over many machines, from which batches follow
-    beside the seed; a simulation has none. helped: gives the file in which a local silo keeps the sums that it has
-    helped to open, None for none. model_source: a digest of what built the model, empty where that is not known.
-    tested: whom the server's test rows are about, where silos' rows are to be compared with them.
+    built: the model as it was built or warm-started; a run starts from `model`. columns: how they are prepared. table:
+    the digest of the schema that tables are read by, empty for none. session: how often the run was resumed. insecure:
+    the seed from which all secrets follow, for tests; None draws them from the operating system. roster: the silos'
+    public identities, if they have any. engine: where the roles run, or what simulates them. least_rows: the fewest
+    rows that any silo has, as agreed beforehand, where silos are remote. figures: of the score that silos are asked for
+    at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
+    run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
+    gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
+    digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
+    silos' rows are to be compared with them.
     """
 
     built: nn.Module
@@ -102,7 +103,7 @@ class Setting:
     silos: Sequence[Silo]
     secure_aggregation: SecureAggregation
     batch_size: int
-    columns: int
+    columns: ColumnRules
     dtype: torch.dtype
     device: str
     seed: int
@@ -119,6 +120,7 @@ class Setting:
     helped: Callable[[str], HelpedFile] | None = None
     model_source: str = ""
     tested: Subjects | None = None
+    table: str = ""
 
     @property
     def here(self) -> Sequence[Silo]:

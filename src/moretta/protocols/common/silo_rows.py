@@ -8,9 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from moretta.contract.messages import Array, Message, Spent, message
+from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
 from moretta.data.silo import Subjects
+from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import apart, scoring
 from moretta.protocols.common.apart import AskApart, answer_apart
@@ -19,30 +20,43 @@ from moretta.protocols.common.scoring import HeldOut
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
-from moretta.secure_aggregation.statistics import AskMoments, answer_moments
+from moretta.secure_aggregation.statistics import AskHistogram, AskMoments, answer_histogram, answer_moments
 from moretta.secure_aggregation.sums import Contributor
-
-SMALLEST_DEVIATION = 1e-150  # below, standardised inputs would overflow
 
 
 @message("enrolment/begin")
 class Begin(Message):
-    """What a silo trains on: the model's digest, and the standardisation of its inputs by column (or all alike).
+    """What a silo trains on: the model's digest, what its columns mean, and how they are prepared (or all alike).
 
-    mean, deviation: float64[columns], or float64[1] for all columns together.
+    schema: of the model's tensors. table: the digest of the table's schema, empty where rows have none.
+    fill, mean, deviation: float64[columns], or float64[1] for all columns together.
     """
 
     schema: str
+    table: str
+    fill: Array
     mean: Array
     deviation: Array
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where mean and deviation do not fit each other."""
-        both = (self.mean, self.deviation)
-        if any(array.ndim != 1 or array.dtype != np.float64 for array in both) or not self.mean.size:
-            raise PeerError("enrolment/begin: expected a float64 mean and deviation of at least one column")
-        if self.mean.shape != self.deviation.shape or not (self.deviation >= SMALLEST_DEVIATION).all():
+        """Raise `moretta.errors.PeerError` where fill, mean and deviation do not fit each other."""
+        three = (self.fill, self.mean, self.deviation)
+        if any(array.ndim != 1 or array.dtype != np.float64 for array in three) or not self.mean.size:
+            raise PeerError("enrolment/begin: expected a float64 fill, mean and deviation of at least one column")
+        alike = self.fill.shape == self.mean.shape == self.deviation.shape
+        if not alike or not (self.deviation >= SMALLEST_DEVIATION).all():
             raise PeerError(f"enrolment/begin: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean")
+
+    @classmethod
+    def of(cls, stamp: Stamp, schema: str, table: str, prepared: Preparation) -> Begin:
+        """Return the message that says how inputs are prepared."""
+        figures = {"fill": prepared.fill, "mean": prepared.mean, "deviation": prepared.deviation}
+        return cls(stamp=stamp, schema=schema, table=table, **figures)
+
+    @property
+    def preparation(self) -> Preparation:
+        """How inputs are prepared."""
+        return Preparation(self.fill, self.mean, self.deviation)
 
 
 @message("enrolment/ready")
@@ -58,24 +72,14 @@ def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     return (Spent, *SUM_MESSAGES, *MESSAGES, *apart.MESSAGES, *scoring.MESSAGES, *messages)
 
 
-def standardise(
-    x: NDArray[np.generic], mean: NDArray[np.float64], deviation: NDArray[np.float64], dtype: DTypeLike
-) -> Array:
-    """Return (x - mean) / deviation in a floating dtype; whole numbers are tokens and stay as they are."""
-    if x.dtype.kind in "iu":
-        return x
-    if (mean == 0).all() and (deviation == 1).all():
-        return x.astype(dtype, copy=False)
-    return ((x.astype(np.float64) - mean) / deviation).astype(dtype)
-
-
-def digest_of_rows(own: bytes, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> bytes:
+def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
     """Return SHA-256 over what a silo trains on. own: `moretta.secure_aggregation.keystream.digest_of` its inputs ``x``
     and targets ``y``.
 
     Never sent: who knows all rows but one could find that one by it.
     """
-    return digest_of({"rows": np.frombuffer(own, np.uint8), "mean": mean, "deviation": deviation})
+    figures = {"fill": prepared.fill, "mean": prepared.mean, "deviation": prepared.deviation}
+    return digest_of({"rows": np.frombuffer(own, np.uint8), **figures})
 
 
 class Rows:
@@ -83,7 +87,7 @@ class Rows:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
-    subjects: whom the rows are about.
+    table: the digest of its table's schema, empty where it has none. subjects: whom the rows are about.
     """
 
     def __init__(
@@ -93,11 +97,11 @@ class Rows:
         batches: Batches | UnionBatches,
         schema: str,
         held_out: HeldOut | None = None,
+        table: str = "",
         subjects: Subjects | None = None,
     ) -> None:
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
-        self._subjects = subjects or Subjects()
-        self.mean, self.deviation = np.zeros(1), np.ones(1)
+        self._table, self._subjects, self.prepared = table, subjects or Subjects(), Preparation.nothing()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
     @cached_property
@@ -106,12 +110,12 @@ class Rows:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over rows, targets and their standardisation: see `digest_of_rows`."""
-        return digest_of_rows(self._own, self.mean, self.deviation)
+        """SHA-256 over rows, targets and how they are prepared: see `digest_of_rows`."""
+        return digest_of_rows(self._own, self.prepared)
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
-        """Return standardised inputs and targets of some rows."""
-        return standardise(self.x[index], self.mean, self.deviation, dtype), self.y[index]
+        """Return prepared inputs and targets of some rows."""
+        return self.prepared.apply(self.x[index], dtype), self.y[index]
 
     def answer(self, message: Message, contributor: Contributor) -> Message:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
@@ -120,14 +124,21 @@ class Rows:
                 return answer_moments(contributor, message, {message.what: self._columns(message.what)})
             case AskApart():
                 return answer_apart(message, self._subjects)
+            case AskHistogram():
+                return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
             case Begin():
                 if message.schema != self._schema:
                     raise ParameterError("the server's model has other tensors than the silo's; expected the same")
+                if message.table != self._table:
+                    raise ParameterError(
+                        "the server reads tables by another schema than this silo, as their digests differ; give both "
+                        "the same"
+                    )
                 if message.mean.size not in (1, self.x.shape[-1]):
                     raise ParameterError(
                         f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
                     )
-                self.mean, self.deviation = message.mean, message.deviation
+                self.prepared = message.preparation
                 self.agreed = (message_digest(message),)
                 return Ready(stamp=message.stamp)
         reply = contributor.answer(message)
@@ -136,7 +147,7 @@ class Rows:
         return reply
 
     def _columns(self, what: str) -> NDArray[np.generic]:
-        """Return what mean and deviation are asked of, [entries, columns]."""
+        """Return what statistics are asked of, [entries, columns]."""
         if what == "rows":
             return np.zeros((len(self.x), 0))
         if what == "targets":

@@ -13,6 +13,7 @@ from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.apart import Comparison
@@ -55,7 +56,7 @@ def enrolment_of(
     setting: Setting,
     scheme: str,
     members: Sequence[str] | None,
-    columns: int,
+    columns: ColumnRules,
     batch_size: int | None = None,
     *,
     ask_scales: bool = False,
@@ -71,7 +72,16 @@ def enrolment_of(
     size = setting.batch_size if batch_size is None else batch_size
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
-    return Enrolment(summing, modules.schema(setting.model), columns, size, ask_scales, setting.figures, comparison)
+    return Enrolment(
+        summing,
+        modules.schema(setting.model),
+        columns,
+        size,
+        ask_scales,
+        setting.figures,
+        setting.table,
+        comparison,
+    )
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -114,6 +124,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             augment=setting.augment,
             held_out=held_out_of(protocol, setting, silo),
             subjects=silo.subjects,
+            table=setting.table,
         )
         for silo in setting.here
     }
@@ -132,7 +143,8 @@ def pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
     """Return everybody's rows as one party's, in the batches that the silos would take."""
     x, y, counts = whole_rows(protocol, setting)
     parts = [Batches(count, setting.batch_size, setting.seed, row) for row, count in counts.items()]
-    return SiloRows(x, y, UnionBatches(parts), setting.dtype, setting.device, augment=setting.augment)
+    batches, table = UnionBatches(parts), setting.table
+    return SiloRows(x, y, batches, setting.dtype, setting.device, augment=setting.augment, table=table)
 
 
 def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic], torch.Tensor, dict[str, int]]:
@@ -194,6 +206,6 @@ def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
 
 def without_noise(setting: Setting) -> str:
     """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
-    found = ["means and deviations of the input columns, summed without noise"] if setting.columns else []
+    found = ["means and deviations of the input columns, summed without noise"] if setting.columns.fitted else []
     found += ["the number of rows of all silos together"] if not setting.batch_size else []
     return " and ".join(found)

@@ -167,7 +167,8 @@ def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
     kept = len(x) - settings.held_out
     batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
     held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
-    return Rows(x[:kept], y[:kept], batches, settings.schema, held_out if settings.held_out else None), batches
+    held = held_out if settings.held_out else None
+    return Rows(x[:kept], y[:kept], batches, settings.schema, held, settings.table), batches
 
 
 def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor:

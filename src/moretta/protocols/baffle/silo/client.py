@@ -27,7 +27,7 @@ from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.common.scoring import Score
-from moretta.protocols.common.silo_rows import Rows, standardise
+from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
@@ -231,7 +231,7 @@ class Client:
         at, step = layout.flat(ask.parameters)[None], len(rows.batches.of_round(1))
         found = []
         for start in range(0, len(held_out.x), step):
-            chunk = standardise(held_out.x[start : start + step], rows.mean, rows.deviation, layout.dtype)
+            chunk = rows.prepared.apply(held_out.x[start : start + step], layout.dtype)
             found.append(forward.outputs(at, chunk)[0])
         return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
 

@@ -1,0 +1,131 @@
+"""How input columns are made ready for a model: absent values filled in, columns brought to a common scale.
+
+    ColumnRules    what is to be done with each column; agreed before any value is known
+    Preparation    what was fitted on all silos' training rows, and does it: at silos, the server, in predictions, alike
+
+A value that is absent is NaN until it is prepared. What is filled in comes from training rows, never from the rows at
+hand, so that a prediction does not depend on who else is in a file. Needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from moretta.errors import ParameterError
+
+Fill = Literal["none", "mean", "median"]
+SMALLEST_DEVIATION = 1e-150  # below, prepared inputs would overflow
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnRules:
+    """What is to be done with each input column, the last axis of a sample.
+
+    scaled: bool[columns], whether a column is brought to mean 0 and deviation 1. fills: int8[columns], what is filled
+    in where a value is absent, as an index into `Fill`; 0 where none may be absent. low, high: float64[columns], the
+    declared range of a column whose median is filled in; 0 elsewhere.
+    Raises `moretta.errors.ParameterError` for a median without a range.
+    """
+
+    scaled: NDArray[np.bool_]
+    fills: NDArray[np.int8]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if not (self.low < self.high)[self.medians].all():
+            raise ParameterError(
+                "a median is found by counting within a range; declare the column's range in the schema, for example "
+                "range = [0, 120], or fill in the mean"
+            )
+
+    @classmethod
+    def alike(cls, columns: int, *, scaled: bool = False, fill: Fill = "none") -> ColumnRules:
+        """Return the same rules for all columns."""
+        kind = np.full(columns, get_args(Fill).index(fill), np.int8)
+        return cls(np.full(columns, scaled), kind, np.zeros(columns), np.zeros(columns))
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are; 0 where nothing is done with any."""
+        return len(self.scaled)
+
+    @property
+    def fitted(self) -> int:
+        """How many columns statistics are asked of: all, or 0 where nothing is scaled and nothing may be absent."""
+        return self.columns if self.scaled.any() or self.may_lack else 0
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether a value may be absent in any column."""
+        return bool(self.fills.any())
+
+    @property
+    def medians(self) -> NDArray[np.int64]:
+        """The indices of the columns whose median is filled in."""
+        return np.flatnonzero(self.fills == get_args(Fill).index("median"))
+
+    def of(self, columns: Sequence[int]) -> ColumnRules:
+        """Return the rules of some columns."""
+        kept = list(columns)
+        return ColumnRules(self.scaled[kept], self.fills[kept], self.low[kept], self.high[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """What was fitted, and how it is applied: (x, or fill where x is absent, - mean) / deviation.
+
+    fill, mean, deviation: float64[columns], or [1] for all columns alike.
+    """
+
+    fill: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls) -> Preparation:
+        """Return the preparation that changes nothing."""
+        return cls(np.zeros(1), np.zeros(1), np.ones(1))
+
+    @classmethod
+    def loads(cls, figures: Mapping[str, Any]) -> Preparation:
+        """Return what ``inputs.json`` says of it: lists of numbers under "fill", "mean" and "deviation"."""
+        return cls(*(np.array(figures[name], np.float64) for name in ("fill", "mean", "deviation")))
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether inputs in which no value is absent stay as they are."""
+        return bool((self.mean == 0).all() and (self.deviation == 1).all())
+
+    def apply(self, x: NDArray[np.generic], dtype: DTypeLike) -> NDArray[Any]:
+        """Return inputs [rows, ..., columns] prepared, in a floating dtype; whole numbers are tokens and stay."""
+        if x.dtype.kind in "iu":
+            return x
+        absent = np.isnan(x)
+        if self.changes_nothing and not absent.any():
+            return x.astype(dtype, copy=False)
+        filled = np.where(absent, self.fill, x.astype(np.float64))
+        return ((filled - self.mean) / self.deviation).astype(dtype)
+
+    def joined(self, columns: Sequence[int], part: Preparation) -> Preparation:
+        """Return this with the given columns' figures replaced by those of `part`."""
+        arrays = []
+        for whole, own in zip(self._arrays, part._arrays, strict=True):
+            mine = whole.copy()
+            mine[list(columns)] = own
+            arrays.append(mine)
+        return Preparation(*arrays)
+
+    @property
+    def _arrays(self) -> tuple[NDArray[np.float64], ...]:
+        return self.fill, self.mean, self.deviation
+
+
+def usable(deviation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the divisors of inputs: a column that never varies is divided by 1."""
+    return np.where(deviation >= SMALLEST_DEVIATION, deviation, 1.0)
