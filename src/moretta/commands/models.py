@@ -7,20 +7,31 @@ from typing import Annotated
 
 import typer
 
+from moretta.commands.schema import Absent, Decimal, FileEncoding, Separator, form_of
 from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, say
+from moretta.data.tables.files import Format
 from moretta.errors import ParameterError
 
+Architecture = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODULE:FUNCTION", help="Of a run made from Python: what builds its model."),
+]
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
 
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
-    data: Annotated[Path, typer.Option(help="Rows to predict: .csv with the training columns, or .npz with x.")],
-    out: Annotated[Path, typer.Option(help="Where the outputs go, a row each: .csv or .npy.")],
+    data: Annotated[Path, typer.Option(help="Rows to predict: a table with the training columns, or .npz with x.")],
+    out: Annotated[Path, typer.Option(help="Where predictions go, a row each: .csv; or .npy for plain outputs.")],
     true_model: Annotated[
         bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
     ] = False,
     silo: OfSilo = None,
+    model: Architecture = None,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    file_encoding: FileEncoding = "utf-8",
+    absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -29,7 +40,17 @@ def predict(
         from moretta.run.prediction import predict as predict_rows
 
         allowed = allows_code(folder, allow_code)
-        rows, outputs = predict_rows(folder, data, out, true_model=true_model, silo=silo, allow_code=allowed)
+        form = form_of(separator, decimal, file_encoding, absent)
+        rows, outputs = predict_rows(
+            folder,
+            data,
+            out,
+            form=None if form == Format() else form,
+            true_model=true_model,
+            silo=silo,
+            model=model,
+            allow_code=allowed,
+        )
     told = {"rows": rows, "outputs": outputs, "out": str(out)}
     say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
@@ -41,6 +62,7 @@ def export(
         bool, typer.Option("--true-model", help="Export the server's true model, not the released one.")
     ] = False,
     silo: OfSilo = None,
+    model: Architecture = None,
     history: Annotated[
         bool, typer.Option("--history", help="Export the history, as TensorBoard's events, and no model.")
     ] = False,
@@ -59,5 +81,5 @@ def export(
             say({"out": str(out), "rounds": rounds}, as_json, lambda: print(f"{out}   (tensorboard --logdir {out})"))
             return
         allowed = out.suffix == ".onnx" and allows_code(folder, allow_code)
-        export_model(folder, out, true_model=true_model, silo=silo, allow_code=allowed)
+        export_model(folder, out, true_model=true_model, silo=silo, model=model, allow_code=allowed)
     say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))

@@ -7,6 +7,7 @@
     [secure-aggregation]  how uploads are summed (may be left out)
     [engine]              where the silos live (may be left out)
     [engine.faults]       what is to go wrong (may be left out)
+    [columns.NAME]        what a table's columns mean, in the place of [data] schema (may be left out)
 
 Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one with every default, and
 `digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError` of one sentence, worded in
@@ -32,6 +33,8 @@ from moretta.config import wording
 from moretta.config.sections import Data, Model, Run
 from moretta.contract.settings import Section, kebab
 from moretta.contract.wording import either, shown, unfit
+from moretta.data.tables import schema
+from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Delay, Engine, Fault, Faults
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
@@ -69,8 +72,8 @@ else:
 class RunFile(Section):
     """All of a run file.
 
-    base: the folder from which relative paths and modules resolve: ``[run] base``, by default the file's folder.
-    Raises ParameterError if sections do not fit each other.
+    table: what the columns of its tables mean. base: the folder from which relative paths and modules resolve: ``[run]
+    base``, by default the file's folder. Raises ParameterError if sections do not fit each other.
     """
 
     run: Run
@@ -79,6 +82,7 @@ class RunFile(Section):
     protocol: Protocol
     secure_aggregation: SecureAggregation = SecureAggregation()
     engine: Engine = Engine()
+    table: Schema | None = None
     base: Path = Path()
 
     @property
@@ -98,6 +102,7 @@ class RunFile(Section):
                 f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
             )
         self._check_sites()
+        self._check_shape()
         if self.engine.edge and not entry.edge:
             raise ParameterError(
                 f"[engine] edge: edge clients only run models forward, as baffle has it, and {protocol.name} has not; "
@@ -163,6 +168,26 @@ class RunFile(Section):
                 f"[engine] sites names {len(self.engine.sites)} silos and [data] silos is {data.silos}; make them alike"
             )
 
+    def _check_shape(self) -> None:
+        """Raise ParameterError unless what the rows at sites are like is said once: by a schema, or by shapes."""
+        data = self.data
+        if self.table is not None:
+            if data.inputs or data.classes or data.outputs or data.missing != "error":
+                raise ParameterError(
+                    "[data] inputs, classes, outputs and missing follow from the schema of the table; remove them"
+                )
+            return
+        if data.at_sites and (data.inputs is None or (data.classes is None) == (data.outputs is None)):
+            raise ParameterError(
+                '[data] source = "sites" needs schema, which says what a table\'s columns mean, or for arrays inputs, '
+                "the shape of a sample, and either classes or outputs, for example inputs = [30] and classes = 2"
+            )
+        if data.at_sites and data.missing not in ("error", "mean"):
+            raise ParameterError(
+                f'[data] missing = "{data.missing}" of rows at sites needs a schema, which says of which columns; give '
+                'schema, or missing = "mean"'
+            )
+
 
 def _lacks_validation(run_file: RunFile) -> bool:
     """Return whether early stopping is asked for without rows to judge by; bank-marketing brings its own."""
@@ -180,7 +205,7 @@ def _keys(section: type[BaseModel]) -> list[str]:
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "run": [*_keys(Run), "base"],
-    "data": _keys(Data),
+    "data": [*_keys(Data), "schema"],
     "model": ["source"],
     "protocol": ["name"],
     "secure-aggregation": _keys(SecureAggregation),
@@ -262,6 +287,8 @@ def digest(run_file: RunFile) -> str:
         sections["run"]["evaluate-every"] = run_file.run.evaluate_every
     if run_file.protocol.rate_depends_on_rounds:
         sections["run"]["rounds"] = run_file.run.rounds  # the rate of every round depends on it
+    if run_file.table is not None:
+        sections["columns"] = {"digest": run_file.table.digest}  # which heeds the order of columns
     sections["secure-aggregation"]["limit"] = run_file.secure_aggregation.largest
     text = json.dumps(["moretta run file 1", sections], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -271,6 +298,7 @@ def _sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
     sections = run_file.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"base"})
     arguments = sections["model"].pop("arguments")
     sections["model"] |= {kebab(name): value for name, value in arguments.items()}
+    sections |= sections.pop("table", {})  # its one key is `columns`
     return sections
 
 
@@ -325,12 +353,14 @@ def _value(text: str) -> object:
 
 def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
     for name, value in tables.items():
-        if name not in _SECTIONS:
+        if name not in (*_SECTIONS, "columns"):
             raise ParameterError(wording.unknown_section(name, value, _SECTIONS))
-        _check_table(name, value)
+        if name != "columns":
+            _check_table(name, value)
     for name, key in (("run", "rounds"), ("data", "source"), ("model", "source"), ("protocol", "name")):
         if name not in tables:
             raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
+    tables, table = _table(tables, path)
     run = {"name": path.stem, "base": "", **tables["run"]}
     base = run.pop("base")
     if not isinstance(base, str):
@@ -350,8 +380,24 @@ def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
         protocol=section("protocol", PROTOCOLS[protocol], tables["protocol"], protocol),
         secure_aggregation=section("secure-aggregation", SecureAggregation, tables.get("secure-aggregation", {})),
         engine=_engine(tables.get("engine", {})),
+        table=table,
         base=path.absolute().parent / base,
     )
+
+
+def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Schema | None]:
+    """Return the tables without the schema of the rows' columns, and that: of [columns], or the file of [data]
+    schema."""
+    rest = {name: dict(table) for name, table in tables.items() if name != "columns"}
+    named = rest["data"].pop("schema", None)
+    if named is None:
+        return rest, schema.of({"columns": tables["columns"]}, "[columns]") if "columns" in tables else None
+    if "columns" in tables:
+        raise ParameterError("[data] schema names a file, and there are sections [columns] too; remove one of them")
+    if not isinstance(named, str):
+        raise ParameterError(f"[data] schema: expected a path in quotes, got {shown(named)}")
+    base = rest["run"].get("base", "")
+    return rest, schema.load(path.absolute().parent / (base if isinstance(base, str) else "") / named)
 
 
 def _check_table(name: str, table: object) -> None:

@@ -17,6 +17,7 @@ from moretta.contract.settings import SERVER, Device, Fraction, Positive, Sectio
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
 from moretta.data.grid import check_grid
+from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
 
@@ -71,7 +72,7 @@ class Run(Section):
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
-    "encoding", "missing", "image_size",
+    "encoding", "image_size",
 )  # fmt: skip
 
 
@@ -105,7 +106,12 @@ class Data(Section):
     test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
         or the source's own default (bank-marketing: 0.1 and 0.1).
     encoding: of text columns; None is "one-hot".
-    missing: an absent value is an error, or becomes the silos' median, or that with one more column to mark it.
+    missing: without a schema, an absent value is an error, or becomes the column's mean, or its median (of tables and
+        arrays here, whose range is then that of the rows), or the mean with one more column to mark it ("indicator").
+    schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
+        [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
+        needs one.
+    separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
     image_size: of "office-home", the pixels of a side of its square images; None is 64.
     standardise: None is true for tables and false for images and for module:function.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
@@ -134,7 +140,11 @@ class Data(Section):
     test_fraction: Fraction | None = None
     validation_fraction: Fraction | None = None
     encoding: Literal["one-hot", "ordinal"] | None = None
-    missing: Literal["error", "median", "indicator"] = "error"
+    missing: Literal["error", "mean", "median", "indicator"] = "error"
+    separator: Annotated[Separator | None, SERVER] = None
+    decimal: Annotated[Literal[".", ","], SERVER] = "."
+    file_encoding: Annotated[Words, SERVER] = "utf-8"
+    absent: Annotated[tuple[Words, ...], SERVER] = ()
     image_size: PositiveInt | None = None
     standardise: bool | None = None
     augment: Literal["none", "crop-flip"] = "none"
@@ -145,6 +155,11 @@ class Data(Section):
     least_rows: PositiveInt | None = None
     test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool = False
+
+    @property
+    def form(self) -> Format:
+        """How .csv files are written."""
+        return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
     @property
     def at_sites(self) -> bool:
@@ -225,11 +240,6 @@ class Data(Section):
         if self.partition not in ("iid", "grid", "by-feature"):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
-            )
-        if self.inputs is None or (self.classes is None) == (self.outputs is None):
-            raise ParameterError(
-                '[data] source = "sites" needs inputs, the shape of a sample, and either classes or outputs, for '
-                "example inputs = [30] and classes = 2"
             )
 
 

@@ -9,7 +9,9 @@ server-key = "moretta-public-1 ..."   # instead of the kit's: whose envelopes it
 models = ["nets:build"]       # code that runs may have called here, beside the built-in models
 
 [data]
-source = "patients.csv"       # a .csv or .npz file or "module:function"; target, missing, id-column as in a run file
+source = "patients.csv"       # a table (.csv, .parquet, .arrow), an .npz file or "module:function"
+separator = ";"               # how a .csv file is written, where it is not found out: decimal = ",",
+decimal = ","                 # file-encoding = "latin-1", absent = ["n/a"]
 test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
 
 [limits]
@@ -41,6 +43,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from moretta.config import run_files
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Words
 from moretta.contract.wording import nearest, shown, unfit
+from moretta.data.tables.files import Format, Separator
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Precision
 from moretta.errors import ParameterError
@@ -86,16 +89,22 @@ class SiloSection(Section):
 
 
 class RowsSection(Section):
-    """Where its rows are: see `moretta.data.own_rows.read_rows`.
+    """Where its rows are, and how a .csv file is written: see `moretta.data.own_rows.read_rows`.
 
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
     """
 
     source: Words
-    target: Words | None = None
-    id_column: Words | None = None
-    missing: Literal["error", "median"] = "error"
+    separator: Separator | None = None
+    decimal: Literal[".", ","] = "."
+    file_encoding: Words = "utf-8"
+    absent: tuple[Words, ...] = ()
     test_fraction: Fraction = 0.0
+
+    @property
+    def form(self) -> Format:
+        """How .csv files are written."""
+        return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
 
 class Limits(Section):

@@ -15,6 +15,7 @@ from typing import Any
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.settings import SERVER, SITE, Section, mark_of
+from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
@@ -127,6 +128,7 @@ def of_run_file(
     task: str,
     standardise: bool,
     model_source: str,
+    table: Schema | None = None,
     aggregation: SecureAggregation | None = None,
     device: str | None = None,
     insecure_secret_seed: int | None = None,
@@ -134,7 +136,8 @@ def of_run_file(
     """Return the specification of a run file, with its files found beside it.
 
     task, standardise: of the rows, where the run file leaves them open. model_source: a digest of what builds the
-    model. aggregation, device, insecure_secret_seed: a site's own, in the place of the run file's.
+    model. table: the schema of the rows. aggregation, device, insecure_secret_seed: a site's own, in the place of the
+    run file's.
     """
     run, data, text = run_file.run, run_file.data, run_files.dump(run_file)
     return Specification(
@@ -157,6 +160,8 @@ def of_run_file(
         least_rows=data.least_rows,
         score_at_silos=data.score_at_silos,
         model_source=model_source,
+        missing=data.missing,
+        table="" if table is None else table.digest,
         text=text,
         digest=run_files.digest(run_file),
         given=tomllib.loads(text),

@@ -11,7 +11,10 @@ from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.sets import scaled
 from moretta.data.split import RowNumbers, split
-from moretta.data.tables.table import MissingValues, Table, Task, absent_columns
+from moretta.data.tables.inference import Missing, Task
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import ABSENT_CATEGORY, TableRows, expansion_of, rules_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
@@ -23,25 +26,31 @@ class Wish:
     task: Task | None
     test: float
     validation: float
-    missing: MissingValues
+    missing: Missing
     seed: int
 
 
-def from_table(table: Table, wish: Wish, groups: Array | None = None) -> Dataset:
-    """A table that was read, split by the wished fractions. groups: [rows], which rows stay together."""
-    y, task, classes = as_targets(table.y, wish.name, wish.task)
+def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
+    """A table that was read by its schema, split by the wished fractions."""
+    y, task, classes = rows.y, wish.task or "regression", None
+    if table.classes:
+        y, task, classes = rows.y, "classification", len(table.classes)
+    if task != wish.task is not None:
+        raise ParameterError(f'{wish.name}: task = "{wish.task}" does not fit the schema, whose target is of {task}')
+    expansion = expansion_of(table)
     return split_rows(
         wish,
-        table.x,
-        y,
+        rows.x,
+        y if classes else as_targets(y, wish.name, "regression")[0],
         task,
         classes,
-        feature_names=table.names,
-        origins=table.origins,
-        class_names=table.class_names if task == "classification" else (),
-        missing_columns=table.missing_columns,
-        ids=table.ids,
-        groups=groups,
+        feature_names=expansion.names,
+        origins=expansion.origins,
+        class_names=table.classes,
+        ids=rows.ids,
+        groups=rows.groups,
+        column_rules=rules_of(table),
+        table=table,
     )
 
 
@@ -55,7 +64,8 @@ def split_rows(
     feature_names: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     class_names: tuple[str, ...] = (),
-    missing_columns: tuple[int, ...] = (),
+    column_rules: ColumnRules | None = None,
+    table: Schema | None = None,
     domain: Array | None = None,
     ids: Array | None = None,
     groups: Array | None = None,
@@ -85,8 +95,8 @@ def split_rows(
         domain_test=_domain(domain, len(x), wish.name, test),
         ids=_texts(ids, train),
         groups=_texts(groups, train),
-        missing=wish.missing,
-        missing_columns=missing_columns,
+        column_rules=column_rules,
+        table=table,
         standardise=standardise,
     )
 
@@ -106,6 +116,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
             f"got {', '.join(arrays) or 'none'}"
         )
     x = as_features(arrays["x"], wish.name)
+    x, names, rules = _lacking(x, _numbered(x), wish.missing)
     y, task, classes = as_targets(arrays["y"], wish.name, wish.task)
     _check_rows(wish.name, x, y)
     return split_rows(
@@ -114,11 +125,11 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         y,
         task,
         classes,
-        feature_names=_numbered(x),
+        feature_names=names,
+        column_rules=rules,
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
         groups=arrays.get("group"),
-        missing_columns=_absent(x, wish.missing),
         standardise=_is_table(x, wish.name),
     )
 
@@ -137,6 +148,7 @@ def from_parts(
     else:
         x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
     _check_rows(wish.name, x, y_train)
+    x, x_test, names, rules = _lacking_parts(x, x_test, wish.missing)
     ids, groups = arrays.get("id_train"), arrays.get("group_train")
     _check_distinct(ids, len(x), wish.name)
     validation, train = split(y_train, (wish.validation,), wish.seed, wish.name, groups)
@@ -153,14 +165,13 @@ def from_parts(
         x_validation=x[validation],
         y_validation=y_train[validation],
         classes=classes,
-        feature_names=_numbered(x),
+        feature_names=names,
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
         ids=_texts(ids, train),
         groups=_texts(groups, train),
-        missing=wish.missing,
-        missing_columns=tuple(sorted({*_absent(x, wish.missing), *_absent(x_test, wish.missing)})),
+        column_rules=rules,
         standardise=_is_table(x, wish.name),
     )
 
@@ -221,8 +232,31 @@ def _numbered(x: Array) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
 
 
-def _absent(x: Array, missing: MissingValues) -> tuple[int, ...]:
-    return () if missing == "error" or x.ndim != 2 or x.dtype.kind != "f" else absent_columns(x)
+def _lacking(x: Array, names: tuple[str, ...], missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
+    """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
+    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
+        return x, names, None
+    absent = np.isnan(x)
+    marked = np.flatnonzero(absent.any(axis=0)) if missing == "indicator" else np.array([], np.int64)
+    count, wide = x.shape[1], x.shape[1] + len(marked)
+    rules = ColumnRules.alike(wide, fill="mean")
+    rules.fills[count:] = 0
+    if missing == "median":
+        low = np.nanmin(x, axis=0, initial=np.inf).astype(np.float64)
+        high = np.nanmax(x, axis=0, initial=-np.inf).astype(np.float64)
+        lacks = absent.any(axis=0) & (low < high)
+        rules = ColumnRules(rules.scaled, np.where(lacks, 2, 1).astype(np.int8), np.where(lacks, low, 0.0), high)
+    marks = tuple(f"{names[column]}={ABSENT_CATEGORY}" for column in marked)
+    return np.concatenate([x, absent[:, marked].astype(x.dtype)], axis=1), (*names, *marks), rules
+
+
+def _lacking_parts(
+    x: Array, x_test: Array, missing: Missing
+) -> tuple[Array, Array, tuple[str, ...], ColumnRules | None]:
+    if missing == "error" or x.shape[1:] != x_test.shape[1:]:
+        return x, x_test, _numbered(x), None
+    both, names, rules = _lacking(np.concatenate([x, x_test]), _numbered(x), missing)
+    return both[: len(x)], both[len(x) :], names, rules
 
 
 def _is_table(x: Array, name: str) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moretta.contract.messages import Array
-from moretta.data.tables.table import Task
+from moretta.data.tables.inference import Task
 from moretta.errors import ParameterError
 
 

@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import check_finite, check_fit, check_pair, check_targets_finite
-from moretta.data.tables.table import MissingValues, Task
+from moretta.data.tables.inference import Task
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
 @dataclass(frozen=True, eq=False)
 class SiloData:
-    """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1, all finite.
+    """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1.
 
     row: in a grid, the name of its row part, "row-1" ...; else empty. columns: in a grid, which columns of the whole
     flat sample x has, in their order; else empty. ids, groups: str[n], each row's id and group, if the source has them.
-    holds_labels: false for participants of a grid whose labels another participant holds.
+    holds_labels: false for participants of a grid whose labels another participant holds. may_lack: whether x may hold
+    NaN, an absent value.
     Raises ParameterError, naming the silo and the column, for other arrays.
     """
 
@@ -39,13 +42,14 @@ class SiloData:
     columns: tuple[int, ...] = ()
     ids: NDArray[np.str_] | None = None
     holds_labels: bool = True
+    may_lack: bool = False
     groups: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
             raise ParameterError(f"{self.name} has no rows; give it data or leave it out")
         check_pair(self.x, self.y, self.name)
-        check_finite(self.x, self.feature_names, self.name)
+        check_finite(self.x, self.feature_names, self.name, allow_missing=self.may_lack)
         check_targets_finite(self.y, self.name)
         for what, given in (("id", self.ids), ("group", self.groups)):
             if given is not None and given.shape != (len(self.x),):
@@ -66,13 +70,11 @@ class Dataset:
     name per column of a two-dimensional x, and is empty otherwise; `origins` has, for each, the column of the source
     that it was encoded from, and is empty where each is its own. `domain` [rows of train] says where a row comes from,
     for the by-domain partition, `domain_test` [rows of test] likewise, to score each domain by itself
-    (`test_rows_by_domain`), and `ids` str[rows of train] whose it is, each once. `groups` str[rows of train] says which
-    rows stay together, such as a patient's visits: none of them is a test or a validation row. With `missing` other
-    than "error", x may hold NaN for an absent value, until each owner fills its own (`fill_missing`);
-    `missing_columns` are the columns where any row of the whole table lacks one. `standardise` is what the source
-    advises: true for tables.
-    Raises ParameterError, naming the part and the column, if anything does not fit. That training rows are finite is
-    checked by `SiloData`, which can name the silo.
+    (`test_rows_by_domain`), and `ids` str[rows of train] whose it is. `column_rules` says in which columns x may hold
+    NaN, an absent value, and what is filled in once training has found it; None: in none. `table` is the schema of a
+    source that is a table. `standardise` is what the source advises: true for tables. Raises ParameterError, naming the
+    part and the column, if anything does not fit. That training rows are finite is checked by `SiloData`, which can
+    name the silo.
     """
 
     name: str
@@ -90,9 +92,9 @@ class Dataset:
     domain: Array | None = None
     domain_test: Array | None = None
     ids: NDArray[np.str_] | None = None
+    column_rules: ColumnRules | None = None
+    table: Schema | None = None
     groups: NDArray[np.str_] | None = None
-    missing: MissingValues = "error"
-    missing_columns: tuple[int, ...] = ()
     standardise: bool = True
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class Dataset:
                 )
             self._check_task(y, where)
             if part != "training":  # training rows are checked with their owners, so that the error can name one
-                check_finite(x, self.feature_names, where, allow_missing=self.missing != "error")
+                check_finite(x, self.feature_names, where, allow_missing=self.may_lack)
         if self.feature_names and (self.x_train.ndim != 2 or len(self.feature_names) != self.x_train.shape[1]):
             raise ParameterError(
                 f"{self.name}: expected a name per column of x {self.x_train.shape}, got {len(self.feature_names)}"
@@ -131,6 +133,11 @@ class Dataset:
                 raise ParameterError(
                     f"{self.name}: expected one {what} per training row ({len(self.x_train)}), got {given.shape}"
                 )
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether any value may be absent."""
+        return self.column_rules is not None and self.column_rules.may_lack
 
     def parts(self) -> tuple[tuple[str, Array, Array], ...]:
         """The three parts as (name, x, y)."""

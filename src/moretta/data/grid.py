@@ -16,7 +16,6 @@ import numpy as np
 from moretta.contract.wording import did_you_mean
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.split import RowNumbers, cut, generator, units_of
-from moretta.data.tables.table import fill_missing
 from moretta.errors import ParameterError
 
 GRIDS = ("by-feature", "grid")
@@ -72,8 +71,7 @@ def deal(
     """The participants silo-1-1, silo-1-2, ... of a flat data set, by row part and then by column part.
 
     shape: what `check_grid` returned for the same columns and label holder. sizes: relative, one for each row part.
-    An indicator of absence, a column appended behind those of the source, goes with the column that it is about.
-    Raises ParameterError for columns or sizes that do not fit the data, and as `fill_missing` does.
+    Raises ParameterError for columns or sizes that do not fit the data.
     """
     m_h, m_v = shape
     rows, parts = _row_parts(dataset, m_h, sizes, seed), _column_parts(dataset, m_v, columns)
@@ -85,23 +83,19 @@ def deal(
         groups = None if dataset.groups is None else dataset.groups[mine]
         for j, own in enumerate(parts, 1):
             name = f"silo-{i}-{j}"
-            marked = [(k, own.index(column)) for k, column in enumerate(dataset.missing_columns) if column in own]
             names = tuple(dataset.feature_names[column] for column in own) if dataset.feature_names else ()
-            x, names = fill_missing(
-                np.take(x_row, own, axis=1), dataset.missing, names, name, tuple(place for _, place in marked)
-            )
-            indicators = [dataset.inputs[0] + k for k, _ in marked] if x.shape[1] > len(own) else []
             participants.append(
                 SiloData(
                     name,
-                    x,
+                    np.take(x_row, own, axis=1),
                     y,
                     names,
                     row=f"row-{i}",
-                    columns=(*own, *indicators),
+                    columns=tuple(own),
                     ids=ids,
                     groups=groups,
                     holds_labels=j == holder,
+                    may_lack=dataset.may_lack,
                 )
             )
     return tuple(participants)

@@ -1,7 +1,8 @@
 """The rows that one owner has in a file of its own, read so that all owners' columns and classes mean the same.
 
 As each owner reads its rows alone, nothing may depend on its file's content: another file may lack a category or a
-class. So text is refused here, and classes are whole numbers from 0, numbered as in the run.
+class. So a table is read by the run's schema, which all owners have, and arrays have whole numbers as classes,
+numbered as in the run.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from moretta.data.checks import as_features, as_targets, check_finite, check_fit
 from moretta.data.images.sets import read_npz
 from moretta.data.references import is_reference
 from moretta.data.sources import called
-from moretta.data.tables.table import MissingValues, fill_missing, is_table, read_table
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.rows import encode, expansion_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
@@ -26,7 +29,8 @@ class ExpectedRows:
     """What a run expects of every owner's rows.
 
     inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
-    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
+    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all. may_lack: whether values may
+    be absent. table: what the columns of these rows mean, where they are a table's.
     """
 
     inputs: tuple[int, ...]
@@ -34,6 +38,8 @@ class ExpectedRows:
     classes: int | None
     outputs: int | None
     labelled: bool = True
+    may_lack: bool = False
+    table: Schema | None = None
 
 
 class OwnRows(NamedTuple):
@@ -47,47 +53,39 @@ class OwnRows(NamedTuple):
 
 
 def read_rows(
-    source: str,
-    wanted: ExpectedRows,
-    where: str,
-    *,
-    target: str | None = None,
-    missing: MissingValues = "error",
-    id_column: str | None = None,
-    base: Path = Path("."),
+    source: str, wanted: ExpectedRows, where: str, *, form: Format | None = None, base: Path = Path(".")
 ) -> OwnRows:
     """Return the rows of a source.
 
-    source: a .csv or .csv.gz table, an .npz file with x and y (or x_train and y_train), id and group where rows have
-    them, or "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at
-    `base`.
-    target, id_column: of a table, as in `moretta.data.tables.table.read_table`; missing: "error", or "median",
-    of this owner's rows.
-    where: begins each error's sentence. Raises `moretta.errors.ParameterError` for rows that are not as wanted.
+    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
+    "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.
+    form: how a .csv file is written. where: begins each error's sentence. Raises `moretta.errors.ParameterError` for
+    rows that are not as wanted.
     """
-    names: tuple[str, ...] = ()
     if is_table(source):
-        arrays, names = _table(base / source, wanted, target, missing, id_column)
-    elif target is not None or id_column is not None:
-        raise ParameterError(f"{where}: target and id-column are for .csv files, and source = {source!r} is none")
-    elif source.endswith(".npz"):
-        arrays = read_npz(base / source)
+        return _table(base / source, wanted, where, form)
+    if wanted.table is not None:
+        raise ParameterError(
+            f"{where}: the run's rows are a table's, and source = {source!r} is none; expected a file that ends in "
+            f"{', '.join(ENDINGS)}"
+        )
+    if source.endswith(".npz"):
+        arrays: Mapping[str, Array] = read_npz(base / source)
     elif is_reference(source):
         arrays = called(source, base)
     else:
         raise ParameterError(
-            f'{where}: source = {source!r}: expected a .csv, .csv.gz or .npz file or "module:function" of this site\'s '
-            "own rows"
+            f"{where}: source = {source!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
+            '"module:function" of this site\'s own rows'
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):
         raise ParameterError(f"{where}: {source}: expected arrays x and y; got {', '.join(arrays) or 'none'}")
     x = as_features(given_x, f"{where}: {source}")
-    x, names = fill_missing(x, missing, names, where, ())
     y = _targets(given_y, wanted, f"{where}: {source}") if wanted.labelled and given_y is not None else _no_targets()
-    _check(x, y, wanted, where, names)
+    _check(x, y, wanted, where, ())
     ids, groups = (_texts(arrays, what, len(x), f"{where}: {source}") for what in ("id", "group"))
-    return OwnRows(x, y, ids, groups, names)
+    return OwnRows(x, y, ids, groups, ())
 
 
 def _texts(arrays: Mapping[str, Array], what: str, rows: int, where: str) -> NDArray[np.str_] | None:
@@ -98,23 +96,17 @@ def _texts(arrays: Mapping[str, Array], what: str, rows: int, where: str) -> NDA
     return None if given is None else np.asarray(given).astype(np.str_)
 
 
-def _table(
-    path: Path, wanted: ExpectedRows, target: str | None, missing: MissingValues, id_column: str | None
-) -> tuple[Mapping[str, Array], tuple[str, ...]]:
-    # Targets as numbers, whatever the task: the classes of one owner's rows are not all the classes.
-    table = read_table(
-        path, target=target, task="regression", missing=missing, id_column=id_column, labelled=wanted.labelled
-    )
-    if table.names != table.origins:
-        text = next(origin for name, origin in zip(table.names, table.origins, strict=True) if name != origin)
+def _table(path: Path, wanted: ExpectedRows, where: str, form: Format | None) -> OwnRows:
+    if wanted.table is None:
         raise ParameterError(
-            f"{path.name}: column {text!r} has text in it, whose categories may be others at another site; "
-            "encode it as numbers in the same way everywhere"
+            f"{where}: {path.name} is a table, and the run says nothing of what columns mean; have it name a schema by "
+            "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
-    arrays: dict[str, Array] = {"x": table.x, "y": table.y}
-    if table.ids is not None:
-        arrays["id"] = table.ids
-    return arrays, table.names
+    rows = encode(read_columns(path, form), wanted.table, f"{where}: {path.name}", form, labelled=wanted.labelled)
+    y = rows.y if wanted.table.classes or not wanted.labelled else as_targets(rows.y, where, "regression")[0]
+    names = expansion_of(wanted.table).names
+    _check(rows.x, y, wanted, where, names)
+    return OwnRows(rows.x, y, rows.ids, rows.groups, names)
 
 
 def _targets(y: Array, wanted: ExpectedRows, where: str) -> Array:
@@ -143,7 +135,7 @@ def _check(x: Array, y: Array, wanted: ExpectedRows, where: str, names: tuple[st
         )
     if not len(x):
         raise ParameterError(f"{where} has no rows; expected at least one")
-    check_finite(x, names if len(names) == x.shape[-1] else (), where)
+    check_finite(x, names if len(names) == x.shape[-1] else (), where, allow_missing=wanted.may_lack)
     if not wanted.labelled:
         return
     check_pair(x, y, where)

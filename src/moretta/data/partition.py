@@ -26,7 +26,6 @@ from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
 from moretta.data.split import RowNumbers, Units, cut, generator, places_of, units_of
-from moretta.data.tables.table import fill_missing
 from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
@@ -69,12 +68,12 @@ def distribute(
     columns: Columns | None = None,
     label_holder: int | Sequence[int] | None = None,
 ) -> Distributed:
-    """Partition the training rows over silos named silo-1 ..., and let every owner fill its own absent values.
+    """Partition the training rows over silos named silo-1 ... .
 
     With "grid" and "by-feature" the silos are those of `moretta.data.grid`, named silo-1-1 ...; `silos` is their
     number, `sizes` has one for each row part, and `label_holder` is the column part, from 1, that holds the labels (one
     for each row part, if there are several numbers; by default the first). The test and the validation part are owners
-    too. Raises ParameterError as `partition`, `check_grid`, `deal` and `fill_missing`.
+    too. Raises ParameterError as `partition`, `check_grid` and `deal`.
     """
     shape = check_grid(how, silos, grid, columns, label_holder)
     if how in GRIDS:
@@ -102,8 +101,7 @@ def distribute(
 
 
 def _owned(dataset: Dataset, name: str, x: NDArray[Any], y: NDArray[Any]) -> SiloData:
-    filled, names = fill_missing(x, dataset.missing, dataset.feature_names, name, dataset.missing_columns)
-    return SiloData(name, filled, y, names)
+    return SiloData(name, x, y, dataset.feature_names, may_lack=dataset.may_lack)
 
 
 def partition(

@@ -1,4 +1,4 @@
-"""From the `[data]` section of a run file to a `Dataset`: built-in names, .csv, .csv.gz, .npz and `module:function`."""
+"""From the `[data]` section of a run file to a `Dataset`: built-in names, tables, .npz and `module:function`."""
 
 from pathlib import Path
 from typing import get_args
@@ -14,7 +14,10 @@ from moretta.data.images.office_home import SIZE, load_office_home
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split
-from moretta.data.tables.table import Encoding, MissingValues, Task, is_table, read_table
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.inference import Encoding, Missing, Task, Wanted, infer
+from moretta.data.tables.rows import encode
+from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")
@@ -25,12 +28,14 @@ def load(
     source: str,
     *,
     path: str | Path | None = None,
+    schema: Schema | None = None,
+    form: Format | None = None,
     target: str | None = None,
     task: Task | None = None,
     test_fraction: float | None = None,
     validation_fraction: float | None = None,
     encoding: Encoding | None = None,
-    missing: MissingValues = "error",
+    missing: Missing = "error",
     id_column: str | None = None,
     image_size: int | None = None,
     seed: int = 0,
@@ -38,16 +43,16 @@ def load(
 ) -> Dataset:
     """Load a source; relative paths and modules start at `base`, the run file's folder.
 
-    `path` is the folder of an image set, or the folder or file of bank-marketing. `target` and `encoding` are for
-    tables. `id_column` is for .csv files: the column of row ids, which is no feature. `image_size` is for office-home,
-    whose images become squares of so many pixels a side, by default 64. The fractions are of all rows, stratified by
-    class (office-home: by domain and class) and drawn from `seed`; by default 0.2 for test (bank-marketing 0.1) and 0
-    for validation (bank-marketing 0.1). A source with its own test part keeps it; validation rows then come from the
-    training rows.
+    `path` is the folder of an image set, or the folder or file of bank-marketing. `schema` says what a table's columns
+    mean and `form` how its file is written; without a schema it is inferred, by `target`, `id_column` and `encoding`.
+    `image_size` is for office-home, whose images become squares of so many pixels a side, by default 64. The fractions
+    are of all rows, stratified by class (office-home: by domain and class) and drawn from `seed`; by default 0.2 for
+    test (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with its own test part keeps it;
+    validation rows then come from the training rows.
     Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn or
     Pillow.
     """
-    check_choice("missing", missing, get_args(MissingValues))
+    check_choice("missing", missing, get_args(Missing))
     if task is not None:
         check_choice("task", task, get_args(Task))
     default_test, default_validation = (0.1, 0.1) if source == "bank-marketing" else (0.2, 0.0)
@@ -61,13 +66,16 @@ def load(
     )
     if not 0 < wish.test < 1:
         raise ParameterError(f"expected a test-fraction between 0 and 1, got {wish.test}")
-    _refuse_idle(source, "target", target, is_table(source) or source == "bank-marketing", "a table")
-    _refuse_idle(source, "encoding", encoding, is_table(source) or source == "bank-marketing", "a table")
+    bank, table = source == "bank-marketing", is_table(source)
+    _refuse_idle(source, "schema", schema, table, "a table")
+    _refuse_idle(source, "how a file is written", form, table, "a table")
+    _refuse_idle(source, "target", target, (table and schema is None) or bank, "a table without a schema")
+    _refuse_idle(source, "encoding", encoding, (table and schema is None) or bank, "a table without a schema")
     _refuse_idle(source, "path", path, source in (*SETS, "office-home", "bank-marketing"), "a built-in set of files")
     place = None if path is None else base / path
-    _refuse_idle(source, "id-column", id_column, is_table(source), "a .csv file")
+    _refuse_idle(source, "id-column", id_column, table and schema is None, "a table without a schema")
     _refuse_idle(source, "image-size", image_size, source == "office-home", "office-home, a folder of images")
-    if source == "bank-marketing":
+    if bank:
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
         return _images(load_images(source, place), wish)
@@ -75,25 +83,23 @@ def load(
         return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
-    if is_table(source):
-        file = base / source
-        table = read_table(
-            file,
-            target=target,
-            task=task,
-            encoding=encoding or "one-hot",
-            missing=missing,
-            id_column=id_column,
-        )
-        return from_table(table, wish)
+    if table:
+        wanted = Wanted(target, task, id_column, encoding or "one-hot", missing)
+        return _table(base / source, schema, wanted, form or Format(), wish)
     if source.endswith(".npz"):
         return from_arrays(read_npz(base / source), wish)
     if is_reference(source):
         return from_arrays(called(source, base), wish)
     raise ParameterError(
-        f'source = "{source}" is neither a built-in set, nor a .csv, .csv.gz or .npz file, nor "module:function"; '
-        f"{did_you_mean(source, BUILT_IN)}"
+        f'source = "{source}" is neither a built-in set, nor a {", ".join(ENDINGS)} or .npz file, nor '
+        f'"module:function"; {did_you_mean(source, BUILT_IN)}'
     )
+
+
+def _table(path: Path, schema: Schema | None, wanted: Wanted, form: Format, wish: Wish) -> Dataset:
+    columns = read_columns(path, form)
+    found = schema or infer(columns, wanted, path.name, form)
+    return from_table(encode(columns, found, path.name, form), found, wish)
 
 
 def _refuse_idle(source: str, key: str, value: object, used: bool, kind: str) -> None:
@@ -113,7 +119,8 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish
         )
     # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()
-    return from_table(read_table(file, target=target or "y", encoding=encoding, missing=wish.missing, drop=drop), wish)
+    wanted = Wanted(target or "y", encoding=encoding, missing=wish.missing, drop=drop)
+    return _table(file, None, wanted, Format(), wish)
 
 
 def _scikit(source: str, wish: Wish) -> Dataset:

@@ -76,7 +76,7 @@ class EdgeRole:
         run, data, limits, silo = self._run_file.run, self._run_file.data, self._file.limits, self._silo
         held_out = None
         if data.score_at_silos and silo.held_out is not None:
-            figures = figures_of(self._protocol.loss, shared_settings.task_of(data))
+            figures = figures_of(self._protocol.loss, shared_settings.task_of(self._run_file))
             x, y = silo.held_out
             held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
         client = self._edge.edge_client(
@@ -93,7 +93,7 @@ class EdgeRole:
                 micro_batch=limits.micro_batch,
             ),
             schema=hello.tensors,
-            table="",
+            table=shared_settings.table_of(self._run_file),
             batch_size=data.batch_size,
             seed=run.seed,
             rounds=run.rounds,

@@ -26,6 +26,8 @@ from moretta.data.grid import GRIDS
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo, Subjects
 from moretta.data.split import cut, split
+from moretta.data.tables.rows import expansion_of, rules_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.registry import entry_of
@@ -61,7 +63,7 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     silos, model = silos_of(run_file), _model(run_file, seed)
     spec = _specification(run_file, device="cpu")
     test, tested = _test_rows(run_file)
-    return Federation.of(spec, model, silos, test=test, out=out, tested=tested)
+    return Federation.of(spec, model, silos, test=test, out=out, table=run_file.table, tested=tested)
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
@@ -83,7 +85,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
         device=site.limits.device,
         insecure_secret_seed=site.silo.insecure_secret_seed,
     )
-    return Federation.of(spec, model, silos, feature_names=names)
+    return Federation.of(spec, model, silos, feature_names=names, table=run_file.table)
 
 
 def check_code(source: str, agreed: Sequence[str]) -> None:
@@ -158,18 +160,20 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     if name not in silos:
         raise ParameterError(f"[silo] name = {name!r} is none of the run's silos, {', '.join(silos):.200}; correct it")
     mine = silos[name]
-    rows = read_rows(
-        site.data.source,
-        replace(_wanted(run_file.data), inputs=mine.x.shape[1:], labelled=mine.labelled),
-        f"silo `{name}`",
-        target=site.data.target,
-        missing=site.data.missing,
-        id_column=site.data.id_column,
-        base=site.base,
-    )
-    here = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False)
-    silos[name] = _holding_back(here, site.data.test_fraction)
-    return list(silos.values()), rows.names
+    wanted = _wanted(run_file)
+    if wanted.table is not None and mine.columns:
+        wanted = replace(wanted, table=_of_part(wanted.table, mine))
+    wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
+    read = read_rows(site.data.source, wanted, f"silo `{name}`", form=site.data.form, base=site.base)
+    mine = replace(mine, x=read.x, y=read.y, ids=read.ids, groups=read.groups, remote=False)
+    silos[name] = _holding_back(mine, site.data.test_fraction)
+    return list(silos.values()), read.names
+
+
+def _of_part(table: Schema, silo: Silo) -> Schema:
+    """Return the schema of the columns that one holder of a row of the grid has."""
+    origins = expansion_of(table).origins
+    return table.only([origins[column] for column in silo.columns], labelled=silo.labelled)
 
 
 def _holding_back(silo: Silo, fraction: float) -> Silo:
@@ -207,10 +211,10 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
     kind = np.int64 if data.tokens else np.float32
-    shape = _wanted(data).inputs
+    shape = _wanted(run_file).inputs
     if data.partition not in GRIDS:
         return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), remote=True) for name in names]
-    parts = _column_parts(data)
+    parts = _column_parts(run_file)
     rows = len(names) // len(parts)
     holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
@@ -230,20 +234,35 @@ def players_of(run_file: RunFile) -> Participation:
     return playing(run_file.secure_aggregation, run.participation, run_file.engine.sites, run.seed)
 
 
-def task_of(data: Data) -> str:
+def task_of(run_file: RunFile) -> str:
     """Return whether the run's targets are classes or numbers."""
-    return "regression" if data.classes is None else "classification"
+    return "regression" if _wanted(run_file).classes is None else "classification"
 
 
-def _wanted(data: Data) -> ExpectedRows:
-    if data.inputs is None:  # `Data` has seen to it
+def table_of(run_file: RunFile) -> str:
+    """Return the digest of the schema by which tables are read; empty for arrays."""
+    return "" if run_file.table is None else run_file.table.digest
+
+
+def _wanted(run_file: RunFile) -> ExpectedRows:
+    data, table = run_file.data, run_file.table
+    if table is not None:
+        if table.target is None:
+            raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
+        classes, rules = len(table.classes) or None, rules_of(table)
+        outputs = None if classes else 1
+        return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
+    if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs)
+    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs, may_lack=data.missing != "error")
 
 
-def _column_parts(data: Data) -> list[tuple[int, ...]]:
+def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     """Return the indices of each column part's columns."""
-    total = int(np.prod(_wanted(data).inputs))
+    data = run_file.data
+    if run_file.table is not None:
+        return _table_parts(data, run_file.table)
+    total = int(np.prod(_wanted(run_file).inputs))
     if data.columns is None:
         parts = data.grid[1] if data.grid is not None else 1
         return [tuple(map(int, part)) for part in cut(np.arange(total), parts, None)]
@@ -251,15 +270,31 @@ def _column_parts(data: Data) -> list[tuple[int, ...]]:
     for part in data.columns:
         if not all(isinstance(column, int) for column in part):
             raise ParameterError(
-                '[data] columns: with source = "sites" columns are given by index from 0, as names are the sites\' own'
+                "[data] columns: without a schema columns are given by index from 0, as names are the sites' own"
             )
         found.append(tuple(column for column in part if isinstance(column, int)))
     return found
 
 
+def _table_parts(data: Data, table: Schema) -> list[tuple[int, ...]]:
+    """Return the same of a table, whose columns are named: all that a column becomes goes to one part."""
+    features, origins = list(table.features), expansion_of(table).origins
+    parts: Sequence[Sequence[object]] = data.columns or ()
+    if data.columns is None:
+        cuts = cut(np.arange(len(features)), data.grid[1] if data.grid is not None else 1, None)
+        parts = [[features[place] for place in places] for places in cuts]
+    named = [name for part in parts for name in part]
+    if sorted(map(str, named)) != sorted(features):
+        raise ParameterError(
+            f"[data] columns: expected each column of the schema that is an input in one part, by its name "
+            f"({', '.join(features):.200}); got {', '.join(map(str, named)):.200}"
+        )
+    return [tuple(column for column, origin in enumerate(origins) if origin in part) for part in parts]
+
+
 def _model(run_file: RunFile, seed: int) -> nn.Module:
     """Build the model. seed: of its weights."""
-    wanted = _wanted(run_file.data)
+    wanted = _wanted(run_file)
     classes = 1 if run_file.protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
     return catalogue.build(
         run_file.model.source,
@@ -279,10 +314,11 @@ def _specification(
     insecure_secret_seed: int | None = None,
 ) -> Specification:
     """Return the specification of a run whose rows are at sites; arguments as of `specification.of_run_file`."""
-    wanted = _wanted(run_file.data)
+    wanted = _wanted(run_file)
     return of_run_file(
         run_file,
-        task=task_of(run_file.data),
+        task=task_of(run_file),
+        table=run_file.table,
         standardise=len(wanted.inputs) == 1 and not wanted.tokens,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         aggregation=aggregation,
@@ -296,5 +332,5 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     data = run_file.data
     if data.test is None:
         return None, None
-    rows = read_rows(data.test, _wanted(data), "[data] test", base=run_file.base)
+    rows = read_rows(data.test, _wanted(run_file), "[data] test", form=data.form, base=run_file.base)
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moretta.config.silo_file import SiloFile
+from moretta.data.tables.files import ENDINGS
 from moretta.deployment import kits, server_key
 from moretta.deployment.check_result import Warned
 from moretta.deployment.server_key import server_keys
@@ -57,7 +58,7 @@ def pinned(kit: Path, file: SiloFile) -> str:
 def openable(file: SiloFile) -> str:
     """Check that the file of a site's rows can be opened. Raises `moretta.errors.ParameterError`."""
     source = file.data.source
-    if not source.endswith((".csv", ".csv.gz", ".npz")):
+    if not source.endswith((*ENDINGS, ".npz")):
         from moretta.data.references import resolve
 
         resolve(source, file.base)

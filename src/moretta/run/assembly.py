@@ -9,6 +9,7 @@ from moretta.config.run_files import RunFile
 from moretta.data import domains, partition, sources
 from moretta.data.dataset import SiloData
 from moretta.data.silo import Silo
+from moretta.data.tables.files import Format
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 from moretta.run.federation import Federation
@@ -29,6 +30,8 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         validation_fraction=wanted.validation_fraction,
         encoding=wanted.encoding,
         id_column=wanted.id_column,
+        schema=run_file.table,
+        form=None if wanted.form == Format() else wanted.form,
         image_size=wanted.image_size,
         missing=wanted.missing,
         seed=run.seed,
@@ -62,6 +65,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         task=dataset.task,
         standardise=dataset.standardise,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
+        table=dataset.table,
     )
     return Federation.of(
         spec,
@@ -71,6 +75,9 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         out=out,
         feature_names=dealt.feature_names,
+        class_names=dataset.class_names,
+        table=dataset.table,
+        column_rules=dataset.column_rules,
     )
 
 

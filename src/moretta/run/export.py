@@ -10,55 +10,47 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from safetensors.numpy import save
 
-from moretta.data.tables.preparation import Preparation
 from moretta.engines.files import write_atomically
-from moretta.engines.run_folder import read_model
+from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import MissingExtra, ParameterError
 from moretta.run import finished
-
-
-class Prepared(nn.Module):
-    """A model that takes inputs as the data has them, NaN where a value is absent, and prepares them itself."""
-
-    def __init__(self, model: nn.Module, preparation: Preparation) -> None:
-        super().__init__()
-        self.model = model
-        dtype = next(model.parameters()).dtype
-        self.fill: Tensor
-        self.mean: Tensor
-        self.deviation: Tensor
-        for name in ("fill", "mean", "deviation"):
-            self.register_buffer(name, torch.tensor(getattr(preparation, name), dtype=dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, [rows, outputs]."""
-        if x.is_floating_point():
-            x = (torch.where(torch.isnan(x), self.fill, x) - self.mean) / self.deviation
-        outputs: Tensor = self.model(x)
-        return outputs
+from moretta.run.raw_rows import Prepared
 
 
 def export(
-    folder: Path, out: Path, *, true_model: bool = False, silo: str | None = None, allow_code: bool = False
+    folder: Path,
+    out: Path,
+    *,
+    true_model: bool = False,
+    silo: str | None = None,
+    model: str | None = None,
+    allow_code: bool = False,
 ) -> None:
     """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
 
-    The graph's input is `x`, rows as the data has them, standardisation included, any number of rows; its output is
-    `outputs`. allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
-    `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
+    The graph's input is `x`, rows as the data has them, NaN where a value is absent, any number of rows: filling in and
+    scaling are in the graph. Of a table `x` is float32[rows, features], where a category enters as its place in the
+    list that the schema in inputs.json has; the graph's metadata holds the same. Its output is `outputs`. The
+    state_dict's metadata holds inputs.json too. model, allow_code: as of `moretta.run.finished.load`; a state_dict
+    needs no code. Raises `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
     """
     if out.suffix not in (".safetensors", ".onnx"):
         raise ParameterError(f"{out}: expected a file that ends in .safetensors or .onnx")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix == ".safetensors":
-        found = finished.model_file(folder, true_model=true_model, silo=silo)
-        read_model(found)  # says what is wrong, if anything is
-        write_atomically(out, found.read_bytes())
+        tensors = read_model(finished.model_file(folder, true_model=true_model, silo=silo))
+        write_atomically(out, save(dict(tensors), metadata={"inputs": _inputs(folder)}))
         return
-    write_atomically(out, _onnx(finished.load(folder, true_model=true_model, silo=silo, allow_code=allow_code)))
+    found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    write_atomically(out, _onnx(found, _inputs(folder)))
+
+
+def _inputs(folder: Path) -> str:
+    """Return what a run's inputs and outputs mean, as JSON."""
+    return json.dumps(read_json(folder / "inputs.json"))
 
 
 def export_history(folder: Path, out: Path) -> int:
@@ -94,19 +86,21 @@ def _scalars(line: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, f
             yield f"{within}{key}", float(value)
 
 
-def _onnx(model: finished.FinishedModel) -> bytes:
+def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
     try:
         import onnx  # noqa: F401  # what torch.onnx needs
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
-    rows = torch.zeros(2, *model.shape, dtype=model.dtype)
+    expansion = model.expansion
+    shape = model.shape if expansion is None else (len(expansion.features),)
+    rows = torch.zeros(2, *shape, dtype=torch.float32 if expansion is not None else model.dtype)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own deprecations
         try:
             program = torch.onnx.export(
-                Prepared(model.module, model.preparation),
+                Prepared(model.module, model.preparation, expansion),
                 (rows,),
                 input_names=["x"],
                 output_names=["outputs"],
@@ -118,5 +112,7 @@ def _onnx(model: finished.FinishedModel) -> bytes:
             raise ParameterError(f"this model cannot be expressed in ONNX: {str(error).splitlines()[0]}") from error
     if program is None:
         raise ParameterError("this model cannot be expressed in ONNX: torch.onnx gave no program")
-    graph: bytes = program.model_proto.SerializeToString()
+    proto = program.model_proto
+    proto.metadata_props.add(key="moretta.inputs", value=inputs)
+    graph: bytes = proto.SerializeToString()
     return graph

@@ -32,7 +32,9 @@ from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, Subjects, check_least, row_shape
-from moretta.data.tables.preparation import ColumnRules, Fill
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import expansion_of, rules_of
+from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
@@ -65,22 +67,21 @@ class Federation:
     that `train` is given. If one is here, this is that silo's side, which plays its role (`client`).
 
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
-    letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures.
-    batch_size: rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1
-    with statistics that come through the secure sum. missing: "error", or "mean": NaN is an absent value, which becomes
-    the column's mean over all silos' training rows. task: None takes whole-number targets for classes.
-    validation: inputs and targets for early stopping: after `early_stopping` rounds that have not lowered the loss on
-    them, the run stops and returns to its best round; patience is counted in rounds and judged at evaluations.
-    participation: the part of the silos that takes part in a round.
-    augment: vary training images each time they are used (`moretta.protocols.common.augmentation`). evaluate_every:
-    rounds from one evaluation on test and validation rows to the next, None for about 50 in a run; the last round
-    always is.
-    insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as resolved and its
-    digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows
-    are remote. score_at_silos: at the end, have the silos score the outcome on the rows that each holds back
-    (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of
-    what the model was built by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module
-    given from Python.
+    letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures. batch_size:
+    rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
+    that come through the secure sum. missing: "error", or "mean": NaN is an absent value, which becomes the column's
+    mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
+    (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task: None takes
+    whole-number targets for classes. validation: inputs and targets for early stopping: after `early_stopping` rounds
+    that have not lowered the loss on them, the run stops and returns to its best round; patience is counted in rounds
+    and judged at evaluations. participation: the part of the silos that takes part in a round. augment: vary training
+    images each time they are used (`moretta.protocols.common.augmentation`). evaluate_every: rounds from one evaluation
+    on test and validation rows to the next, None for about 50 in a run; the last round always is. insecure_secret_seed:
+    for tests only, all secrets follow from it. run_file: the run file as resolved and its digest, kept in the run
+    folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows are remote.
+    score_at_silos: at the end, have the silos score the outcome on the rows that each holds back (`Silo.held_out`), and
+    sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built
+    by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -112,6 +113,8 @@ class Federation:
         run_file: tuple[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
         feature_names: Sequence[str] = (),
+        class_names: Sequence[str] = (),
+        table: Schema | None = None,
         least_rows: int | None = None,
         score_at_silos: bool = False,
         model_source: str = "",
@@ -139,12 +142,13 @@ class Federation:
             least_rows=least_rows,
             score_at_silos=score_at_silos,
             model_source=model_source,
+            table="" if table is None else table.digest,
             text=run_file[0] if run_file else "",
             digest=run_file[1] if run_file else "",
             given=settings,
         )
         self._tested: Subjects | None = None
-        self._hold(spec, model, silos, test, validation, out, feature_names)
+        self._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, None)
 
     @classmethod
     def of(
@@ -157,15 +161,19 @@ class Federation:
         validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
         out: str | Path | None = None,
         feature_names: Sequence[str] = (),
+        class_names: Sequence[str] = (),
+        table: Schema | None = None,
+        column_rules: ColumnRules | None = None,
         tested: Subjects | None = None,
     ) -> Federation:
         """Return the federation of a given specification; the other arguments are those of the class.
 
-        tested: whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
+        column_rules: what is filled in where a value is absent; None takes the table's, or the specification's. tested:
+        whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
         """
         made = cls.__new__(cls)
         made._tested = tested
-        made._hold(spec, model, silos, test, validation, out, feature_names)
+        made._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, column_rules)
         return made
 
     def _hold(
@@ -177,10 +185,17 @@ class Federation:
         validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
         out: str | Path | None,
         feature_names: Sequence[str],
+        class_names: Sequence[str],
+        table: Schema | None,
+        column_rules: ColumnRules | None,
     ) -> None:
         """Check what stands beside the settings against them and each other, and keep it."""
         self.spec, self.silos, self.test, self.validation = spec, silos, test, validation
-        self.out, self.feature_names = out, feature_names
+        self.out, self.table = out, table
+        self.feature_names = feature_names or (() if table is None else expansion_of(table).names)
+        self.class_names = class_names or (() if table is None else table.classes)
+        self._check_some()
+        self.column_rules = self._rules_of_columns(column_rules)
         self._check_silos()
         self._check_names()
         self._roster = None if spec.aggregation.roster is None else Roster.load(spec.aggregation.roster)
@@ -202,7 +217,16 @@ class Federation:
         if not self.spec.engine.edge:
             return self
         spec = replace(self.spec, engine=self.spec.engine.model_copy(update={"edge": ()}))
-        return Federation.of(spec, self.model, self.silos, test=self.test, validation=self.validation, out=self.out)
+        return Federation.of(
+            spec,
+            self.model,
+            self.silos,
+            test=self.test,
+            validation=self.validation,
+            out=self.out,
+            table=self.table,
+            column_rules=self.column_rules,
+        )
 
     def __repr__(self) -> str:
         return f"Federation({self.spec.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
@@ -276,10 +300,24 @@ class Federation:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""
         self.players(rounds, seed)
 
+    def _check_some(self) -> None:
+        if not self.silos:
+            raise ParameterError("a federation needs at least one silo; got none")
+
+    def _rules_of_columns(self, given: ColumnRules | None) -> ColumnRules:
+        """Return how input columns are prepared; tokens are left as they are."""
+        columns = row_shape(self.silos)[-1] if self.silos[0].x.dtype.kind == "f" else 0
+        scaled = self.spec.standardise
+        if given is None and self.table is not None:
+            given = rules_of(self.table)
+        if given is None:
+            return ColumnRules.alike(columns, scaled=scaled, fill="none" if self.spec.missing == "error" else "mean")
+        if given.columns != columns:
+            raise ParameterError(f"the table has {given.columns} input columns, and the silos' rows have {columns}")
+        return replace(given, scaled=np.full(columns, scaled))
+
     def _check_silos(self) -> None:
         names = Counter(silo.name for silo in self.silos)
-        if not names:
-            raise ParameterError("a federation needs at least one silo; got none")
         self._check_grid()
         for silo in self.silos:
             if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", silo.name) or silo.name == "server":
@@ -298,7 +336,7 @@ class Federation:
                     f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
                     f"and {len(silo.y)} targets"
                 )
-            self._check_finite(silo.x, f"silo `{silo.name}`")
+            self._check_finite(silo.x, f"silo `{silo.name}`", silo.columns)
             if not silo.columns and silo.x.shape[1:] != self.silos[0].x.shape[1:]:
                 raise ParameterError(
                     f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
@@ -372,13 +410,20 @@ class Federation:
         self._check_finite(x, part)
         targets(y, self.outputs, self.spec.protocol.loss, part, self._dtype)
 
-    def _check_finite(self, x: NDArray[np.generic], whose: str) -> None:
-        """Check inputs for what is no number: infinity, and NaN, by which a value is absent, where none may be."""
+    def _check_finite(self, x: NDArray[np.generic], whose: str, columns: Sequence[int] = ()) -> None:
+        """Check inputs for what is no number: infinity, and NaN, by which a value is absent, where none may be.
+
+        columns: which x has, where they are split; empty for all.
+        """
         if x.dtype.kind != "f":
             return
-        wrong = np.isinf(x) if self.spec.missing != "error" else ~np.isfinite(x)
+        wrong = ~np.isfinite(x)
+        if self.column_rules.may_lack:
+            may_lack = self.column_rules.fills[list(columns)] if columns else self.column_rules.fills
+            wrong = np.isinf(x) | (np.isnan(x) & (may_lack == 0))
         if wrong.any():
             column = int(np.argwhere(wrong)[0][-1])
+            column = columns[column] if columns else column
             label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
             raise ParameterError(
                 f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
@@ -416,7 +461,7 @@ class Federation:
             silos=self.silos,
             secure_aggregation=self.summing,
             batch_size=self.spec.batch_size,
-            columns=self._column_rules(),
+            columns=self.column_rules,
             dtype=self._dtype,
             device=self.spec.device,
             seed=seed,
@@ -432,16 +477,9 @@ class Federation:
             run=place.run if remote else "",
             helped=helped,
             model_source=self.spec.model_source,
-            tested=self._tested,
             table=self.spec.table,
+            tested=self._tested,
         )
-
-    def _column_rules(self) -> ColumnRules:
-        """Return how input columns are prepared; tokens are left as they are."""
-        floating = self.silos[0].x.dtype.kind == "f"
-        fill: Fill = "none" if self.spec.missing == "error" else "mean"
-        columns = row_shape(self.silos)[-1] if floating else 0
-        return ColumnRules.alike(columns, scaled=self.spec.standardise, fill=fill)
 
     def _run_id(self, seed: int) -> str:
         run = secrets.token_hex(16)

@@ -11,7 +11,11 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.data.tables.preparation import Preparation
+from moretta.data.tables import schema
+from moretta.data.tables.files import Format
+from moretta.data.tables.preparation import Expansion, Preparation
+from moretta.data.tables.rows import expansion_of
+from moretta.data.tables.schema import Schema
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -21,45 +25,92 @@ from moretta.run import consent
 
 @dataclass(frozen=True)
 class FinishedModel:
-    """A model in eval mode, and how inputs are prepared for it.
+    """A model in eval mode, and what its inputs and outputs mean.
 
-    shape: of one row of inputs; columns: their names, for tables.
+    shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
+    form: how its .csv files are written. fills_absent: whether a value may be absent. classes: their names, if known.
+    source: of the run's data.
     """
 
     module: nn.Module
-    run_file: RunFile
+    preparation: Preparation
     shape: tuple[int, ...]
     columns: Sequence[str]
-    preparation: Preparation
+    table: Schema | None
+    form: Format
+    fills_absent: bool
+    task: str
+    loss: str
+    classes: Sequence[str]
     dtype: torch.dtype
+    source: str
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """How coded rows of its table become inputs; None for arrays."""
+        return None if self.table is None else expansion_of(self.table)
 
 
-def load(folder: Path, *, true_model: bool = False, silo: str | None = None, allow_code: bool = False) -> FinishedModel:
+def load(
+    folder: Path,
+    *,
+    true_model: bool = False,
+    silo: str | None = None,
+    model: str | None = None,
+    allow_code: bool = False,
+) -> FinishedModel:
     """Load the released model of a run, the server's true one, or a silo's own.
 
-    allow_code: import the code of the model that the folder names (`moretta.run.consent`). Raises
-    `moretta.errors.ParameterError` for a folder without such a model, one of a run made from Python, or one that names
-    code which is not allowed.
+    model: of a run made from Python, what builds its architecture: a built-in name, or a "module:function" beside the
+    working directory, which is then called. allow_code: import the code of the model that the folder names
+    (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one of a run made
+    from Python without `model`, or one that names code which is not allowed.
     """
     inputs, tensors = (
         read_json(folder / "inputs.json"),
         read_model(model_file(folder, true_model=true_model, silo=silo)),
     )
-    if not (folder / "run.toml").exists():
-        raise ParameterError(f"{folder}: expected a run of `moretta train`; one made from Python has its model there")
-    run_file = run_files.load(folder / "run.toml")
-    consent.check(folder, run_file, allow_code)
     shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
+    run_file = _run_file(folder, model, allow_code)
     module = catalogue.build(
-        run_file.model.source,
+        model or (run_file.model.source if run_file else ""),
         inputs=shape,
         outputs=int(inputs["outputs"]),
-        base=run_file.base,
-        seed=run_file.run.seed,
-        **run_file.model.arguments,
+        base=run_file.base if run_file else Path(),
+        seed=run_file.run.seed if run_file else 0,
+        **(run_file.model.arguments if run_file else {}),
     ).to(dtype)
     modules.load(module, tensors)
-    return FinishedModel(module.eval(), run_file, shape, list(inputs["columns"]), Preparation.loads(inputs), dtype)
+    return FinishedModel(
+        module=module.eval(),
+        preparation=Preparation.loads(inputs),
+        shape=shape,
+        columns=list(inputs["columns"]),
+        table=schema.of(inputs["table"], f"{folder}: inputs.json") if inputs["table"] else None,
+        form=run_file.data.form if run_file else Format(),
+        fills_absent=bool(inputs["fills_absent"]),
+        task=inputs["task"],
+        loss=inputs["loss"],
+        classes=list(inputs["classes"]),
+        dtype=dtype,
+        source=run_file.data.source if run_file else "",
+    )
+
+
+def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | None:
+    """Return the run file of a folder; None of a run made from Python, whose architecture is given."""
+    if not (folder / "run.toml").exists():
+        if model is None:
+            raise ParameterError(
+                f"{folder} is of a run made from Python, which does not say how its model is built; name that by "
+                "--model module:function (or a built-in name)"
+            )
+        return None
+    if model is not None:
+        raise ParameterError(f"{folder} has a run file, which names its model; leave out --model")
+    run_file = run_files.load(folder / "run.toml")
+    consent.check(folder, run_file, allow_code)
+    return run_file
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

@@ -25,6 +25,7 @@ from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import Transport, in_process
 from moretta.run.evaluation import Evaluator
 from moretta.run.history import Line, line_of
+from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, recorder_of
@@ -205,6 +206,9 @@ class Session:
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
 
     def _module(self, tensors: Tensors) -> nn.Module:
-        module = copy.deepcopy(self._of.model)
+        """Return a model that takes rows as the silos have them."""
+        module, preparation = copy.deepcopy(self._of.model), self._players.fitted.preparation
         modules.load(module, tensors)
-        return module.eval()
+        if preparation.changes_nothing and not self._of.column_rules.may_lack:
+            return module.eval()
+        return Prepared(module, preparation).eval()

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import csv
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.config import run_files
 from moretta.contract.messages import Array
-from moretta.data.checks import as_features
+from moretta.data.checks import as_features, check_finite
 from moretta.data.images.sets import SETS, read_npz, scaled
-from moretta.data.tables.table import ABSENT_CATEGORY, cells_of, fill_missing, numbers_of
+from moretta.data.tables.files import Format, is_table, read_columns
+from moretta.data.tables.rows import encode
+from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
-from moretta.protocols.common import enrolment
+from moretta.protocols.common.enrolment import prepared
 from moretta.protocols.common.modules import outputs_of
 from moretta.run import finished
+from moretta.run.finished import FinishedModel
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Inputs [rows, ...], and what names each row: the name of that column, and its words; none without."""
+
+    x: Array
+    named: str = ""
+    names: NDArray[np.str_] | None = None
 
 
 def predict(
@@ -25,122 +39,123 @@ def predict(
     rows: Path,
     out: Path,
     *,
+    form: Format | None = None,
     true_model: bool = False,
     silo: str | None = None,
+    model: str | None = None,
     allow_code: bool = False,
 ) -> tuple[int, int]:
-    """Predict the rows of a .csv or .npz file; write a .csv with a column an output, or a .npy. Return its shape.
+    """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
 
-    The file has the columns of the training data (its target may be there or not), or an array `x`. Where the run
-    filled in absent values, the file's own medians fill in those of its rows. The released model gives exact
-    predictions; it is the one that silos hold. allow_code: as of `moretta.run.finished.load`.
+    Return how many rows and outputs there are. A table has the columns of the training data (its target may be there
+    or not), an .npz file an array `x`, and perhaps `id`. What is absent is filled in as in training, by what the
+    training rows had, so that no prediction depends on the file's other rows. The released model gives exact
+    predictions; it is the one that silos hold. form: how a .csv file is written. model: of a run made from Python, the
+    "module:function" that builds its architecture. allow_code: as of `moretta.run.finished.load`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
     """
     if out.suffix not in (".csv", ".npy"):
         raise ParameterError(f"{out}: expected an output file that ends in .csv or .npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    model = finished.load(folder, true_model=true_model, silo=silo, allow_code=allow_code)
-    x = _rows(rows, list(model.columns), model.shape, model.run_file.data)
-    prepared = enrolment.prepared(x, model.preparation, model.dtype)
+    found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    given = _rows(rows, found, form)
     try:
-        outputs = outputs_of(model.module, prepared).numpy()
+        outputs = outputs_of(found.module, prepared(given.x, found.preparation, found.dtype)).numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ParameterError(
-            f"{rows}: the model cannot take these rows of {x.dtype} ({error}); save numbers as floats, and tokens as "
-            "the integers that it was trained on"
+            f"{rows}: the model cannot take these rows of {given.x.dtype} ({error}); save numbers as floats, and "
+            "tokens as the integers that it was trained on"
         ) from error
-    _write(out, outputs)
+    _write(out, outputs, given, found)
     return outputs.shape[0], outputs.shape[1]
 
 
-def _rows(path: Path, columns: list[str], shape: tuple[int, ...], wanted: run_files.Data) -> Array:
-    """Return the rows to predict as training had its own: float32, or int64 for tokens, and no value absent."""
-    indicators = _indicators(columns)
-    given = columns[: len(columns) - len(indicators)]
+def probabilities(outputs: Array, loss: str) -> NDArray[np.float64]:
+    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
+
+    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
+    [0, 1]: it is cut to that, and rows of several are divided by their sum.
+    """
+    wide = outputs.astype(np.float64)
+    if loss == "cross-entropy":
+        shifted = np.exp(wide - wide.max(axis=1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+    cut = np.clip(wide, 0.0, 1.0)
+    if cut.shape[1] == 1:
+        return np.concatenate([1.0 - cut, cut], axis=1)
+    total = cut.sum(axis=1, keepdims=True)
+    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
+
+
+def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
+    """Return the rows to predict as a silo's own are: float32, NaN where a value is absent, or int64 for tokens."""
     if path.suffix == ".npz":
-        arrays = read_npz(path)
-        if "x" not in arrays:
-            raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
-        pixels = wanted.source in SETS and arrays["x"].dtype == np.uint8
-        x = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
-    elif path.suffix == ".csv":
-        x = as_features(_table(path, given), str(path))
+        found = _arrays(path, model)
+    elif is_table(path.name):
+        found = _table(path, model, form or model.form)
     else:
-        raise ParameterError(f"{path}: expected rows to predict in a .csv or .npz file")
-    if x.ndim == 2 and x.shape[1] == len(given):
-        x, _ = fill_missing(x, wanted.missing, tuple(given), str(path), indicators)
+        raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
+    x, shape = found.x, model.shape
     if len(shape) == 1 and len(x) and x[0].size == shape[0]:  # where columns were dealt out, samples are flat
         x = x.reshape(len(x), -1)
     if x.shape[1:] != shape or not len(x):
         raise ParameterError(f"{path}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise ParameterError(f"{path}: expected finite inputs, got NaN or infinity in {_first_bad(x, columns)}")
-    return x
+    names = tuple(model.columns) if len(model.columns) == x.shape[-1] else ()
+    check_finite(x, names, str(path), allow_missing=model.fills_absent)
+    return _Rows(x, found.named, found.names)
 
 
-def _indicators(columns: list[str]) -> tuple[int, ...]:
-    """Return which columns have an indicator at the end of all columns, 1 where their value was absent."""
-    ends = f"={ABSENT_CATEGORY}"
-    named = [column.removesuffix(ends) for column in columns if column.endswith(ends)]
-    return tuple(columns.index(name) for name in named if name in columns)  # else it is a category of a text
+def _arrays(path: Path, model: FinishedModel) -> _Rows:
+    arrays = read_npz(path)
+    if "x" not in arrays:
+        raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
+    pixels = model.source in SETS and arrays["x"].dtype == np.uint8
+    x = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
+    names = arrays.get("id")
+    if names is not None and names.shape != (len(x),):
+        raise ParameterError(f"{path}: expected one id a row, {len(x)}; got {list(names.shape)}")
+    return _Rows(x, "id", None if names is None else names.astype(np.str_))
 
 
-def _first_bad(x: Array, columns: list[str]) -> str:
-    column = int(np.argwhere(~np.isfinite(x))[0][-1])
-    return f"column `{columns[column]}`" if column < len(columns) else f"column {column}"
+def _table(path: Path, model: FinishedModel, form: Format) -> _Rows:
+    schema = model.table
+    if schema is None:  # trained on arrays, whose columns have names perhaps
+        if not model.columns:
+            raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
+        blanks = "mean" if model.fills_absent else "refuse"
+        schema = Schema(columns={name: Number(blanks=blanks) for name in model.columns})
+    read = encode(read_columns(path, form), schema, path.name, form, labelled=False, training=False)
+    named, names = schema.name_of("id"), read.ids
+    if names is None:
+        named, names = schema.name_of("group"), read.groups
+    return _Rows(read.x, named or "", names)
 
 
-def _table(path: Path, columns: list[str]) -> NDArray[np.float64]:
-    """Read a table by the training data's columns: a number each, NaN if absent, or ``name=category`` of a text."""
-    cells = _cells(path)
-    read: list[list[float]] = []
-    for column in columns:
-        text = max((name for name in cells if column.startswith(f"{name}=")), key=len, default=None)
-        if column in cells:
-            read.append(_numbers(path, column, cells[column]))
-        elif text is not None:
-            known = [other.removeprefix(f"{text}=") for other in columns if other.startswith(f"{text}=")]
-            found = [_category(path, text, cell, known) for cell in cells[text]]
-            read.append([float(f"{text}={category}" == column) for category in found])
-        else:
-            name = column.partition("=")[0]
-            raise ParameterError(
-                f"{path}: expected a column `{name}`, as the training data has; got {', '.join(cells)}"
-            )
-    return np.array(read, dtype=np.float64).T
-
-
-def _cells(path: Path) -> dict[str, list[str]]:
-    """Return each column's cells, stripped, absent ones as the empty string."""
-    try:
-        return cells_of(path.read_bytes(), str(path))[1]
-    except OSError as error:
-        raise ParameterError(f"{path}: the rows to predict cannot be read; {error}") from None
-
-
-def _numbers(path: Path, column: str, cells: list[str]) -> list[float]:
-    numbers = numbers_of(cells)
-    if numbers is None:
-        wrong = next(cell for cell in cells if numbers_of([cell]) is None)
-        raise ParameterError(f"{path}: column `{column}`: expected numbers, as in training, got `{wrong:.80}`")
-    return list(numbers)
-
-
-def _category(path: Path, column: str, cell: str, known: list[str]) -> str:
-    category = cell or ABSENT_CATEGORY
-    if category not in known:
-        got = f"`{cell:.80}`" if cell else "an empty cell"
-        raise ParameterError(f"{path}: column `{column}`: expected {' or '.join(known)}, as in training, got {got}")
-    return category
-
-
-def _write(out: Path, outputs: Array) -> None:
+def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None:
     if out.suffix == ".npy":
         buffer = io.BytesIO()
         np.save(buffer, outputs, allow_pickle=False)
         write_atomically(out, buffer.getvalue())
         return
-    header = ",".join(f"output_{index}" for index in range(outputs.shape[1]))
-    lines = [",".join(repr(float(value)) for value in row) for row in outputs]
-    write_atomically(out, "\n".join([header, *lines, ""]).encode())
+    header, columns = _predicted(outputs, model)
+    if rows.names is not None:
+        header, columns = [rows.named, *header], [rows.names.tolist(), *columns]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(zip(*columns, strict=True))
+    write_atomically(out, text.getvalue().encode())
+
+
+def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[Sequence[object]]]:
+    """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
+    if model.task != "classification":
+        names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{k}" for k in range(outputs.shape[1])]
+        return names, [[repr(float(value)) for value in column] for column in outputs.T]
+    chances = probabilities(outputs, model.loss)
+    classes = list(model.classes) or [str(number) for number in range(chances.shape[1])]
+    # As accuracy has it: of one output the second class above 0.5, else the class with the largest output.
+    best = (outputs[:, 0] > 0.5).astype(int) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+    listed = [[repr(float(value)) for value in column] for column in chances.T]
+    return ["prediction", *(f"probability_{name}" for name in classes)], [[classes[k] for k in best], *listed]

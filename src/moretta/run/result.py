@@ -23,6 +23,8 @@ class Result:
 
     record: the content of ``result.json``. history: a mapping a round. model: the true model, as the server holds it
     (None where silos train alone). released: what the silos may be given. models: each silo's own, where it has one.
+    They take rows as the silos have them: where inputs are standardised, or values filled in, the module that was given
+    stands as `model` in one that does this first (`moretta.run.raw_rows.Prepared`).
     played: the federation, its rounds and its seed; an audit needs their silos' rows and architecture.
     """
 

@@ -115,6 +115,10 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
         "fill": agreed.fill.tolist(),
         "mean": agreed.mean.tolist(),
         "deviation": agreed.deviation.tolist(),
+        "table": None if of.table is None else of.table.told(),
+        "fills_absent": of.column_rules.may_lack,
         "task": of.spec.task,
+        "loss": of.spec.protocol.loss,
+        "classes": list(of.class_names),
         "dtype": of.spec.dtype,
     }

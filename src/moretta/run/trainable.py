@@ -9,6 +9,8 @@ from torch import nn
 
 from moretta.config.specification import Specification
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.schema import Schema
 from moretta.run.evaluation import LabelledRows
 
 
@@ -38,6 +40,18 @@ class Trainable(Protocol):
     @property
     def validation(self) -> LabelledRows | None:
         """Rows on which early stopping judges."""
+
+    @property
+    def table(self) -> Schema | None:
+        """What the columns of its tables mean; None for arrays."""
+
+    @property
+    def column_rules(self) -> ColumnRules:
+        """How input columns are prepared."""
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """Of the classes, where they have names."""
 
     @property
     def feature_names(self) -> Sequence[str]:

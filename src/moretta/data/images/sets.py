@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.tables.table import cells_of, read_bytes
+from moretta.data.tables.files import read_bytes, read_columns
 from moretta.errors import ParameterError
 
 Pixels = NDArray[np.uint8]
@@ -209,8 +209,8 @@ def _lesions(path: Path, y: Integers) -> Integers | None:
     """The lesion of each row by the metadata, which must have the table's rows; None without metadata."""
     if not path.is_file():
         return None
-    _, columns = cells_of(read_bytes(path), path.name)
-    if columns.get("dx") != [HAM10000[label] for label in y]:
+    columns = read_columns(path)
+    if "dx" not in columns or list(columns["dx"]) != [HAM10000[label] for label in y]:
         raise ParameterError(
             f"{path} does not list the rows of the image table in its order; "
             "remove it to split by image (then one lesion may be in both parts)"

@@ -1,6 +1,7 @@
 """How input columns are made ready for a model: absent values filled in, columns brought to a common scale.
 
     ColumnRules    what is to be done with each column; agreed before any value is known
+    Expansion      how categories and marks of absence become columns; follows from the schema
     Preparation    what was fitted on all silos' training rows, and does it: at silos, the server, in predictions, alike
 
 A value that is absent is NaN until it is prepared. What is filled in comes from training rows, never from the rows at
@@ -19,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.errors import ParameterError
 
 Fill = Literal["none", "mean", "median"]
+PLAIN, ONE_OF, MARK = 0, 1, 2
 SMALLEST_DEVIATION = 1e-150  # below, prepared inputs would overflow
 
 
@@ -74,6 +76,36 @@ class ColumnRules:
         """Return the rules of some columns."""
         kept = list(columns)
         return ColumnRules(self.scaled[kept], self.fills[kept], self.low[kept], self.high[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """How coded rows (`moretta.data.tables.rows`) become inputs; nothing of it is fitted.
+
+    features: the names of the coded columns. names: of the inputs. source: int64[inputs], the coded column each is of.
+    kinds: int8[inputs]: `PLAIN`, the value; `ONE_OF`, 1 where it is the code; `MARK`, 1 where it is absent. codes:
+    float64[inputs].
+    """
+
+    features: tuple[str, ...]
+    names: tuple[str, ...]
+    source: NDArray[np.int64]
+    kinds: NDArray[np.int8]
+    codes: NDArray[np.float64]
+
+    def apply(self, coded: NDArray[np.generic]) -> NDArray[np.float32]:
+        """Return inputs, float32[rows, inputs], NaN where a plain value is absent."""
+        found = np.take(coded, self.source, axis=1).astype(np.float32)
+        absent = np.isnan(found)
+        one_of, mark = self.kinds == ONE_OF, self.kinds == MARK
+        found[:, one_of] = found[:, one_of] == self.codes[one_of]
+        found[:, mark] = absent[:, mark]
+        return found
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The coded column's name of each input."""
+        return tuple(self.features[place] for place in self.source)
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,8 +129,8 @@ def edge_client(
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
     tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
     the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). subjects: whom
-    rows are about, which the process is not told. Raises `moretta.errors.ParameterError` for an identity that does not
-    fit the roster.
+    rows are about, which the process is not told. Raises
+    `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
     def root() -> SecretRoot:

@@ -153,8 +153,8 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         setting.device,
         augment=setting.augment,
         held_out=held_out,
-        subjects=silo.subjects,
         table=setting.table,
+        subjects=silo.subjects,
     )
 
 

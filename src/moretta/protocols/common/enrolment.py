@@ -113,8 +113,8 @@ class SiloRows:
         *,
         augment: bool = False,
         held_out: HeldOut | None = None,
-        subjects: Subjects | None = None,
         table: str = "",
+        subjects: Subjects | None = None,
     ) -> None:
         self.subjects = subjects or Subjects()
         self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
@@ -162,8 +162,14 @@ class SiloRows:
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
-        y = self.y.cpu().numpy()
-        rows = Rows(self._raw, y, self.batches, modules.schema(model), table=self._table, subjects=self.subjects)
+        rows = Rows(
+            self._raw,
+            self.y.cpu().numpy(),
+            self.batches,
+            modules.schema(model),
+            table=self._table,
+            subjects=self.subjects,
+        )
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
             self._preparation, self.agreed = rows.prepared, rows.agreed

@@ -94,8 +94,8 @@ class Setting:
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
-    silos' rows are to be compared with them.
+    digest of what built the model, empty where that is not known.
+    tested: whom the server's test rows are about, where silos' rows are to be compared with them.
     """
 
     built: nn.Module
@@ -119,8 +119,8 @@ class Setting:
     run: str = ""
     helped: Callable[[str], HelpedFile] | None = None
     model_source: str = ""
-    tested: Subjects | None = None
     table: str = ""
+    tested: Subjects | None = None
 
     @property
     def here(self) -> Sequence[Silo]:

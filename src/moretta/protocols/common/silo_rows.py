@@ -101,7 +101,8 @@ class Rows:
         subjects: Subjects | None = None,
     ) -> None:
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
-        self._table, self._subjects, self.prepared = table, subjects or Subjects(), Preparation.nothing()
+        self._subjects = subjects or Subjects()
+        self._table, self.prepared = table, Preparation.nothing()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
     @cached_property
@@ -122,10 +123,10 @@ class Rows:
         match message:
             case AskMoments():
                 return answer_moments(contributor, message, {message.what: self._columns(message.what)})
-            case AskApart():
-                return answer_apart(message, self._subjects)
             case AskHistogram():
                 return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
+            case AskApart():
+                return answer_apart(message, self._subjects)
             case Begin():
                 if message.schema != self._schema:
                     raise ParameterError("the server's model has other tensors than the silo's; expected the same")

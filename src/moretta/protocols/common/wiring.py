@@ -72,16 +72,8 @@ def enrolment_of(
     size = setting.batch_size if batch_size is None else batch_size
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
-    return Enrolment(
-        summing,
-        modules.schema(setting.model),
-        columns,
-        size,
-        ask_scales,
-        setting.figures,
-        setting.table,
-        comparison,
-    )
+    schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
+    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison)
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -123,8 +115,8 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             setting.device,
             augment=setting.augment,
             held_out=held_out_of(protocol, setting, silo),
-            subjects=silo.subjects,
             table=setting.table,
+            subjects=silo.subjects,
         )
         for silo in setting.here
     }

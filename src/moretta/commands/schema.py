@@ -1,0 +1,93 @@
+"""`moretta schema`: what the columns of a table mean, proposed from a file, and a file checked against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moretta.commands.terminal import AsJson, say
+from moretta.data.tables import schema as schemas
+from moretta.data.tables.description import as_toml, lines_of
+from moretta.data.tables.files import Format, read_columns
+from moretta.data.tables.inference import Wanted, propose
+from moretta.data.tables.rows import read_table
+from moretta.data.tables.schema import Schema
+from moretta.engines.files import write_atomically
+from moretta.errors import ParameterError
+
+schema = typer.Typer(no_args_is_help=True, help="What a table's columns mean; every command takes --json.")
+
+TablePath = Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet or .arrow.")]
+Separator = Annotated[str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | or a tab.")]
+Decimal = Annotated[str, typer.Option(help="What stands before a number's fraction: . or ,")]
+FileEncoding = Annotated[str, typer.Option(help="How the text of a .csv file is encoded, such as latin-1.")]
+Absent = Annotated[list[str], typer.Option(help="A cell that holds no value, such as n/a; may repeat.")]
+
+
+def form_of(separator: str | None, decimal: str, file_encoding: str, absent: list[str]) -> Format:
+    """Return how a .csv file is written. Raises `moretta.errors.ParameterError` for another sign."""
+    separator = "\t" if separator in ("tab", "\\t") else separator
+    if separator not in (None, ",", ";", "\t", "|"):
+        raise ParameterError("--separator: expected , ; | or tab")
+    if decimal not in (".", ","):
+        raise ParameterError("--decimal: expected . or ,")
+    return Format(separator, decimal, file_encoding, tuple(absent))  # type: ignore[arg-type]  # compared above
+
+
+@schema.command("init")
+def init(
+    file: TablePath,
+    out: Annotated[Path, typer.Option(help="Where the proposal goes; an existing file is not overwritten.")] = Path(
+        "schema.toml"
+    ),
+    target: Annotated[str | None, typer.Option(help="The column to predict; the last one by default.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="The column of ids, if it does not look like one.")] = None,
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    file_encoding: FileEncoding = "utf-8",
+    absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Propose a schema for a table: read it, decide what it asks to decide, and name it in [data] schema."""
+    if out.exists():
+        raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
+    form = form_of(separator, decimal, file_encoding, absent)
+    guesses = propose(read_columns(file, form), Wanted(target, id_column=id_column, missing="mean"), file.name, form)
+    write_atomically(out, as_toml(guesses).encode())
+    doubts = {name: guess.doubt for name, guess in guesses.items() if guess.doubt}
+    lines = lines_of(Schema.model_construct(columns={name: guess.column for name, guess in guesses.items()}))
+    told = {"schema": str(out), "columns": {n: g.column.kind for n, g in guesses.items()}, "decide": doubts}
+
+    def show() -> None:
+        print(*lines, sep="\n")
+        for name, doubt in doubts.items():
+            print(f"decide: {name} {doubt}")
+        print(out)
+
+    say(told, as_json, show)
+
+
+@schema.command("check")
+def check(
+    file: TablePath,
+    by: Annotated[Path, typer.Option("--schema", metavar="schema.toml", help="What the columns mean.")],
+    separator: Separator = None,
+    decimal: Decimal = ".",
+    file_encoding: FileEncoding = "utf-8",
+    absent: Absent = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Read a table by a schema, and say what does not fit, by column."""
+    found = schemas.load(by)
+    rows = read_table(
+        file, found, form_of(separator, decimal, file_encoding, absent), labelled=found.target is not None
+    )
+    told = {"rows": len(rows.x), "inputs": rows.x.shape[1], "digest": found.digest}
+
+    def show() -> None:
+        print(*lines_of(found), sep="\n")
+        print(f"{len(rows.x)} rows, {rows.x.shape[1]} inputs; the schema's digest begins with {found.digest[:16]}")
+
+    say(told, as_json, show)

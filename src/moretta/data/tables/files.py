@@ -1,0 +1,210 @@
+"""Files of tables as columns: CSV, Parquet and Arrow, read by pyarrow.
+
+numbers   float64[rows], NaN where a cell is absent
+dates     datetime64[D][rows], NaT where absent
+words     str[rows], empty where absent
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import MissingExtra, ParameterError
+
+ABSENT = ("", "NA", "NaN", "nan", "?")
+ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+Column = NDArray[Any]
+Separator = Literal[",", ";", "\t", "|"]
+Columns = Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a CSV file is written; the other kinds of file say so themselves.
+
+    separator: None finds out whether it is ',', ';' or a tab. decimal: what stands before a number's fraction.
+    encoding: of the text, such as "latin-1". absent: cells that hold no value, beside `ABSENT`.
+    """
+
+    separator: Separator | None = None
+    decimal: Literal[".", ","] = "."
+    encoding: str = "utf-8"
+    absent: tuple[str, ...] = ()
+
+
+def is_table(source: str) -> bool:
+    """Whether a source names a file that `read_columns` reads, by its ending."""
+    return source.endswith(ENDINGS)
+
+
+def read_columns(path: Path, form: Format | None = None) -> dict[str, Column]:
+    """Return a file's columns by name, in the file's order; numbers of a CSV file are words still (`as_numbers`).
+
+    Raises `moretta.errors.ParameterError`, naming the file and the line or the column, for what cannot be read so, and
+    `moretta.errors.MissingExtra` without pyarrow.
+    """
+    form, content = form or Format(), read_bytes(path)
+    table = _csv(content, path.name, form) if path.name.endswith((".csv", ".csv.gz")) else _arrow(content, path)
+    if not table.num_rows:
+        raise ParameterError(f"{path.name} has no rows; expected column names and at least one row")
+    check_names(list(table.column_names), path.name)
+    absent = frozenset(ABSENT) | frozenset(form.absent)
+    return {name: _column(table.column(name), name, path.name, absent) for name in table.column_names}
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, decompressed if its name ends in .gz.
+
+    Raises `moretta.errors.ParameterError` if it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.name.endswith(".gz") else data
+    except FileNotFoundError:
+        raise ParameterError(f"there is no file {path}; a relative path starts at the run file's folder") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
+
+
+def as_numbers(words: Column, decimal: str = ".") -> NDArray[np.float64] | None:
+    """Return words as numbers, NaN where empty; None if any is something else ("1_000" and "inf" are, to us)."""
+    compute, arrow = _pyarrow("compute"), _pyarrow()
+    cells = arrow.array(words, arrow.string())
+    if decimal != ".":
+        if compute.any(compute.match_substring(cells, ".")).as_py():
+            return None
+        cells = compute.replace_substring(cells, decimal, ".")
+    there = compute.not_equal(cells, "")
+    if not compute.all(compute.or_(compute.invert(there), compute.match_substring_regex(cells, _NUMBER))).as_py():
+        return None
+    cells = compute.if_else(there, compute.utf8_ltrim(cells, "+"), arrow.scalar(None, arrow.string()))
+    numbers: NDArray[np.float64] = compute.cast(cells, arrow.float64()).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def are_numbers(words: Column, decimal: str = ".") -> NDArray[np.bool_]:
+    """Return which words are numbers, bool[rows]."""
+    compute, arrow = _pyarrow("compute"), _pyarrow()
+    cells = compute.replace_substring(arrow.array(words, arrow.string()), decimal, ".")
+    found: NDArray[np.bool_] = compute.match_substring_regex(cells, _NUMBER).to_numpy(zero_copy_only=False)
+    return found
+
+
+def check_names(names: list[str], file: str) -> None:
+    """Raise `moretta.errors.ParameterError` for a header with a name twice, or without one."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if "" in names or repeated:
+        what = f"repeats the column {repeated[0]!r}" if repeated and repeated[0] else "has a column without a name"
+        raise ParameterError(f"{file}: the header {what}; give each column its own name, or remove it")
+
+
+def _pyarrow(part: str = "") -> ModuleType:
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.feather
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("reading tables needs pyarrow; run: pip install 'moretta[tables]'") from error
+    found: ModuleType = getattr(pyarrow, part) if part else pyarrow
+    return found
+
+
+def _csv(content: bytes, name: str, form: Format) -> Any:
+    reader, arrow = _pyarrow("csv"), _pyarrow()
+    text = _decoded(content, name, form.encoding)
+    header, separator = _header(text, name, form.separator)
+    check_names(header, name)
+    short: list[tuple[int, int]] = []
+
+    def uneven(row: Any) -> str:
+        short.append((row.number, row.actual_columns))
+        return "skip"
+
+    try:
+        table = reader.read_csv(
+            io.BytesIO(text.encode()),
+            read_options=reader.ReadOptions(use_threads=False, column_names=header, skip_rows_after_names=1),
+            parse_options=reader.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=uneven),
+            convert_options=reader.ConvertOptions(column_types=dict.fromkeys(header, arrow.string())),
+        )
+    except arrow.ArrowInvalid as error:
+        raise ParameterError(f"{name} is not readable as CSV: {str(error).splitlines()[0]}") from None
+    if short:
+        number, cells = short[0]
+        raise ParameterError(
+            f"{name} line {number} has {cells} cells, but the header has {len(header)}; mend the line (a cell that "
+            "contains the separator needs quotes)"
+        )
+    return table
+
+
+def _decoded(content: bytes, name: str, encoding: str) -> str:
+    try:
+        return content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except UnicodeDecodeError as error:
+        raise ParameterError(
+            f"{name} is not {encoding} text (byte {error.start}); say how it is written, for example "
+            'file-encoding = "latin-1", or save it in UTF-8'
+        ) from None
+    except LookupError:
+        raise ParameterError(
+            f'{name}: the encoding "{encoding:.40}" is not known; expected for example "latin-1"'
+        ) from None
+
+
+def _header(text: str, name: str, separator: str | None) -> tuple[list[str], str]:
+    """Return the names of the first line, and what stands between them."""
+    first = next(iter(text.splitlines()), "")
+    if not first:
+        raise ParameterError(f"{name} has no rows; expected column names and at least one row")
+    if separator is None:
+        separator = max(",;\t", key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+    return [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])], separator
+
+
+def _arrow(content: bytes, path: Path) -> Any:
+    arrow, kind = _pyarrow(), path.suffix
+    try:
+        if kind == ".parquet":
+            return _pyarrow("parquet").read_table(arrow.BufferReader(content))
+        return _pyarrow("feather").read_table(arrow.BufferReader(content))
+    except (arrow.ArrowException, OSError) as error:
+        said = str(error).splitlines()[0]
+        raise ParameterError(f"{path.name} is not readable as {kind.removeprefix('.')}: {said:.120}") from None
+
+
+def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column:
+    arrow, compute = _pyarrow(), _pyarrow("compute")
+    kind, types = chunks.type, arrow.types
+    if types.is_dictionary(kind):
+        chunks, kind = chunks.cast(kind.value_type), kind.value_type
+    if types.is_boolean(kind):
+        chunks, kind = compute.if_else(chunks, "true", "false"), arrow.string()
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+        cells = compute.utf8_trim_whitespace(compute.fill_null(chunks.cast(arrow.string()), ""))
+        words = cells.to_numpy(zero_copy_only=False).astype(object)
+        words[compute.is_in(cells, value_set=arrow.array(sorted(absent))).to_numpy(zero_copy_only=False)] = ""
+        return np.asarray(words)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return np.asarray(chunks.cast(arrow.float64()).to_numpy(zero_copy_only=False), np.float64)
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return np.asarray(chunks.cast(arrow.timestamp("us")).to_numpy(zero_copy_only=False)).astype("datetime64[D]")
+    raise ParameterError(
+        f"{file}: column {name!r} has the type {kind}, and expected are numbers, words, dates, true and false; "
+        "change or remove it"
+    )

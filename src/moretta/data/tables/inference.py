@@ -1,0 +1,290 @@
+"""What the columns of a table probably mean, where no schema says so.
+
+`propose` makes the best guess at every column, with a doubt where it cannot be sure: `moretta schema init` writes both
+down for somebody to decide. `infer` takes the guesses for a run, and refuses the first doubt. No cell is ever quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.wording import did_you_mean
+from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers
+from moretta.data.tables.rows import not_numbers, words_of
+from moretta.data.tables.schema import (
+    Blanks,
+    Category,
+    ColumnKind,
+    Date,
+    Drop,
+    Group,
+    Id,
+    Number,
+    Ordered,
+    Schema,
+    Target,
+)
+from moretta.errors import ParameterError
+
+Task = Literal["classification", "regression"]
+Encoding = Literal["one-hot", "ordinal"]
+Missing = Literal["error", "mean", "median", "indicator"]
+
+MOST_CATEGORIES = 30  # and in more than a tenth of the rows: probably names or free text
+RARE = 0.02  # of the rows: less is no class that anybody expects among three or more
+FEW_ROWS = 10  # below, nothing is told from how often a value occurs
+_BLANKS: Mapping[Missing, Blanks] = {"error": "refuse", "mean": "mean", "median": "median", "indicator": "indicator"}
+_IDENTIFIES = re.compile(r"(^|[_\W])(id|ids|mrn|ssn|uuid|guid|pid|nhs|patient|subject|case)(_?(id|no|nr|number|key))?$")
+_CAMEL = re.compile(r"[a-z](Id|ID|No|Nr)$")
+_PLACEHOLDERS = frozenset(
+    {"unknown", "n/a", "none", "missing", "unk", "-", "--", ".", "null", "tbd", "nil", "undefined"}
+)
+_DATES = ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%Y%m%d")
+_DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column probably is. doubt: what is not sure, and the remedy; empty where nothing is."""
+
+    column: ColumnKind
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is known without a schema. target: its name, None for the last column. id_column: its name, if any."""
+
+    target: str | None = None
+    task: Task | None = None
+    id_column: str | None = None
+    encoding: Encoding = "one-hot"
+    missing: Missing = "error"
+    drop: tuple[str, ...] = ()
+
+
+def infer(columns: Columns, wanted: Wanted, where: str, form: Format) -> Schema:
+    """Return the schema of a file that has none. where: the file, which begins the sentence of an error.
+
+    Raises `moretta.errors.ParameterError`, with the remedy, for what cannot be known for sure.
+    """
+    guesses = propose(columns, wanted, where, form)
+    for name, guess in guesses.items():
+        if guess.doubt:
+            raise ParameterError(f"{where}: column {name!r} {guess.doubt}")
+    blank = {name: int(_absent(columns[name]).sum()) for name, guess in guesses.items() if _refuses_blanks(guess)}
+    lacking = {name: count for name, count in blank.items() if count}
+    if lacking:
+        raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), wanted, guesses))
+    return Schema(columns={name: guess.column for name, guess in guesses.items()})
+
+
+def propose(columns: Columns, wanted: Wanted, where: str, form: Format) -> dict[str, Guess]:
+    """Return the best guess at each column, in the file's order.
+
+    Raises `moretta.errors.ParameterError` for a target or an id column that the file does not have.
+    """
+    target = wanted.target or list(columns)[-1]
+    for key, name in (("the target", wanted.target), ("id-column", wanted.id_column)):
+        if name is not None and name not in columns:
+            raise ParameterError(f'{where} has no column "{name}" for {key}; {did_you_mean(name, columns)}')
+    if target == wanted.id_column:
+        which = "the last column, and so the target as none is named" if wanted.target is None else "the target too"
+        raise ParameterError(f'{where}: id-column "{target}" is {which}; name another column as target')
+    if not [name for name in columns if name not in (target, wanted.id_column, *wanted.drop)]:
+        raise ParameterError(f"{where} has no column beside the target {target!r}; expected at least one")
+    return {name: _guess(name, column, name == target, wanted, form) for name, column in columns.items()}
+
+
+def _guess(name: str, column: Column, is_target: bool, wanted: Wanted, form: Format) -> Guess:
+    if name == wanted.id_column:
+        return Guess(Id())
+    if name in wanted.drop:
+        return Guess(Drop())
+    if is_target:
+        return _target(column, wanted, form)
+    if _absent(column).all():
+        return Guess(Drop(), 'has no value at all; say kind = "drop" in a schema, or fill it in')
+    if column.dtype.kind == "M":
+        return Guess(Date(), _a_date("%Y-%m-%d"))
+    numbers = column if column.dtype.kind == "f" else as_numbers(column, form.decimal)
+    return _of_words(name, column, wanted, form) if numbers is None else _of_numbers(name, numbers, wanted)
+
+
+def _of_numbers(name: str, numbers: NDArray[np.float64], wanted: Wanted) -> Guess:
+    there = numbers[~np.isnan(numbers)]
+    if _looks_like_ids(name, there, whole=bool((there == np.round(there)).all())):
+        return Guess(_whose(there), _an_id(there))
+    blanks = _BLANKS[wanted.missing] if np.isnan(numbers).any() else "refuse"
+    least, most = float(there.min()), float(there.max())
+    limits = (least, most) if blanks == "median" and least < most else None
+    return Guess(Number(blanks=blanks if limits or blanks != "median" else "mean", range=limits))
+
+
+def _of_words(name: str, column: Column, wanted: Wanted, form: Format) -> Guess:
+    there = column[column != ""]
+    if doubt := _mixed(there, form):
+        return Guess(Number(), doubt)
+    if (found := _date_format(there)) is not None:
+        return Guess(Date(format=found), _a_date(found))
+    distinct = np.unique(there.astype(str))
+    if _looks_like_ids(name, there, whole=True):
+        return Guess(_whose(there), _an_id(there))
+    if len(distinct) > MOST_CATEGORIES and len(distinct) > len(there) / 10:
+        return Guess(
+            Drop(),
+            f"has {len(distinct)} different words in {len(there)} rows, too many to be categories; remove it, or say "
+            'in a schema what it is (moretta schema init): kind = "drop", "id", or "category" with its categories',
+        )
+    words = tuple(str(word) for word in distinct)
+    blank = bool((column == "").any())
+    if wanted.encoding == "ordinal" and len(words) > 1:
+        how: Blanks = _BLANKS[wanted.missing] if blank else "refuse"
+        return Guess(Ordered(categories=words, blanks=how))
+    return Guess(Category(categories=words, blanks="category" if blank and wanted.missing != "error" else "refuse"))
+
+
+def _target(column: Column, wanted: Wanted, form: Format) -> Guess:
+    if column.dtype.kind == "M":
+        return Guess(Target(), "is the target and holds dates; name another column as target")
+    numbers = column if column.dtype.kind == "f" else as_numbers(column, form.decimal)
+    if numbers is None:
+        return _word_target(column, wanted, form)
+    if np.isinf(numbers).any():
+        return Guess(Target(), "is the target and infinite in some rows; remove or mend them")
+    written_whole = column.dtype.kind == "f" or not any(mark in str(cell) for cell in column for mark in ".,eE")
+    there = numbers[~np.isnan(numbers)]
+    whole = wanted.task == "classification" or written_whole
+    if wanted.task == "regression" or not whole or (there != np.round(there)).any():
+        return Guess(Target())
+    return _classes(words_of(numbers))
+
+
+def _word_target(column: Column, wanted: Wanted, form: Format) -> Guess:
+    there = column[column != ""]
+    if wanted.task == "regression":
+        return Guess(Target(), f"is the target of a regression and holds words; {not_numbers(there, form.decimal)}")
+    if doubt := _mixed(there, form):
+        return Guess(Target(), f"is the target and {doubt}")
+    if {word.lower() for word in np.unique(there.astype(str))} & _PLACEHOLDERS:
+        return Guess(
+            _as_target(there),
+            "is the target and has rows with a word such as `unknown`, which is no outcome; remove those rows, or say "
+            "in a schema that it is a class",
+        )
+    return _classes(column)
+
+
+def _classes(words: Column) -> Guess:
+    there = words[words != ""]
+    found, counts = np.unique(there.astype(str), return_counts=True)
+    target = _as_target(there)
+    if len(found) < 2:
+        return Guess(target, "is the target and has the same value in every row; expected two classes or more")
+    rare = counts < RARE * len(there)
+    if len(found) > 2 and len(there) >= FEW_ROWS and rare.any() and not rare.all() and rare.sum() <= len(found) / 2:
+        return Guess(
+            target,
+            f"is the target, and {int(rare.sum())} of its {len(found)} values are in {int(counts[rare].sum())} of "
+            f"{len(there)} rows only; mend those rows, or list all classes in a schema",
+        )
+    return Guess(target)
+
+
+def _as_target(there: Column) -> Target:
+    words = sorted({str(word) for word in there}, key=_place)
+    return Target(classes=tuple(words) if len(words) > 1 else ())
+
+
+def _place(word: str) -> tuple[float, str]:
+    """Return a key by which numbers are sorted as numbers, and words behind them as words."""
+    try:
+        return (float(word), "")
+    except ValueError:
+        return (np.inf, word)
+
+
+def _mixed(there: Column, form: Format) -> str:
+    """Return the doubt about a column that holds numbers and words."""
+    numbers = are_numbers(there, form.decimal)
+    with_comma = are_numbers(there, ",") if form.decimal == "." else numbers
+    if not numbers.any() and not with_comma.any():
+        return ""
+    wrong = there[~numbers]
+    return (
+        f"holds numbers, and in {len(wrong)} of {len(there)} rows something else; {not_numbers(wrong, form.decimal)}; "
+        'if they are categories, say so in a schema by kind = "category"'
+    )
+
+
+def _date_format(there: Column) -> str | None:
+    texts = [str(word) for word in there]
+    if not texts or sum(_DATE_LIKE.match(text) is not None for text in texts) < 0.9 * len(texts):
+        return None
+    from datetime import datetime
+
+    for form in _DATES:
+        try:
+            for text in texts[:200]:
+                datetime.strptime(text, form)
+        except ValueError:
+            continue
+        return form
+    return _DATES[0]
+
+
+def _looks_like_ids(name: str, there: Column, *, whole: bool) -> bool:
+    count, distinct = len(there), len(np.unique(there.astype(str)))
+    if count < FEW_ROWS or not whole or distinct <= max(2, count // 10):
+        return False
+    named = bool(_IDENTIFIES.search(name.lower()) or _CAMEL.search(name))
+    if there.dtype.kind == "f":
+        return named or (distinct == count and bool((np.diff(there.astype(np.float64)) == 1).all()))
+    return named or distinct == count
+
+
+def _whose(there: Column) -> Id | Group:
+    return Id() if len(np.unique(there.astype(str))) == len(there) else Group()
+
+
+def _an_id(there: Column) -> str:
+    kind = "id" if isinstance(_whose(there), Id) else "group"
+    return (
+        f'looks like ids, which no model should see; name it by id-column, or say in a schema kind = "{kind}" (moretta '
+        "schema init FILE), or remove it"
+    )
+
+
+def _a_date(form: str) -> str:
+    return (
+        f'holds dates; say in a schema kind = "date" with format = "{form}" to train on the day, or kind = "drop" '
+        "(moretta schema init FILE)"
+    )
+
+
+def _absent(column: Column) -> NDArray[np.bool_]:
+    if column.dtype.kind == "O":
+        return np.asarray(column == "", np.bool_)
+    return np.isnat(column) if column.dtype.kind == "M" else np.isnan(column)
+
+
+def _refuses_blanks(guess: Guess) -> bool:
+    column = guess.column
+    return isinstance(column, Id | Target) or getattr(column, "blanks", "") == "refuse"
+
+
+def _lacking(where: str, lacking: Mapping[str, int], rows: int, wanted: Wanted, guesses: Mapping[str, Guess]) -> str:
+    listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
+    if any(isinstance(guesses[name].column, Target) for name in lacking):
+        remedy = "remove those rows, as a target cannot be filled in"
+    elif wanted.id_column in lacking:
+        remedy = "give every row its id"
+    else:
+        remedy = 'fill them in, or set missing = "mean", "median" or "indicator"'
+    return f"{where} lacks values: {listed:.400}; {remedy}"

@@ -1,0 +1,304 @@
+"""A table's columns as rows of numbers, by its schema.
+
+    coded     float32[rows, features]   a number, days, or a category's place in the schema; NaN where absent
+    expanded  float32[rows, inputs]     categories as columns of zeros and ones, marks of what is absent (`Expansion`)
+
+What is wrong is told by column, how many rows and the first line; no cell is ever quoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers, read_columns
+from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
+from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
+from moretta.errors import ParameterError
+
+ABSENT_CATEGORY = "missing"
+FILLS = {"refuse": 0, "mean": 1, "median": 2, "indicator": 1}  # places in `moretta.data.tables.preparation.Fill`
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """The rows of one file: coded inputs, the same expanded (x), targets, and whose they are.
+
+    y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
+    """
+
+    coded: NDArray[np.float32]
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    ids: NDArray[np.str_] | None
+    groups: NDArray[np.str_] | None
+
+
+def read_table(path: str | Path, schema: Schema, form: Format | None = None, *, labelled: bool = True) -> TableRows:
+    """Read a table by its schema, for example for `Silo(name, rows.x, rows.y, groups=rows.groups)`.
+
+    form: how a .csv file is written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as
+    `encode` does.
+    """
+    path = Path(path)
+    return encode(read_columns(path, form), schema, path.name, form, labelled=labelled)
+
+
+def encode(
+    columns: Columns,
+    schema: Schema,
+    where: str,
+    form: Format | None = None,
+    *,
+    labelled: bool = True,
+    training: bool = True,
+) -> TableRows:
+    """Return a file's rows by the schema. where: the file or site, which begins the sentence of an error.
+
+    labelled: whether targets are wanted. training: whether the file may hold no column that the schema does not name;
+    rows to predict may, and may lack the target.
+    Raises `moretta.errors.ParameterError` for columns or cells that are not as the schema says.
+    """
+    form = form or Format()
+    _check_columns(columns, schema, where, labelled=labelled, training=training)
+    count = len(next(iter(columns.values())))
+    coded = np.empty((count, len(schema.features)), np.float32)
+    for number, (name, feature) in enumerate(schema.features.items()):
+        coded[:, number] = _Reader(where, name, columns[name], form).coded(feature)
+    y: NDArray[Any] = np.empty(0)
+    if labelled and schema.target is not None:
+        named = schema.name_of("target") or ""
+        y = _Reader(where, named, columns[named], form).targets(schema.target)
+    ids, groups = (_names(columns, schema.name_of(kind), where, form) for kind in ("id", "group"))
+    if ids is not None and training and len(np.unique(ids)) < len(ids):
+        twice = len(ids) - len(np.unique(ids))
+        raise ParameterError(
+            f"{where}: column {schema.name_of('id')!r} has {twice} rows whose id another row has too; give "
+            'each row its own, or where rows are visits of the same patient, say kind = "group"'
+        )
+    return TableRows(coded, expansion_of(schema).apply(coded), y, ids, groups)
+
+
+def expansion_of(schema: Schema) -> Expansion:
+    """Return how coded rows become a model's inputs."""
+    found = list[tuple[str, int, int, int]]()  # a name, the coded column it is of, a kind and a code
+    for place, (name, feature) in enumerate(schema.features.items()):
+        if isinstance(feature, Category):
+            found += [(f"{name}={word}", place, ONE_OF, code) for code, word in enumerate(feature.categories)]
+        else:
+            found.append((name, place, PLAIN, 0))
+        if feature.blanks in ("category", "indicator"):
+            found.append((f"{name}={ABSENT_CATEGORY}", place, MARK, 0))
+    names, source, kinds, codes = zip(*found, strict=True)
+    arrays = np.array(source, np.int64), np.array(kinds, np.int8), np.array(codes, np.float64)
+    return Expansion(tuple(schema.features), names, *arrays)
+
+
+def rules_of(schema: Schema) -> ColumnRules:
+    """Return what is filled in where a value is absent, by expanded column; none is scaled."""
+    expansion, features = expansion_of(schema), list(schema.features.values())
+    count = len(expansion.names)
+    fills, low, high = np.zeros(count, np.int8), np.zeros(count), np.zeros(count)
+    for column in np.flatnonzero(expansion.kinds == PLAIN):
+        feature = features[expansion.source[column]]
+        fills[column] = FILLS[feature.blanks]
+        if feature.blanks == "median":
+            low[column], high[column] = _range(feature)
+    return ColumnRules(np.zeros(count, np.bool_), fills, low, high)
+
+
+def words_of(column: Column) -> Column:
+    """Return a column as words, empty where absent: numbers without a fraction as whole ones, days in ISO form."""
+    if column.dtype.kind == "O":
+        return column
+    if column.dtype.kind == "M":
+        return np.array(["" if np.isnat(day) else str(day) for day in column], object)
+    return np.array([_number_word(float(one)) for one in column], object)
+
+
+def _number_word(number: float) -> str:
+    if np.isnan(number):
+        return ""
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+class _Reader:
+    """One column of one file. where, name: of the file and the column."""
+
+    def __init__(self, where: str, name: str, column: Column, form: Format) -> None:
+        self._where, self._name, self._column, self._form = where, name, column, form
+
+    def coded(self, feature: Feature) -> NDArray[np.float64]:
+        """Return an input column, NaN where absent."""
+        match feature:
+            case Number():
+                found = self._within(self._numbers(feature.censored), feature.range)
+            case Date():
+                found = self._days(feature)
+            case Category() | Ordered():
+                found = self._places(feature.categories, unseen_is_blank=feature.unseen == "blank")
+        if feature.blanks == "refuse":
+            self.refuse(
+                np.isnan(found),
+                "no value",
+                'fill them in, or say in the schema what they become, for example blanks = "mean"'
+                if not isinstance(feature, Category)
+                else 'fill them in, or say blanks = "category" in the schema',
+            )
+        return found
+
+    def targets(self, target: Target) -> NDArray[Any]:
+        """Return the targets; none may be absent."""
+        found = self._places(target.classes) if target.classes else self._within(self._numbers("refuse"), target.range)
+        self.refuse(np.isnan(found), "no target", "remove those rows, as a target cannot be filled in")
+        return found.astype(np.int64) if target.classes else found
+
+    def refuse(self, wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
+        """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are."""
+        if wrong.any():
+            raise ParameterError(
+                f"{self._where}: column {self._name!r} has {what} in {int(wrong.sum())} of {len(wrong)} rows (the "
+                f"first is row {int(np.argmax(wrong)) + 1}); {remedy}"
+            )
+
+    def _numbers(self, censored: str) -> NDArray[np.float64]:
+        if self._column.dtype.kind == "f":
+            found = self._column
+            self.refuse(np.isinf(found), "infinite numbers", "remove or mend them")
+            return found
+        if self._column.dtype.kind == "M":
+            raise ParameterError(f'{self._where}: column {self._name!r} holds dates; say kind = "date" in the schema')
+        words, decimal = self._column, self._form.decimal
+        numbers = as_numbers(words, decimal)
+        if numbers is not None:
+            return self._finite(numbers)
+        factor = np.ones(len(words))
+        if censored != "refuse":
+            words, factor = _uncensored(words, censored)
+        wrong = ~are_numbers(words, decimal) & (words != "")
+        self.refuse(wrong, "something else than a number", not_numbers(self._column[wrong], decimal))
+        bare = as_numbers(words, decimal)
+        if bare is None:  # a point where the decimal sign is a comma
+            raise ParameterError(f"{self._where}: column {self._name!r} mixes decimal points and commas; use one")
+        return self._finite(bare * factor)
+
+    def _finite(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(over="ignore"):
+            self.refuse(np.isinf(numbers.astype(np.float32)), "numbers beyond what float32 holds", "give another unit")
+        return numbers
+
+    def _within(self, found: NDArray[np.float64], limits: tuple[float, float] | None) -> NDArray[np.float64]:
+        if limits is not None:
+            outside = (found < limits[0]) | (found > limits[1])  # false for NaN
+            said = f"a value outside its range {limits[0]:g} to {limits[1]:g}"
+            self.refuse(outside, said, "mend those rows, or widen the range in the schema")
+        return found
+
+    def _days(self, feature: Date) -> NDArray[np.float64]:
+        if self._column.dtype.kind == "M":
+            days = self._column.astype(np.float64)
+            found = np.where(np.isnat(self._column), np.nan, days)
+        elif self._column.dtype.kind == "f":
+            raise ParameterError(f"{self._where}: column {self._name!r} holds numbers, and the schema has dates")
+        else:
+            found = np.array([_day(word, feature.format) for word in self._column])
+            self.refuse(np.isinf(found), f"no date of the form {feature.format!r}", "mend them, or give format")
+        return self._within(found, None if feature.range is None else _range(feature))
+
+    def _places(self, known: Sequence[str], *, unseen_is_blank: bool = False) -> NDArray[np.float64]:
+        """Return each word's place among the known ones; NaN where there is none, and what is not known is refused."""
+        words, places = words_of(self._column), {word: float(place) for place, word in enumerate(known)}
+        distinct, which = np.unique(words.astype(str), return_inverse=True)
+        numbers = as_numbers(distinct.astype(object), self._form.decimal)
+        plain = distinct if numbers is None else words_of(numbers)  # 1.0 is the word 1, if 1.0 itself is none
+        otherwise = np.nan if unseen_is_blank else np.inf
+        found = np.array(
+            [
+                places.get(word, places.get(short, otherwise)) if word else np.nan
+                for word, short in zip(distinct, plain, strict=True)
+            ]
+        )
+        column: NDArray[np.float64] = found[which]
+        listed = ", ".join(known) if len(known) <= 8 else f"{len(known)} of them"
+        remedy = f"mend those rows, or add the word to the schema at every site (it has {listed:.200})"
+        self.refuse(np.isinf(column), "a word that the schema does not have", remedy)
+        return column
+
+
+def not_numbers(words: Column, decimal: str) -> str:
+    """Return what to do about cells that are no numbers, by what they look like; no cell is quoted."""
+    texts = [str(word) for word in words]
+    if decimal == "." and all(are_numbers(np.array(texts, object), ",")):
+        return 'they look like numbers with a decimal comma: say decimal = ","'
+    if all(text[:1] in "<>" for text in texts):
+        return 'they look like <5: say censored = "limit" or "half" in the schema'
+    return 'mend them, or list the words that stand for no value, for example absent = ["n/a"]'
+
+
+def _uncensored(words: Column, censored: str) -> tuple[Column, NDArray[np.float64]]:
+    """Return words without < and >, and by what to multiply: half of what a value is said to be below."""
+    texts = words.astype(str)
+    below = np.char.startswith(texts, "<") & (censored == "half")
+    bare = np.array([text.lstrip("<>=").strip() if text[:1] in "<>" else text for text in texts], object)
+    return bare, np.where(below, 0.5, 1.0)
+
+
+def _names(columns: Columns, name: str | None, where: str, form: Format) -> NDArray[np.str_] | None:
+    """Return ids or groups; each row has one, in one line."""
+    if name is None or name not in columns:
+        return None
+    words = words_of(columns[name]).astype(np.str_)
+    reader = _Reader(where, name, columns[name], form)
+    reader.refuse(words == "", "no value", "give every row its id or group")
+    unprintable = np.array([not word.isprintable() for word in words])
+    reader.refuse(unprintable, "line breaks or control characters", "remove them from the ids")
+    return words
+
+
+def _check_columns(columns: Columns, schema: Schema, where: str, *, labelled: bool, training: bool) -> None:
+    wanted = list(schema.features)
+    wanted += [name for name in (schema.name_of("group"), schema.name_of("id")) if name is not None and training]
+    target = schema.name_of("target")
+    if labelled:
+        if target is None:
+            raise ParameterError(f'{where}: the schema has no column of kind "target"; add one')
+        wanted.append(target)
+    for name in wanted:
+        if name not in columns:
+            got = ", ".join(columns)
+            raise ParameterError(f"{where}: expected a column {name!r}, as the schema has it; got {got:.300}")
+    unknown = [name for name in columns if name not in schema.columns]
+    if training and unknown:
+        raise ParameterError(
+            f"{where}: the schema says nothing of the column {unknown[0]!r}; say there what it is, or to leave it out, "
+            'kind = "drop"'
+        )
+
+
+def _day(word: str, form: str) -> float:
+    """Return days since 1970-01-01; NaN for an empty word, infinity for what is no date."""
+    if not word:
+        return np.nan
+    try:
+        return float(datetime.strptime(word, form).date().toordinal() - _EPOCH)
+    except ValueError:
+        return np.inf
+
+
+def _range(feature: Feature) -> tuple[float, float]:
+    """Return the least and the most that a feature may be, as coded."""
+    match feature:
+        case Ordered():
+            return 0.0, float(len(feature.categories) - 1)
+        case Date(range=(first, last)):
+            return float(first.toordinal() - _EPOCH), float(last.toordinal() - _EPOCH)
+        case Number(range=(least, most)):
+            return least, most
+    raise ParameterError("a median is counted within a range; give one in the schema")

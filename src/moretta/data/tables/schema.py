@@ -1,0 +1,288 @@
+"""What the columns of a table mean: `schema.toml`.
+
+[columns.age]
+kind = "number"               # or category, ordered, date, id, group, target, drop
+unit = "years"
+range = [0, 120]              # a value outside is refused
+blanks = "median"             # or refuse (the default), mean, indicator: the mean, and a column that marks it
+censored = "limit"            # of cells such as <5: the limit itself; or half of it below; refuse by default
+
+[columns.ward]
+kind = "category"
+categories = ["A", "B"]
+blanks = "category"           # a category of its own, or refuse
+unseen = "blank"              # what is none of the categories counts as blank; refused by default
+
+[columns.stage]
+kind = "ordered"              # categories in their order, as numbers 0, 1, ...
+categories = ["I", "II", "III"]
+
+[columns.admitted]
+kind = "date"                 # days since 1970-01-01
+format = "%d.%m.%Y"
+
+[columns.patient]
+kind = "group"                # whom rows are about: never on both sides of a split; kind = "id": each row's own
+
+[columns.outcome]
+kind = "target"
+classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
+
+The order of the columns here is that of the model's inputs, whatever the order in a file. Ids and groups are no inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from moretta.contract.settings import Section, Words
+from moretta.contract.wording import did_you_mean, shown
+from moretta.errors import ParameterError
+
+Blanks = Literal["refuse", "mean", "median", "indicator"]
+
+
+class _Measured(Section):
+    """A column that becomes a number."""
+
+    blanks: Blanks = "refuse"
+
+
+class Number(_Measured):
+    """Numbers. range: the least and the most that may be there; a median is counted within it."""
+
+    kind: Literal["number"] = "number"
+    unit: str = ""
+    range: tuple[float, float] | None = None
+    censored: Literal["refuse", "limit", "half"] = "refuse"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError("range: expected the least and the most, for example [0, 120]")
+        if self.blanks == "median" and self.range is None:
+            raise ValueError('blanks = "median" is counted within a range; add one, for example range = [0, 120]')
+        return self
+
+
+class Category(Section):
+    """Words without an order; each becomes a column of zeros and ones."""
+
+    kind: Literal["category"] = "category"
+    categories: Annotated[tuple[str, ...], Field(min_length=1)]
+    blanks: Literal["refuse", "category"] = "refuse"
+    unseen: Literal["refuse", "blank"] = "refuse"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _check_words("categories", self.categories)
+        if self.blanks == "category" and "missing" in self.categories:
+            raise ValueError('categories: "missing" is what blanks = "category" calls its own; rename one')
+        if self.unseen == "blank" and self.blanks == "refuse":
+            raise ValueError('unseen = "blank" needs blanks = "category", as blanks are refused otherwise')
+        return self
+
+
+class Ordered(_Measured):
+    """Words with an order, as numbers 0, 1, ... in it."""
+
+    kind: Literal["ordered"] = "ordered"
+    categories: Annotated[tuple[str, ...], Field(min_length=2)]
+    unseen: Literal["refuse", "blank"] = "refuse"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _check_words("categories", self.categories)
+        if self.unseen == "blank" and self.blanks == "refuse":
+            raise ValueError('unseen = "blank" needs blanks = "mean", "median" or "indicator"')
+        return self
+
+
+class Date(_Measured):
+    """Days. format: as of `datetime.strptime`. range: the first and the last that may be there."""
+
+    kind: Literal["date"] = "date"
+    format: Words = "%Y-%m-%d"
+    range: tuple[date, date] | None = None
+
+    @field_validator("range", mode="before")
+    @classmethod
+    def _are_days(cls, value: object) -> object:
+        return tuple(map(_day, value)) if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.blanks == "median" and self.range is None:
+            raise ValueError('blanks = "median" is counted within a range; add range = [2020-01-01, 2024-12-31]')
+        return self
+
+
+class Id(Section):
+    """What tells rows apart; no input of the model, and carried to its predictions."""
+
+    kind: Literal["id"] = "id"
+
+
+class Group(Section):
+    """Whom rows are about, such as a patient with several visits; no input of the model."""
+
+    kind: Literal["group"] = "group"
+
+
+class Drop(Section):
+    """A column that is not read."""
+
+    kind: Literal["drop"] = "drop"
+
+
+class Target(Section):
+    """What is predicted. classes: its words, in the order of the model's outputs; none for numbers."""
+
+    kind: Literal["target"] = "target"
+    classes: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.classes:
+            _check_words("classes", self.classes)
+        if len(self.classes) == 1:
+            raise ValueError("classes: expected two or more, or none where the target is a number")
+        return self
+
+
+ColumnKind = Annotated[Number | Category | Ordered | Date | Id | Group | Target | Drop, Field(discriminator="kind")]
+Feature = Number | Category | Ordered | Date
+KINDS = ("number", "category", "ordered", "date", "id", "group", "target", "drop")
+
+
+class Schema(Section):
+    """The columns of a table by name, in the order of the model's inputs.
+
+    Raises `moretta.errors.ParameterError` for two ids, groups or targets, and for a table without an input.
+    """
+
+    columns: dict[str, ColumnKind]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for kind in ("id", "group", "target"):
+            several = [name for name, column in self.columns.items() if column.kind == kind]
+            if len(several) > 1:
+                raise ParameterError(f"schema: {' and '.join(several)} are both of kind {kind}; expected one")
+        if not self.features:
+            raise ParameterError("schema: expected at least one column of kind number, category, ordered or date")
+        return self
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """The columns that become inputs of the model, in order."""
+        return {n: c for n, c in self.columns.items() if isinstance(c, Number | Category | Ordered | Date)}
+
+    def name_of(self, kind: Literal["id", "group", "target"]) -> str | None:
+        """Return the name of the one column of a kind, if there is one."""
+        return next((name for name, column in self.columns.items() if column.kind == kind), None)
+
+    @property
+    def target(self) -> Target | None:
+        """What is predicted, if the table says."""
+        return next((column for column in self.columns.values() if isinstance(column, Target)), None)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; none where the target is a number."""
+        return self.target.classes if self.target else ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of what all sites must have alike: names, order, kinds, categories, ranges, treatments."""
+        return hashlib.sha256(json.dumps(self.told(), ensure_ascii=False).encode()).hexdigest()
+
+    def told(self) -> dict[str, Any]:
+        """Return the schema as plain values, as a TOML or JSON file has them."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=False, exclude_none=True)
+
+    def only(self, features: Sequence[str], *, labelled: bool) -> Schema:
+        """Return the schema of who holds some of the features. labelled: whether the target too."""
+        kept = {
+            name: column
+            for name, column in self.columns.items()
+            if name in features or column.kind in ("id", "group") or (labelled and column.kind == "target")
+        }
+        return self.model_copy(update={"columns": kept})
+
+    def dumps(self) -> str:
+        """Return the schema as TOML, what is at its default left out."""
+        plain = {
+            name: {"kind": column.kind} | column.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            for name, column in self.columns.items()
+        }
+        return tomli_w.dumps({"columns": plain})
+
+
+def load(path: Path) -> Schema:
+    """Read a schema. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParameterError(
+            f"there is no schema {path}; propose one by: moretta schema init FILE --out {path.name}"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ParameterError(f"{path}: this is not TOML: {str(error).splitlines()[0]:.120}") from None
+    return of(tables, str(path))
+
+
+def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:
+    """Return the schema of plain values. where: begins the sentence of the error."""
+    columns = tables.get("columns")
+    if set(tables) - {"columns"} or not isinstance(columns, Mapping) or not columns:
+        raise ParameterError(f'{where}: expected a section for each column, such as [columns.age] with kind = "number"')
+    for name, column in columns.items():
+        kind = column.get("kind") if isinstance(column, Mapping) else None
+        if kind not in KINDS:
+            hint = did_you_mean(str(kind), KINDS)
+            raise ParameterError(f"{where}: [columns.{name}] kind: got {shown(kind)}; {hint}")
+    try:
+        return Schema.model_validate_json(json.dumps({"columns": columns}, default=_plain), strict=True)
+    except ValidationError as error:
+        raise ParameterError(f"{where}: {_said(error)}") from None
+    except ParameterError as error:
+        raise ParameterError(f"{where}: {error}") from None
+
+
+def _plain(value: object) -> str:
+    """Return a date of a TOML file as JSON has it."""
+    if isinstance(value, date):
+        return value.isoformat()[:10]
+    raise ParameterError("expected numbers, strings, dates and lists")
+
+
+def _said(error: ValidationError) -> str:
+    found = error.errors(include_url=False)[0]
+    place = [str(part) for part in found["loc"]]
+    column, keys = place[1] if len(place) > 1 else "", [part for part in place[3:] if not part.isdigit()]
+    message = str(found["ctx"]["error"]) if found["type"] == "value_error" else found["msg"]
+    if found["type"] == "extra_forbidden":
+        message = "this key is not known"
+    return f"[columns.{column}] {' '.join(keys)}{': ' if keys else ''}{message[:1].lower()}{message[1:]}"
+
+
+def _check_words(key: str, words: Sequence[str]) -> None:
+    if len(set(words)) < len(words):
+        raise ValueError(f"{key}: expected each once")
+    if any(not word or word != word.strip() for word in words):
+        raise ValueError(f"{key}: expected words without blanks around them, none empty")
+
+
+def _day(value: object) -> object:
+    return date.fromisoformat(value) if isinstance(value, str) else value
