@@ -239,11 +239,13 @@ class Federation:
         resume: bool = False,
         progress: Progress | None = None,
         transport: Transport | None = None,
+        begin: Callable[[], None] | None = None,
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
-        transport: what delivers messages to remote silos; None where all are here.
+        transport: what delivers messages to remote silos; None where all are here. begin: called before the first
+        round, once no setting can be refused any more.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         if rounds < 1:
@@ -271,6 +273,8 @@ class Federation:
         session = None
         try:
             session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
+            if begin is not None:
+                begin()
             with folder.logging() if folder else nullcontext():
                 return replace(session.play(), played=(self, rounds, seed))
         except ParameterError:
