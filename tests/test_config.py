@@ -414,8 +414,11 @@ BAD = [
      ' 63 letters, digits, dashes and underscores, and not "server" or "admin"'),
     (["engine.name=flare", "engine.sites=['a']", "engine.edge=['a']"], '[engine] edge: with name = "flare" a site says'
      " so itself, by moretta join --edge"),
-    (["data.source=sites"], '[data] source = "sites" needs inputs, the shape of a sample, and either classes or'
-     " outputs, for example inputs = [30] and classes = 2"),
+    (["data.source=sites", "engine.name=flare", "engine.sites=['a', 'b', 'c']"], '[data] source = "sites" needs '
+     "schema, which says what a table's columns mean, or for arrays inputs, the shape of a sample, and either classes"
+     " or outputs, for example inputs = [30] and classes = 2"),
+    (["data.missing=mean", "columns.age.kind=number"], "[data] inputs, classes, outputs and missing follow from the"
+     " schema of the table; remove them"),
     (["data.source=sites", "data.inputs=[30]", "data.classes=2", "data.target=y"], "[data] target is about rows, and"
      ' with source = "sites" each site\'s own silo.toml says where its rows are and how to read them; remove it here'),
     (["data.inputs=[3]"], '[data] inputs is for source = "sites", not "rows.csv"; remove it'),

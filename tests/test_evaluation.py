@@ -5,12 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    brier_score_loss,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
 from moretta.protocols.common.modules import CHUNK, outputs_of
-from moretta.run.evaluation import evaluate, largest_relative_difference
+from moretta.run.evaluation import evaluate, largest_relative_difference, probabilities
 
 
 class Known(nn.Module):
@@ -104,7 +110,7 @@ def test_one_hot_rows_are_classes() -> None:
 def test_a_class_without_a_row_has_no_curve() -> None:
     outputs, y = drawn(30, 3), np.zeros(30, np.int64)
     scores = evaluate(Known(), outputs, y, "cross-entropy", "classification")
-    assert scores["metrics"] == {}  # one class alone has neither
+    assert set(scores["metrics"]) == {"brier", "calibration_error"}  # one class alone has neither of the others
 
 
 def test_a_predicted_class_that_no_row_has_is_nothing_to_warn_of() -> None:
@@ -112,7 +118,36 @@ def test_a_predicted_class_that_no_row_has_is_nothing_to_warn_of() -> None:
     scores = evaluate(Known(), outputs, y, "cross-entropy", "classification")
     predicted = outputs.argmax(1).numpy()
     recalls = [(predicted[y == number] == number).mean() for number in (0, 1)]
-    assert scores["metrics"] == {"balanced_accuracy": pytest.approx(np.mean(recalls), abs=1e-15)}
+    assert set(scores["metrics"]) == {"balanced_accuracy", "brier", "calibration_error"}
+    assert scores["metrics"]["balanced_accuracy"] == pytest.approx(np.mean(recalls), abs=1e-15)
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("cross-entropy", 2), ("cross-entropy", 4), ("mse", 1), ("mse", 3)])
+def test_probabilities_are_judged_by_brier_and_calibration(loss: str, outputs: int) -> None:
+    said, y = drawn(400, outputs), np.random.default_rng(2).integers(0, max(outputs, 2), 400)
+    metrics = evaluate(Known(), said, y, loss, "classification")["metrics"]
+    chances = probabilities(said.numpy(), loss)
+    assert metrics["brier"] == pytest.approx(brier_score_loss(y, chances, scale_by_half=False), rel=1e-12)
+    sure, right = chances.max(axis=1), chances.argmax(axis=1) == y
+    error = 0.0
+    for low in np.arange(10) / 10:
+        inside = (sure >= low) & ((sure < low + 0.1) | (low == 0.9))
+        if inside.any():
+            error += inside.mean() * abs(sure[inside].mean() - right[inside].mean())
+    assert metrics["calibration_error"] == pytest.approx(error, abs=1e-9)
+
+
+def test_probabilities_that_are_right_are_calibrated() -> None:
+    random = np.random.default_rng(0)
+    chances = random.dirichlet(np.ones(3), 20_000)
+    y = (chances.cumsum(axis=1) < random.random((20_000, 1))).sum(axis=1)
+    metrics = evaluate(Known(), torch.tensor(np.log(chances)), y, "cross-entropy", "classification")["metrics"]
+    # Each bin's gap has a deviation of at most 1/(2 sqrt(rows in it)); over ten bins the sum is below 4 of these.
+    assert metrics["calibration_error"] < 4 * 0.5 * np.sqrt(10 / 20_000)
+    overconfident = evaluate(Known(), torch.tensor(5 * np.log(chances)), y, "cross-entropy", "classification")[
+        "metrics"
+    ]
+    assert overconfident["calibration_error"] > 0.2
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

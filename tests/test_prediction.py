@@ -17,6 +17,7 @@ from test_cli import RUN, call, patients
 from moretta.data import sources
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
+from moretta.run.evaluation import probabilities
 from moretta.run.prediction import predict
 
 Train = Callable[..., Path]
@@ -48,7 +49,7 @@ def outputs(run: Path, rows: str, **options: Any) -> np.ndarray:
 def by_hand(run: Path, x: np.ndarray, model: str = "model.safetensors") -> np.ndarray:
     """The outputs of the two-layer network in a run folder, with nothing but torch."""
     inputs, tensors = read_json(run / "inputs.json"), read_model(run / model)
-    x = (x.astype(np.float64) - inputs["mean"]) / inputs["deviation"]
+    x = (np.where(np.isnan(x), inputs["fill"], x.astype(np.float64)) - inputs["mean"]) / inputs["deviation"]
     weights = {name: torch.tensor(array, dtype=torch.float64) for name, array in tensors.items()}
     h = torch.relu(torch.tensor(x) @ weights["0.weight"].T + weights["0.bias"])
     return (h @ weights["2.weight"].T + weights["2.bias"]).numpy()
@@ -99,9 +100,23 @@ def test_outputs_as_a_table_hold_every_digit(train: Train) -> None:
     run = train("data.target=ward")
     predict(run, Path("patients.csv"), Path("outputs.csv"))
     header, *lines = Path("outputs.csv").read_text().splitlines()
-    assert header == "output_0,output_1,output_2"
-    table = np.array([[np.float32(cell) for cell in line.split(",")] for line in lines])
-    assert np.array_equal(table, outputs(run, "patients.csv"))
+    assert header == "prediction,probability_east,probability_north,probability_west"
+    cells = [line.split(",") for line in lines]
+    given = outputs(run, "patients.csv")
+    table = np.array([[float(cell) for cell in line[1:]] for line in cells])
+    assert np.array_equal(table, probabilities(given, "mse"))
+    assert table.sum(axis=1) == pytest.approx(1.0)
+    assert [line[0] for line in cells] == [("east", "north", "west")[k] for k in given.argmax(axis=1)]
+
+
+def test_probabilities_are_the_softmax_or_what_the_squared_error_estimates() -> None:
+    given = np.array([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
+    expected = torch.softmax(torch.tensor(given), 1).numpy()
+    np.testing.assert_allclose(probabilities(given, "cross-entropy"), expected, rtol=1e-15)
+    single = probabilities(np.array([[0.25], [1.5], [-0.5]]), "mse")
+    np.testing.assert_array_equal(single, [[0.75, 0.25], [0.0, 1.0], [1.0, 0.0]])
+    several = probabilities(np.array([[0.5, 0.5, -3.0], [-1.0, -1.0, -1.0]]), "mse")
+    np.testing.assert_allclose(several, [[0.5, 0.5, 0.0], [1 / 3, 1 / 3, 1 / 3]])
 
 
 def with_gaps(every: int = 5) -> list[dict[str, str]]:
@@ -122,39 +137,48 @@ def write(name: str, rows: list[dict[str, str]]) -> None:
         writer.writerows(rows)
 
 
-@pytest.mark.parametrize("missing", ["median", "indicator"])
+@pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
 def test_absent_values_from_end_to_end(train: Train, missing: str) -> None:
     rows = with_gaps()
     run = train("data.source=gaps.csv", f"data.missing={missing}")
-    columns = ["age", "ward=east", "ward=missing", "ward=north", "ward=west", "pressure"]
-    assert read_json(run / "inputs.json")["columns"] == columns + ["age=missing"] * (missing == "indicator")
+    marked = ["age=missing"] * (missing == "indicator")
+    columns = ["age", *marked, "ward=east", "ward=north", "ward=west", "ward=missing", "pressure"]
+    inputs = read_json(run / "inputs.json")
+    assert inputs["columns"] == columns
     assert np.isfinite(read_json(run / "result.json")["test"]["loss"])
     absent = np.array([row["age"] in ("", "NA", "?") for row in rows])
     ages = np.array([np.nan if gone else float(row["age"]) for row, gone in zip(rows, absent, strict=True)])
-    ages[absent] = np.median(ages[~absent])  # the file's own
-    wards = [[float((row["ward"] or "missing") == w) for w in ("east", "missing", "north", "west")] for row in rows]
-    x = np.column_stack([ages, wards, [float(row["pressure"]) for row in rows]])
-    if missing == "indicator":
-        x = np.column_stack([x, absent])
-    assert outputs(run, "gaps.csv", true_model=True) == pytest.approx(by_hand(run, x), abs=1e-6)
+    trained = sources.load("gaps.csv", base=Path(), seed=7, missing=missing).x_train[:, 0]  # type: ignore[arg-type]
+    trained = trained[~np.isnan(trained)]
+    span = np.nanmax(ages) - np.nanmin(ages)
+    expected = np.median(trained) if missing == "median" else trained.mean()
+    assert inputs["fill"][0] == pytest.approx(expected, abs=span / 64 if missing == "median" else 1e-5)
+    wards = [[float((row["ward"] or "missing") == w) for w in ("east", "north", "west", "missing")] for row in rows]
+    blocks = [ages, *([absent] if marked else []), wards, [float(row["pressure"]) for row in rows]]
+    x = np.column_stack(blocks)
+    found = outputs(run, "gaps.csv", true_model=True)
+    assert found == pytest.approx(by_hand(run, x), abs=1e-6)
+    write("one.csv", rows[:1])  # what is filled in does not depend on who else is in the file
+    assert outputs(run, "one.csv", true_model=True) == pytest.approx(found[:1], abs=1e-6)
     whole = [row | {"age": row["age"] or "1"} for row in rows if row["age"] not in ("NA", "?")]
     write("whole.csv", [row for row in whole if row["ward"]])
     assert np.isfinite(outputs(run, "whole.csv")).all()  # a file without gaps has the same columns
 
 
-@pytest.mark.parametrize("missing", ["median", "indicator"])
+@pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
 def test_absent_values_in_arrays(train: Train, missing: str) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(60, 4)).astype(np.float32)
     x[::7, 2] = np.nan
     np.savez("rows.npz", x=x, y=random.integers(0, 2, 60))
     run = train("data.source=rows.npz", f"data.missing={missing}")
-    absent = np.isnan(x[:, 2])
-    filled = x.copy()
-    filled[absent, 2] = np.median(x[~absent, 2])
-    if missing == "indicator":
-        filled = np.column_stack([filled, absent])
-    assert outputs(run, "rows.npz", true_model=True) == pytest.approx(by_hand(run, filled), abs=1e-6)
+    marked = [np.isnan(x[:, 2])] if missing == "indicator" else []
+    given = np.column_stack([x[:, :3], *marked, x[:, 3]])
+    found = outputs(run, "rows.npz", true_model=True)
+    assert found == pytest.approx(by_hand(run, given), abs=1e-6)
+    lines = ["x0,x1,x2,x3", *(",".join("" if np.isnan(v) else repr(float(v)) for v in row) for row in x)]
+    Path("rows.csv").write_text("\n".join(lines) + "\n")
+    assert np.array_equal(outputs(run, "rows.csv", true_model=True), found)
 
 
 def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> None:
@@ -172,7 +196,7 @@ def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> Non
     for scores in test["per_silo"].values():
         assert scores["rows"] == 16
         assert {"loss", "accuracy", "metrics"} <= scores.keys()
-        assert {"auc", "balanced_accuracy"} == scores["metrics"].keys()
+        assert {"auc", "balanced_accuracy", "brier", "calibration_error"} == scores["metrics"].keys()
 
 
 def test_regression_from_a_table(train: Train) -> None:

@@ -298,6 +298,19 @@ def test_another_run_file_is_refused(tmp_path: Path) -> None:
     make("fedsgd", tmp_path, run_file=("[run]", "digest one")).train(6, SEED, resume=True)
 
 
+def test_rows_that_have_changed_are_refused_by_their_silos_name(tmp_path: Path) -> None:
+    federation = make("fedsgd", tmp_path / "run")
+    federation.train(2)
+    changed = make("fedsgd", tmp_path / "run")
+    silo = changed.silos[1]
+    silo.x[0, 0] += 1.0  # type: ignore[operator]
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(ParameterError, match=f"the rows of {silo.name} have changed since the run in .* began"):
+        changed.train(4, resume=True)
+    assert snapshot(tmp_path / "run") == before
+    assert (tmp_path / "run" / "rows.json").stat().st_mode & 0o077 == 0
+
+
 def test_other_settings_from_python_are_refused_too(tmp_path: Path) -> None:
     out = tmp_path / "run"
     make("fedsgd", out).train(4, SEED)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moretta.data.silo import Silo
+    from moretta.data.tables.rows import read_table
+    from moretta.data.tables.schema import Schema
     from moretta.engines.settings import Engine, Faults
     from moretta.protocols.baffle.params import BAFFLE
     from moretta.protocols.cgd.params import CGD
@@ -32,8 +34,10 @@ __all__ = [
     "Federation",
     "Local",
     "Result",
+    "Schema",
     "SecureAggregation",
     "Silo",
+    "read_table",
 ]
 
 _HOMES = {
@@ -50,6 +54,8 @@ _HOMES = {
     "Result": "moretta.run.federation",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
+    "Schema": "moretta.data.tables.schema",
+    "read_table": "moretta.data.tables.rows",
 }
 
 

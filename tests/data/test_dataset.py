@@ -6,6 +6,7 @@ import pytest
 
 from moretta.data.checks import as_features, as_targets, check_fit, class_of
 from moretta.data.dataset import Dataset, SiloData
+from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -39,7 +40,10 @@ def test_a_good_one() -> None:
     ("changes", "message"),
     [
         ({"x_test": with_value(np.inf)[3:5]}, "test part: column 'dose' has 2 rows"),
-        ({"missing": "median", "x_test": with_value(-np.inf)[3:5]}, "column 'dose' has 2 rows that are infinite"),
+        (
+            {"column_rules": ColumnRules.alike(2, fill="mean"), "x_test": with_value(-np.inf)[3:5]},
+            "column 'dose' has 2 rows that are infinite",
+        ),
         ({"x_train": X.astype(np.float64)}, "expected x as float32 or int64"),
         ({"x_train": X[:3]}, "has 3 samples but 6 targets"),
         ({"x_test": X[:0], "y_test": Y[:0]}, "the test part has no rows"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from moretta.data.own_rows import ExpectedRows, OwnRows, read_rows
+from moretta.data.tables.schema import Category, Id, Number, Schema, Target
 from moretta.errors import ParameterError
 
 WHERE = "silo `north`"
@@ -51,7 +53,6 @@ def test_classes_are_whole_numbers_however_they_are_kept(tmp_path: Path, y: Any)
 
 def test_a_site_of_one_class_keeps_its_number(tmp_path: Path) -> None:
     assert of_npz(tmp_path, x=X, y=np.full(4, 2))[1].tolist() == [2] * 4
-    assert of_csv(tmp_path, "a,b,y\n1,2,2\n3,4,2\n")[1].tolist() == [2, 2]
 
 
 def test_one_hot_rows_are_as_wide_as_there_are_classes(tmp_path: Path) -> None:
@@ -128,66 +129,83 @@ def test_there_is_one_id_a_row(tmp_path: Path, ids: Any) -> None:
         of_npz(tmp_path, x=X, y=Y, id=ids)
 
 
-def test_a_table_has_names_and_may_have_ids(tmp_path: Path) -> None:
-    text = "who,y,a,b\np1,0,1,2\np2,2,3,4\n"
-    x, y, ids, _, names = of_csv(tmp_path, text, target="y", id_column="who")
+COLUMNS = {"a": Number(), "b": Number(), "who": Id(), "y": Target(classes=("0", "1", "2"))}
+TABLE = replace(CLASSES, table=Schema(columns=COLUMNS))
+TABLE_OF_NUMBERS = replace(NUMBERS, table=Schema(columns={**COLUMNS, "y": Target()}))
+
+
+def test_a_table_is_read_by_the_runs_schema(tmp_path: Path) -> None:
+    text = "who,y,b,a\np1,0,2,1\np2,2,4,3\n"
+    x, y, ids, groups, names = of_csv(tmp_path, text, TABLE)
     assert x.tolist() == [[1, 2], [3, 4]]
     assert y.tolist() == [0, 2]
     assert ids.tolist() == ["p1", "p2"]
+    assert groups is None
     assert names == ("a", "b")
-    assert of_csv(tmp_path, "a,b,y\n1,2,0.5\n3,4,1\n", NUMBERS)[1].tolist() == [0.5, 1.0]
+    assert of_csv(tmp_path, "who,a,b,y\np,1,2,0.5\nq,3,4,1\n", TABLE_OF_NUMBERS)[1].tolist() == [0.5, 1.0]
 
 
-def test_absent_values_are_refused_or_filled_in_with_this_owners_median(tmp_path: Path) -> None:
-    text = "a,b,y\n1,2,0\n3,,1\n5,8,2\n"
-    with pytest.raises(ParameterError, match="column 'b' in 1 of 3 rows"):
-        of_csv(tmp_path, text)
-    assert of_csv(tmp_path, text, missing="median")[0].tolist() == [[1, 2], [3, 5], [5, 8]]
-    with pytest.raises(ParameterError, match="has no value at all in column 'b'"):
-        of_csv(tmp_path, "a,b,y\n1,,0\n3,,1\n", missing="median")
+def test_a_site_of_one_class_and_one_category_has_the_columns_of_all(tmp_path: Path) -> None:
+    ward = Category(categories=("A", "B"))
+    wanted = replace(CLASSES, table=Schema(columns={"ward": ward, "y": Target(classes=("no", "maybe", "yes"))}))
+    found = of_csv(tmp_path, "ward,y\nB,yes\nB,yes\n", wanted)
+    assert found.x.tolist() == [[0, 1], [0, 1]]
+    assert found.y.tolist() == [2, 2]
+
+
+def test_absent_values_stay_absent_where_the_schema_fills_them_in(tmp_path: Path) -> None:
+    text = "who,a,b,y\np,1,2,0\nq,3,,1\nr,5,8,2\n"
+    with pytest.raises(ParameterError, match="column 'b' has no value in 1 of 3 rows"):
+        of_csv(tmp_path, text, TABLE)
+    filled = Schema(columns={**COLUMNS, "b": Number(blanks="mean")})
+    found = of_csv(tmp_path, text, replace(TABLE, table=filled, may_lack=True))
+    assert np.isnan(found.x).tolist() == [[False, False], [False, True], [False, False]]
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,b,y\n1,red,0\n2,blue,1\n", "column 'b' has text in it, whose categories may be others at another site"),
-        ("a,b,y\n1,red,0\n2,red,1\n", "column 'b' has text"),
-        ("a,b,y\n1,2,no\n3,4,yes\n", "the target 'y' holds 'no'"),
-        ("a,b,y\n1,2,0.5\n3,4,1\n", "expected classes 0 to 2 as whole numbers"),
-        ("a,b,y\n1,2,3\n3,4,1\n", "label 3 does not fit 3 outputs"),
-        ("a,y\n1,0\n", r"expected samples of shape \[2\]"),
-        ("a,b,c,y\n1,2,3,0\n", r"expected samples of shape \[2\] .*; got \[3\]"),
-        ("a,b,y\n", "has no rows"),
+        ("a,b,y\n1,2,0\n", "expected a column 'who', as the schema has it; got a, b, y"),
+        ("who,a,y\np,1,0\n", "expected a column 'b', as the schema has it"),
+        ("who,a,b,c,y\np,1,2,3,0\n", "the schema says nothing of the column 'c'"),
+        ("who,a,b,y\np,1,red,0\nq,2,blue,1\n", "column 'b' has something else than a number in 2 of 2 rows"),
+        ("who,a,b,y\np,1,2,no\nq,3,4,yes\n", "column 'y' has a word that the schema does not have in 2 of 2 rows"),
+        ("who,a,b,y\np,1,2,0.5\nq,3,4,1\n", "column 'y' has a word that the schema does not have in 1 of 2 rows"),
+        ("who,a,b,y\np,1,2,0\np,3,4,1\n", "column 'who' has 1 rows whose id another row has too"),
+        ("who,a,b,y\n", "has no rows"),
         ("", "has no rows"),
     ],
 )
 def test_a_table_that_others_would_read_otherwise_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence) as caught:
-        of_csv(tmp_path, text)
+        of_csv(tmp_path, text, TABLE)
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_without_a_schema_a_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"rows\.csv is a table, and the run says nothing of what columns mean"):
+        of_csv(tmp_path, "a,b,y\n1,2,0\n")
+    with pytest.raises(ParameterError, match=r"the run's rows are a table's, and source = 'rows\.npz' is none"):
+        of_npz(tmp_path, TABLE, x=X, y=Y)
+
+
 def test_a_table_of_an_unlabelled_part_has_features_only(tmp_path: Path) -> None:
-    assert of_csv(tmp_path, "a,b\n1,2\n3,4\n", UNLABELLED)[0].tolist() == [[1, 2], [3, 4]]
+    table = Schema(columns={"a": Number(), "b": Number()})
+    assert of_csv(tmp_path, "a,b\n1,2\n3,4\n", replace(UNLABELLED, table=table))[0].tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
-    ("source", "settings", "sentence"),
+    ("source", "sentence"),
     [
-        ("none.csv", {}, "there is no file .*none.csv"),
-        ("none.npz", {}, "there is no file .*none.npz"),
-        ("rows.npy", {}, 'expected a .csv, .csv.gz or .npz file or "module:function"'),
-        ("wdbc", {}, 'expected a .csv, .csv.gz or .npz file or "module:function"'),
-        ("rows.npz", {"target": "y"}, "target and id-column are for .csv files"),
-        ("rows.npz", {"id_column": "who"}, "target and id-column are for .csv files"),
-        ("no_such_module_here:rows", {}, 'importing "no_such_module_here"'),
+        ("none.npz", "there is no file .*none.npz"),
+        ("rows.npy", 'expected a table .*, an .npz file or "module:function"'),
+        ("wdbc", 'expected a table .*, an .npz file or "module:function"'),
+        ("no_such_module_here:rows", 'importing "no_such_module_here"'),
     ],
 )
-def test_sources_that_are_none_are_refused(
-    tmp_path: Path, source: str, settings: dict[str, str], sentence: str
-) -> None:
+def test_sources_that_are_none_are_refused(tmp_path: Path, source: str, sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence):
-        read_rows(source, CLASSES, WHERE, base=tmp_path, **settings)  # type: ignore[arg-type]
+        read_rows(source, CLASSES, WHERE, base=tmp_path)
 
 
 def test_groups_are_read_as_ids_are(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from moretta.data.dataset import Dataset
 from moretta.data.partition import distribute, partition
+from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
 LABELS = np.arange(200, dtype=np.int64) % 10
@@ -134,23 +135,18 @@ def test_what_needs_classes_says_so() -> None:
         partition(LABELS, 2, "iid", -1)
 
 
-def test_distribute_fills_each_owner_from_its_own_rows() -> None:
+def test_distribute_leaves_absent_values_to_be_filled_in_by_training() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3)).astype(np.float32)
     x[5:20, 1] = np.nan
     y = (np.arange(60) % 2).astype(np.int64)
     dataset = Dataset(
         "t", "classification", x[:50], y[:50], x[50:], y[50:], classes=2,
-        feature_names=("a", "b", "c"), missing="indicator", missing_columns=(1,),
+        feature_names=("a", "b", "c"), column_rules=ColumnRules.alike(3, fill="mean"),
     )  # fmt: skip
     dealt = distribute(dataset, 3, "iid", 1)
     assert [silo.name for silo in dealt.silos] == ["silo-1", "silo-2", "silo-3"]
-    assert dealt.feature_names == ("a", "b", "c", "b=missing")
+    assert dealt.feature_names == ("a", "b", "c")
     assert dealt.validation is None
     for silo, rows in zip(dealt.silos, partition(y[:50], 3, "iid", 1), strict=True):
-        own = x[rows, 1]
-        assert silo.x.shape == (len(rows), 4)
-        assert (silo.x[np.isnan(own), 1] == np.float32(np.nanmedian(own.astype(np.float64)))).all()
-    x[:50, 1] = np.nan
-    with pytest.raises(ParameterError, match="silo-1 has no value at all in column 'b'"):
-        distribute(dataset, 3, "iid", 1)
+        np.testing.assert_array_equal(silo.x, x[rows])

@@ -15,7 +15,7 @@ BANK_HEADER = '"age";"job";"duration";"y"\r\n'
 def bank(folder: Path, rows: int = 100) -> Path:
     path = folder / "bank-additional-full.csv"
     jobs = ["admin.", "unknown", "student"]
-    lines = [f'{20 + i % 50};"{jobs[i % 3]}";{i};"{"yes" if i % 10 == 0 else "no"}"\r\n' for i in range(rows)]
+    lines = [f'{20 + i % 50};"{jobs[i % 3]}";{5 * i};"{"yes" if i % 10 == 0 else "no"}"\r\n' for i in range(rows)]
     path.write_bytes((BANK_HEADER + "".join(lines)).encode())
     return path
 
@@ -78,7 +78,9 @@ def test_bank_marketing_as_published(public: Path) -> None:
 
 
 def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 3},{'no' if i % 4 else 'yes'}\n" for i in range(40)))
+    (tmp_path / "t.csv").write_text(
+        "a,b,y\n" + "".join(f"{2 * i},{i % 3},{'no' if i % 4 else 'yes'}\n" for i in range(40))
+    )
     data = load("t.csv", base=tmp_path)
     assert (data.inputs, data.classes, data.class_names) == ((2,), 2, ("no", "yes"))
     assert (len(data.x_train), len(data.x_test), int(data.y_test.sum())) == (32, 8, 2)
@@ -87,10 +89,14 @@ def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:
     assert other.feature_names == ("b", "y=no", "y=yes")
 
 
-def test_csv_keeps_absent_values_for_their_owners(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{i},{'' if i % 5 == 0 else i},{i % 2}\n" for i in range(40)))
+def test_csv_keeps_absent_values_until_training_fills_them_in(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "a,b,y\n" + "".join(f"{2 * i},{'' if i % 5 == 0 else 3 * i},{i % 2}\n" for i in range(40))
+    )
     data = load("t.csv", base=tmp_path, missing="indicator")
-    assert (data.missing, data.missing_columns) == ("indicator", (1,))
+    assert data.feature_names == ("a", "b", "b=missing")
+    assert data.column_rules is not None
+    assert data.column_rules.fills.tolist() == [0, 1, 0]
     assert np.isnan(data.x_train).any()
     with pytest.raises(ParameterError, match="column 'b' in 8 of 40 rows"):
         load("t.csv", base=tmp_path)
@@ -174,9 +180,9 @@ def test_module_function_beside_the_run_file(tmp_path: Path) -> None:
         ("wdbc", {"test_fraction": 0.0}, "test-fraction between 0 and 1, got 0.0"),
         ("wdbc", {"validation_fraction": 0.9}, "fractions of 0 or more that leave rows for training, got 0.2, 0.9"),
         ("wdbc", {"test_fraction": 1e-6}, "569 rows cannot be split by fractions 1e-06, 0.0"),
-        ("wdbc", {"target": "y"}, 'target is for a table, but source = "wdbc" is none; remove target'),
+        ("wdbc", {"target": "y"}, 'target is for a table without a schema, but source = "wdbc" is none; remove target'),
         ("wdbc", {"path": "x"}, 'path is for a built-in set of files, but source = "wdbc" is none'),
-        ("wdbc", {"missing": "mean"}, 'missing = "mean" is unknown; did you mean "median"'),
+        ("wdbc", {"missing": "meidan"}, 'missing = "meidan" is unknown; did you mean "median"'),
         ("wdbc", {"task": "regresion"}, 'task = "regresion" is unknown; did you mean "regression"'),
         ("none.csv", {}, "there is no file"),
         ("none.npz", {}, "there is no file"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moretta.config import silo_file
+from moretta.data.tables.files import Format
 from moretta.deployment import server_key
 from moretta.deployment.server_key import check_listed, pinned, trust_of
 from moretta.engines.flare.signing import Trust
@@ -25,9 +26,10 @@ edge = true
 
 [data]
 source = "rows.csv"
-target = "y"
-id-column = "who"
-missing = "median"
+separator = ";"
+decimal = ","
+file-encoding = "latin-1"
+absent = ["n/a"]
 
 [limits]
 memory-limit-mib = 80
@@ -52,8 +54,8 @@ def test_all_that_a_site_may_say(tmp_path: Path) -> None:
     assert file.silo.models == ("nets:build",)
     assert file.silo.record_views
     assert file.silo.edge
-    assert (file.data.source, file.data.target, file.data.id_column) == ("rows.csv", "y", "who")
-    assert file.data.missing == "median"
+    assert file.data.source == "rows.csv"
+    assert file.data.form == Format(";", ",", "latin-1", ("n/a",))
     assert (file.limits.memory_limit_mib, file.limits.micro_batch, file.limits.threads) == (80.0, 4, 2)
     assert (file.limits.edge_precision, file.limits.device) == ("float16", "cuda:1")
 
@@ -152,7 +154,7 @@ def test_a_roster_that_names_another_server_is_refused_at_the_server() -> None:
         ('name = "north"', 'name = "north"\nroster = "r.toml"', "roster and identity belong together"),
         ('name = "north"', 'name = "north"\nidentity = "k"', "roster and identity belong together"),
         ('name = "north"', 'name = "north"\ninsecure-secret-seed = -1', r"\[silo\] insecure-secret-seed"),
-        ('source = "rows.csv"', 'source = "rows.csv"\nmissing = "indicator"', r"\[data\] missing"),
+        ('source = "rows.csv"', 'source = "rows.csv"\ndecimal = "-"', r"\[data\] decimal"),
         ('source = "rows.csv"', 'source = "rows.csv"\nsilos = 3', r"\[data\].*silos"),
         ("[data]", "[limits]\nmemory-limit-mib = 0\n[data]", r"\[limits\] memory-limit-mib"),
         ("[data]", "[limits]\nmemory-limit-mib = nan\n[data]", r"\[limits\] memory-limit-mib"),

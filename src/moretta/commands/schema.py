@@ -11,7 +11,7 @@ from moretta.commands.terminal import AsJson, say
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.description import as_toml, lines_of
 from moretta.data.tables.files import Format, read_columns
-from moretta.data.tables.inference import Wanted, propose
+from moretta.data.tables.inference import Hints, propose
 from moretta.data.tables.rows import read_table
 from moretta.data.tables.schema import Schema
 from moretta.engines.files import write_atomically
@@ -54,7 +54,7 @@ def init(
     if out.exists():
         raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
     form = form_of(separator, decimal, file_encoding, absent)
-    guesses = propose(read_columns(file, form), Wanted(target, id_column=id_column, missing="mean"), file.name, form)
+    guesses = propose(read_columns(file, form), Hints(target, id_column=id_column, missing="mean"), file.name, form)
     write_atomically(out, as_toml(guesses).encode())
     doubts = {name: guess.doubt for name, guess in guesses.items() if guess.doubt}
     lines = lines_of(Schema.model_construct(columns={name: guess.column for name, guess in guesses.items()}))

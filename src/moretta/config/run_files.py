@@ -450,7 +450,7 @@ def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protoco
     known = _keys(kind)
     for key in table:
         if key not in known:
-            sections = _KNOWN if name in _KNOWN else {name: known}
+            sections = {**_KNOWN, name: known} if name in _KNOWN else {name: known}
             raise ParameterError(wording.unknown_key(name, key, sections, protocol))
     try:
         # Through JSON, whose strict reading takes lists as tuples and strings as paths, as a TOML file has them.

@@ -13,8 +13,8 @@ from moretta.data.images.sets import scaled
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.inference import Missing, Task
 from moretta.data.tables.preparation import ColumnRules
-from moretta.data.tables.rows import ABSENT_CATEGORY, TableRows, expansion_of, rules_of
-from moretta.data.tables.schema import Schema
+from moretta.data.tables.rows import TableRows, expansion_of, rules_of
+from moretta.data.tables.schema import Number, Schema
 from moretta.errors import ParameterError
 
 
@@ -32,11 +32,13 @@ class Wish:
 
 def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
     """A table that was read by its schema, split by the wished fractions."""
-    y, task, classes = rows.y, wish.task or "regression", None
-    if table.classes:
-        y, task, classes = rows.y, "classification", len(table.classes)
-    if task != wish.task is not None:
-        raise ParameterError(f'{wish.name}: task = "{wish.task}" does not fit the schema, whose target is of {task}')
+    task: Task = wish.task or ("classification" if table.classes else "regression")
+    if task == "classification" and not table.classes:
+        raise ParameterError(
+            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+        )
+    classes = len(table.classes) if task == "classification" else None
+    y = rows.y
     expansion = expansion_of(table)
     return split_rows(
         wish,
@@ -46,7 +48,7 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         classes,
         feature_names=expansion.names,
         origins=expansion.origins,
-        class_names=table.classes,
+        class_names=table.classes if classes else (),
         ids=rows.ids,
         groups=rows.groups,
         column_rules=rules_of(table),
@@ -116,7 +118,7 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
             f"got {', '.join(arrays) or 'none'}"
         )
     x = as_features(arrays["x"], wish.name)
-    x, names, rules = _lacking(x, _numbered(x), wish.missing)
+    x, names, rules = _lacking(x, wish.missing)
     y, task, classes = as_targets(arrays["y"], wish.name, wish.task)
     _check_rows(wish.name, x, y)
     return split_rows(
@@ -148,7 +150,10 @@ def from_parts(
     else:
         x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
     _check_rows(wish.name, x, y_train)
-    x, x_test, names, rules = _lacking_parts(x, x_test, wish.missing)
+    names, rules, rows = _numbered(x), None, len(x)
+    if wish.missing != "error" and x.shape[1:] == x_test.shape[1:]:
+        both, names, rules = _lacking(np.concatenate([x, x_test]), wish.missing)
+        x, x_test = both[:rows], both[rows:]
     ids, groups = arrays.get("id_train"), arrays.get("group_train")
     _check_distinct(ids, len(x), wish.name)
     validation, train = split(y_train, (wish.validation,), wish.seed, wish.name, groups)
@@ -232,31 +237,23 @@ def _numbered(x: Array) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
 
 
-def _lacking(x: Array, names: tuple[str, ...], missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
+def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
     """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
-    if missing == "error" or x.ndim != 2 or x.dtype.kind != "f":
+    names = _numbered(x)
+    if missing == "error" or not names or x.dtype.kind != "f":
         return x, names, None
-    absent = np.isnan(x)
-    marked = np.flatnonzero(absent.any(axis=0)) if missing == "indicator" else np.array([], np.int64)
-    count, wide = x.shape[1], x.shape[1] + len(marked)
-    rules = ColumnRules.alike(wide, fill="mean")
-    rules.fills[count:] = 0
-    if missing == "median":
-        low = np.nanmin(x, axis=0, initial=np.inf).astype(np.float64)
-        high = np.nanmax(x, axis=0, initial=-np.inf).astype(np.float64)
-        lacks = absent.any(axis=0) & (low < high)
-        rules = ColumnRules(rules.scaled, np.where(lacks, 2, 1).astype(np.int8), np.where(lacks, low, 0.0), high)
-    marks = tuple(f"{names[column]}={ABSENT_CATEGORY}" for column in marked)
-    return np.concatenate([x, absent[:, marked].astype(x.dtype)], axis=1), (*names, *marks), rules
+    table = Schema(columns={name: _column(x[:, place], missing) for place, name in enumerate(names)})
+    expansion = expansion_of(table)
+    return expansion.apply(x), expansion.names, rules_of(table)
 
 
-def _lacking_parts(
-    x: Array, x_test: Array, missing: Missing
-) -> tuple[Array, Array, tuple[str, ...], ColumnRules | None]:
-    if missing == "error" or x.shape[1:] != x_test.shape[1:]:
-        return x, x_test, _numbered(x), None
-    both, names, rules = _lacking(np.concatenate([x, x_test]), _numbered(x), missing)
-    return both[: len(x)], both[len(x) :], names, rules
+def _column(values: Array, missing: Missing) -> Number:
+    """What is filled in where a value of an array's column is absent; a median within the range of those there are."""
+    there = values[np.isfinite(values)]
+    if missing == "median" and len(there) and there.min() < there.max():
+        return Number(blanks="median", range=(float(there.min()), float(there.max())))
+    marked = missing == "indicator" and len(there) < len(values)
+    return Number(blanks="indicator" if marked else "mean")
 
 
 def _is_table(x: Array, name: str) -> bool:

@@ -71,6 +71,11 @@ def rows_digest(silos: Sequence[Silo]) -> str:
     return found.hexdigest()
 
 
+def digests_by_silo(silos: Sequence[Silo]) -> dict[str, str]:
+    """Return `rows_digest` of each silo that is here, by its name."""
+    return {silo.name: rows_digest([silo]) for silo in silos if not silo.remote}
+
+
 def check_least(silo: Silo, least: int | None) -> None:
     """Raise `moretta.errors.ParameterError` where a silo has fewer rows than agreed beforehand."""
     if least is not None and len(silo.x) < least:

@@ -15,7 +15,7 @@ from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
-from moretta.data.tables.inference import Encoding, Missing, Task, Wanted, infer
+from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer
 from moretta.data.tables.rows import encode
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
@@ -84,7 +84,7 @@ def load(
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
     if table:
-        wanted = Wanted(target, task, id_column, encoding or "one-hot", missing)
+        wanted = Hints(target, task, id_column, encoding or "one-hot", missing)
         return _table(base / source, schema, wanted, form or Format(), wish)
     if source.endswith(".npz"):
         return from_arrays(read_npz(base / source), wish)
@@ -96,7 +96,7 @@ def load(
     )
 
 
-def _table(path: Path, schema: Schema | None, wanted: Wanted, form: Format, wish: Wish) -> Dataset:
+def _table(path: Path, schema: Schema | None, wanted: Hints, form: Format, wish: Wish) -> Dataset:
     columns = read_columns(path, form)
     found = schema or infer(columns, wanted, path.name, form)
     return from_table(encode(columns, found, path.name, form), found, wish)
@@ -119,7 +119,7 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish
         )
     # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()
-    wanted = Wanted(target or "y", encoding=encoding, missing=wish.missing, drop=drop)
+    wanted = Hints(target or "y", encoding=encoding, missing=wish.missing, drop=drop)
     return _table(file, None, wanted, Format(), wish)
 
 

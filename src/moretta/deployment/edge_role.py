@@ -6,7 +6,7 @@ which both know that they mean the same model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Client
-from moretta.data.silo import check_least
+from moretta.data.silo import check_least, digests_by_silo
 from moretta.deployment import shared_settings
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
@@ -70,6 +70,10 @@ class EdgeRole:
 
         The process compares the graph's weights with the round's hash.
         """
+
+    def rows(self) -> Mapping[str, str]:
+        """Return a digest of the site's own rows, by its name."""
+        return digests_by_silo(self.silos)
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Return the role, whose process starts with the first message."""

@@ -3,6 +3,7 @@
 <out>/helped.jsonl           which sums it has helped to open, of all runs
 <out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml wants them
                lasting.json          what of its state never goes back; secret
+               rows.json             a digest of its rows, which may not change during a run; secret
                released.safetensors, inputs.json      what the run released, and what inputs mean
                confined.safetensors                   of cgd: this participant's own model, which nobody else has
                privacy.json                           where it added noise: its own releases and epsilon
@@ -50,6 +51,9 @@ class Role(Protocol):
 
     def check(self, hello: Hello) -> None:
         """Raise `moretta.errors.ParameterError` where the server has another model, or what runs it."""
+
+    def rows(self) -> Mapping[str, str]:
+        """Return a digest of the site's own rows, by its name."""
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Build the protocol's client; return it with the messages of the run. helped: what it has helped to open."""
@@ -102,6 +106,7 @@ class Site:
         path = self._file.out / hello.run
         make_folder(path, 0o700)
         self._folder = RunFolder(path)
+        self._folder.hold_rows(self._role.rows())
         self._place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
         if self._file.silo.record_views:

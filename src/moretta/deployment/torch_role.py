@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
+from moretta.data.silo import digests_by_silo
 from moretta.deployment import shared_settings
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello
@@ -51,6 +52,10 @@ class TorchRole:
                 f"builds another model than the server from [model] source = {self._run_file.model.source!r} (digests "
                 f"{self._model[:12]} and {hello.model[:12]}); bring the same code to both"
             )
+
+    def rows(self) -> Mapping[str, str]:
+        """Return a digest of the site's own rows, by its name."""
+        return digests_by_silo(self._federation.silos)
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role."""

@@ -11,7 +11,8 @@ participants/<name>/confined.safetensors   of CGD, and only where one machine si
                      model.safetensors is D, their common displacement
 truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
 audit.json  audit/     the results of attacks (moretta.audit), and their pictures
-inputs.json            what inputs mean: columns, standardisation, classes
+inputs.json            what inputs and outputs mean: columns, what is filled in, scales, classes
+rows.json              a digest of each silo's rows, by which a resumed run sees that they are the same; secret
 best/                  under early stopping, checkpoints of the best rounds, secrets included
 helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
 """
@@ -38,6 +39,7 @@ from moretta.errors import ParameterError
 
 FORMAT = 1
 ROWS = "rows.sha256"  # in truth/
+ROWS_BY_SILO = "rows.json"
 PRIVACY = "privacy.json"  # at a site
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
 Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
@@ -102,6 +104,22 @@ class RunFolder:
         """Write one JSON file, with the format's version."""
         text = json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
+
+    def hold_rows(self, digests: Mapping[str, str]) -> None:
+        """Keep digests of silos' rows, or compare them with those that are kept.
+
+        Raises `moretta.errors.ParameterError`, naming the silos, where rows have changed since the run began.
+        """
+        path = self.path / ROWS_BY_SILO
+        if not path.exists():
+            write_atomically(path, json.dumps(dict(digests), sort_keys=True).encode(), 0o600)
+            return
+        held = json.loads(path.read_text())
+        if changed := [name for name, digest in digests.items() if held.get(name) != digest]:
+            raise ParameterError(
+                f"the rows of {', '.join(changed):.200} have changed since the run in {self.path} began; bring the "
+                "same rows back, or begin another run"
+            )
 
     def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
         """Write one model as safetensors. mode: only what may be given away is for others to read."""

@@ -162,7 +162,12 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
     def row(measure: str, values: Sequence[float | None]) -> Row:
         return Row(where, measure, "", tuple(plain(value) for value in values))
 
-    metrics = {"auc": "AUC", "balanced_accuracy": "Balanced accuracy"}
+    metrics = {
+        "auc": "AUC",
+        "balanced_accuracy": "Balanced accuracy",
+        "brier": "Brier score",
+        "calibration_error": "Calibration error",
+    }
     metrics |= {key: _words(key) for test in tests for key in test.metrics if key not in metrics}
     confined = [test.mean is not None for test in tests]
     worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""

@@ -23,6 +23,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 
 TOP5_FROM = 20  # classes
+BINS = 10  # of the expected calibration error
 SCORES = ("loss", "accuracy", "mse")
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 
@@ -145,6 +146,23 @@ def evaluate(
     return figures | ({"metrics": {}} if "metrics" not in figures else {})
 
 
+def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:
+    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
+
+    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
+    [0, 1]: it is cut to that, and rows of several are divided by their sum.
+    """
+    wide = outputs.astype(np.float64)
+    if loss == "cross-entropy":
+        shifted = np.exp(wide - wide.max(axis=1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+    cut = np.clip(wide, 0.0, 1.0)
+    if cut.shape[1] == 1:
+        return np.concatenate([1.0 - cut, cut], axis=1)
+    total = cut.sum(axis=1, keepdims=True)
+    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
+
+
 def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str | None) -> dict[str, Any]:
     """Return accuracy and the like; `metrics` too under a loss, none without."""
     single = outputs.shape[1] == 1
@@ -153,7 +171,7 @@ def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], lo
     if loss is None:
         return figures
     present = np.unique(classes)
-    metrics = {"auc": _auc(outputs, classes, loss)}
+    metrics = {"auc": _auc(outputs, classes, loss)} | _calibration(outputs, classes, loss)
     if len(present) > 1:
         recalls = [float((predicted[classes == number] == number).mean()) for number in present]
         metrics["balanced_accuracy"] = float(np.mean(recalls))
@@ -161,6 +179,27 @@ def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], lo
         best = np.argsort(-outputs, axis=1)[:, :5]
         figures["top5"] = float((best == classes[:, None]).any(axis=1).mean())
     return figures | {"metrics": {name: value for name, value in metrics.items() if value is not None}}
+
+
+def _calibration(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> dict[str, float | None]:
+    """Return how far probabilities are right: the Brier score, and the expected calibration error.
+
+    brier: the mean over rows of the sum over classes of (probability - truth)^2, 0 at best and 2 at worst.
+    calibration_error: rows are put into ten equal bins by the probability of the class that is predicted; the mean over
+    rows of a bin's |mean probability - accuracy|, 0 at best and 1 at worst (Guo et al., 2017).
+    """
+    if not np.isfinite(outputs).all():
+        return {"brier": None, "calibration_error": None}
+    chances = probabilities(outputs, loss)
+    truth = np.zeros_like(chances)
+    truth[np.arange(len(classes)), classes] = 1.0
+    sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
+    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(bins, weights=sure - right, minlength=BINS)  # of each bin, its rows times the difference
+    return {
+        "brier": float(np.square(chances - truth).sum(axis=1).mean()),
+        "calibration_error": float(np.abs(gaps).sum() / len(classes)),
+    }
 
 
 def _auc(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> float | None:

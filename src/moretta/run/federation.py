@@ -31,7 +31,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, Subjects, check_least, row_shape
+from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -270,6 +270,8 @@ class Federation:
             restore_states(players, checkpoint[1])
         elif folder is not None:
             folder.begin(self.spec.text or None)
+        if folder is not None:
+            folder.hold_rows(digests_by_silo(self.silos))
         session = None
         try:
             session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)

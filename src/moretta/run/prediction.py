@@ -15,13 +15,14 @@ from moretta.contract.messages import Array
 from moretta.data.checks import as_features, check_finite
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.tables.files import Format, is_table, read_columns
-from moretta.data.tables.rows import encode
+from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.enrolment import prepared
 from moretta.protocols.common.modules import outputs_of
 from moretta.run import finished
+from moretta.run.evaluation import probabilities
 from moretta.run.finished import FinishedModel
 
 
@@ -71,23 +72,6 @@ def predict(
     return outputs.shape[0], outputs.shape[1]
 
 
-def probabilities(outputs: Array, loss: str) -> NDArray[np.float64]:
-    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
-
-    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
-    [0, 1]: it is cut to that, and rows of several are divided by their sum.
-    """
-    wide = outputs.astype(np.float64)
-    if loss == "cross-entropy":
-        shifted = np.exp(wide - wide.max(axis=1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
-    cut = np.clip(wide, 0.0, 1.0)
-    if cut.shape[1] == 1:
-        return np.concatenate([1.0 - cut, cut], axis=1)
-    total = cut.sum(axis=1, keepdims=True)
-    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
-
-
 def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
     """Return the rows to predict as a silo's own are: float32, NaN where a value is absent, or int64 for tokens."""
     if path.suffix == ".npz":
@@ -112,6 +96,9 @@ def _arrays(path: Path, model: FinishedModel) -> _Rows:
         raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
     pixels = model.source in SETS and arrays["x"].dtype == np.uint8
     x = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
+    schema = _of_arrays(model)
+    if schema is not None and x.ndim == 2 and x.shape[1] == len(schema.features) < len(model.columns):
+        x = expansion_of(schema).apply(x)  # with marks of what is absent
     names = arrays.get("id")
     if names is not None and names.shape != (len(x),):
         raise ParameterError(f"{path}: expected one id a row, {len(x)}; got {list(names.shape)}")
@@ -119,17 +106,24 @@ def _arrays(path: Path, model: FinishedModel) -> _Rows:
 
 
 def _table(path: Path, model: FinishedModel, form: Format) -> _Rows:
-    schema = model.table
-    if schema is None:  # trained on arrays, whose columns have names perhaps
-        if not model.columns:
-            raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
-        blanks = "mean" if model.fills_absent else "refuse"
-        schema = Schema(columns={name: Number(blanks=blanks) for name in model.columns})
+    schema = model.table or _of_arrays(model)
+    if schema is None:
+        raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
     read = encode(read_columns(path, form), schema, path.name, form, labelled=False, training=False)
     named, names = schema.name_of("id"), read.ids
     if names is None:
         named, names = schema.name_of("group"), read.groups
     return _Rows(read.x, named or "", names)
+
+
+def _of_arrays(model: FinishedModel) -> Schema | None:
+    """Return what the columns of arrays mean that have names; their marks of absence are columns too."""
+    names = [name for name in model.columns if f"{name}={ABSENT_CATEGORY}" in model.columns or "=" not in name]
+    if not names:
+        return None
+    marked = {name: "indicator" for name in names if f"{name}={ABSENT_CATEGORY}" in model.columns}
+    blanks = "mean" if model.fills_absent else "refuse"
+    return Schema(columns={name: Number(blanks=marked.get(name, blanks)) for name in names})
 
 
 def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None:

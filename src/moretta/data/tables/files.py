@@ -163,7 +163,7 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
         ) from None
     except LookupError:
         raise ParameterError(
-            f'{name}: the encoding "{encoding:.40}" is not known; expected for example "latin-1"'
+            f'{name}: no encoding is called "{encoding:.40}"; expected for example "latin-1"'
         ) from None
 
 

@@ -23,7 +23,7 @@ from moretta.data.tables.schema import (
     ColumnKind,
     Date,
     Drop,
-    Group,
+    Grouping,
     Id,
     Number,
     Ordered,
@@ -58,7 +58,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Hints:
     """What is known without a schema. target: its name, None for the last column. id_column: its name, if any."""
 
     target: str | None = None
@@ -69,7 +69,7 @@ class Wanted:
     drop: tuple[str, ...] = ()
 
 
-def infer(columns: Columns, wanted: Wanted, where: str, form: Format) -> Schema:
+def infer(columns: Columns, wanted: Hints, where: str, form: Format) -> Schema:
     """Return the schema of a file that has none. where: the file, which begins the sentence of an error.
 
     Raises `moretta.errors.ParameterError`, with the remedy, for what cannot be known for sure.
@@ -81,11 +81,11 @@ def infer(columns: Columns, wanted: Wanted, where: str, form: Format) -> Schema:
     blank = {name: int(_absent(columns[name]).sum()) for name, guess in guesses.items() if _refuses_blanks(guess)}
     lacking = {name: count for name, count in blank.items() if count}
     if lacking:
-        raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), wanted, guesses))
+        raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), wanted))
     return Schema(columns={name: guess.column for name, guess in guesses.items()})
 
 
-def propose(columns: Columns, wanted: Wanted, where: str, form: Format) -> dict[str, Guess]:
+def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[str, Guess]:
     """Return the best guess at each column, in the file's order.
 
     Raises `moretta.errors.ParameterError` for a target or an id column that the file does not have.
@@ -102,7 +102,7 @@ def propose(columns: Columns, wanted: Wanted, where: str, form: Format) -> dict[
     return {name: _guess(name, column, name == target, wanted, form) for name, column in columns.items()}
 
 
-def _guess(name: str, column: Column, is_target: bool, wanted: Wanted, form: Format) -> Guess:
+def _guess(name: str, column: Column, is_target: bool, wanted: Hints, form: Format) -> Guess:
     if name == wanted.id_column:
         return Guess(Id())
     if name in wanted.drop:
@@ -117,7 +117,7 @@ def _guess(name: str, column: Column, is_target: bool, wanted: Wanted, form: For
     return _of_words(name, column, wanted, form) if numbers is None else _of_numbers(name, numbers, wanted)
 
 
-def _of_numbers(name: str, numbers: NDArray[np.float64], wanted: Wanted) -> Guess:
+def _of_numbers(name: str, numbers: NDArray[np.float64], wanted: Hints) -> Guess:
     there = numbers[~np.isnan(numbers)]
     if _looks_like_ids(name, there, whole=bool((there == np.round(there)).all())):
         return Guess(_whose(there), _an_id(there))
@@ -127,7 +127,7 @@ def _of_numbers(name: str, numbers: NDArray[np.float64], wanted: Wanted) -> Gues
     return Guess(Number(blanks=blanks if limits or blanks != "median" else "mean", range=limits))
 
 
-def _of_words(name: str, column: Column, wanted: Wanted, form: Format) -> Guess:
+def _of_words(name: str, column: Column, wanted: Hints, form: Format) -> Guess:
     there = column[column != ""]
     if doubt := _mixed(there, form):
         return Guess(Number(), doubt)
@@ -150,7 +150,10 @@ def _of_words(name: str, column: Column, wanted: Wanted, form: Format) -> Guess:
     return Guess(Category(categories=words, blanks="category" if blank and wanted.missing != "error" else "refuse"))
 
 
-def _target(column: Column, wanted: Wanted, form: Format) -> Guess:
+def _target(column: Column, wanted: Hints, form: Format) -> Guess:
+    if blank := int(_absent(column).sum()):
+        said = f"is the target and lacks values in {blank} of {len(column)} rows"
+        return Guess(Target(), f"{said}; remove those rows, as a target cannot be filled in")
     if column.dtype.kind == "M":
         return Guess(Target(), "is the target and holds dates; name another column as target")
     numbers = column if column.dtype.kind == "f" else as_numbers(column, form.decimal)
@@ -166,7 +169,7 @@ def _target(column: Column, wanted: Wanted, form: Format) -> Guess:
     return _classes(words_of(numbers))
 
 
-def _word_target(column: Column, wanted: Wanted, form: Format) -> Guess:
+def _word_target(column: Column, wanted: Hints, form: Format) -> Guess:
     there = column[column != ""]
     if wanted.task == "regression":
         return Guess(Target(), f"is the target of a regression and holds words; {not_numbers(there, form.decimal)}")
@@ -214,7 +217,8 @@ def _mixed(there: Column, form: Format) -> str:
     """Return the doubt about a column that holds numbers and words."""
     numbers = are_numbers(there, form.decimal)
     with_comma = are_numbers(there, ",") if form.decimal == "." else numbers
-    if not numbers.any() and not with_comma.any():
+    censored = are_numbers(np.array([str(cell).lstrip("<>= ") for cell in there], object), form.decimal) & ~numbers
+    if not numbers.any() and not with_comma.any() and not censored.any():
         return ""
     wrong = there[~numbers]
     return (
@@ -244,13 +248,13 @@ def _looks_like_ids(name: str, there: Column, *, whole: bool) -> bool:
     if count < FEW_ROWS or not whole or distinct <= max(2, count // 10):
         return False
     named = bool(_IDENTIFIES.search(name.lower()) or _CAMEL.search(name))
-    if there.dtype.kind == "f":
-        return named or (distinct == count and bool((np.diff(there.astype(np.float64)) == 1).all()))
+    if there.dtype.kind == "f":  # by name, or as the rows are numbered
+        return named or (there[0] in (0, 1) and bool((np.diff(there.astype(np.float64)) == 1).all()))
     return named or distinct == count
 
 
-def _whose(there: Column) -> Id | Group:
-    return Id() if len(np.unique(there.astype(str))) == len(there) else Group()
+def _whose(there: Column) -> Id | Grouping:
+    return Id() if len(np.unique(there.astype(str))) == len(there) else Grouping()
 
 
 def _an_id(there: Column) -> str:
@@ -276,14 +280,12 @@ def _absent(column: Column) -> NDArray[np.bool_]:
 
 def _refuses_blanks(guess: Guess) -> bool:
     column = guess.column
-    return isinstance(column, Id | Target) or getattr(column, "blanks", "") == "refuse"
+    return isinstance(column, Id) or getattr(column, "blanks", "") == "refuse"
 
 
-def _lacking(where: str, lacking: Mapping[str, int], rows: int, wanted: Wanted, guesses: Mapping[str, Guess]) -> str:
+def _lacking(where: str, lacking: Mapping[str, int], rows: int, wanted: Hints) -> str:
     listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
-    if any(isinstance(guesses[name].column, Target) for name in lacking):
-        remedy = "remove those rows, as a target cannot be filled in"
-    elif wanted.id_column in lacking:
+    if wanted.id_column in lacking:
         remedy = "give every row its id"
     else:
         remedy = 'fill them in, or set missing = "mean", "median" or "indicator"'

@@ -132,7 +132,7 @@ class Id(Section):
     kind: Literal["id"] = "id"
 
 
-class Group(Section):
+class Grouping(Section):
     """Whom rows are about, such as a patient with several visits; no input of the model."""
 
     kind: Literal["group"] = "group"
@@ -160,7 +160,7 @@ class Target(Section):
         return self
 
 
-ColumnKind = Annotated[Number | Category | Ordered | Date | Id | Group | Target | Drop, Field(discriminator="kind")]
+ColumnKind = Annotated[Number | Category | Ordered | Date | Id | Grouping | Target | Drop, Field(discriminator="kind")]
 Feature = Number | Category | Ordered | Date
 KINDS = ("number", "category", "ordered", "date", "id", "group", "target", "drop")
 
@@ -182,6 +182,11 @@ class Schema(Section):
         if not self.features:
             raise ParameterError("schema: expected at least one column of kind number, category, ordered or date")
         return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Read a schema from a TOML file; see `load`."""
+        return load(Path(path))
 
     @property
     def features(self) -> dict[str, Feature]:

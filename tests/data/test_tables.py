@@ -1,0 +1,392 @@
+"""Tables as files, as schemas and as rows: what is read and guessed, and what is refused without quoting a cell."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moretta.data.tables import schema as schemas
+from moretta.data.tables.description import as_toml, lines_of
+from moretta.data.tables.files import Format, read_columns
+from moretta.data.tables.inference import Hints, infer, propose
+from moretta.data.tables.preparation import Preparation
+from moretta.data.tables.rows import TableRows, encode, expansion_of, read_table, rules_of
+from moretta.data.tables.schema import Category, Date, Number, Schema, Target
+from moretta.errors import ParameterError
+
+PLAIN = "age,job,score\n31,cook,0\n45,nurse,1\n28,cook,1\n"
+
+
+def write(folder: Path, text: str, name: str = "t.csv", encoding: str = "utf-8") -> Path:
+    path = folder / name
+    data = text.encode(encoding)
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+def inferred(path: Path, form: Format | None = None, **wanted: Any) -> tuple[Schema, TableRows]:
+    form = form or Format()
+    columns = read_columns(path, form)
+    found = infer(columns, Hints(**wanted), path.name, form)
+    return found, encode(columns, found, path.name, form)
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (PLAIN, "t.csv"),
+        (PLAIN, "t.csv.gz"),
+        (PLAIN.replace(",", ";"), "t.csv"),
+        (PLAIN.replace(",", "\t"), "t.csv"),
+        (PLAIN.replace("\n", "\r\n"), "t.csv"),
+        ("\ufeff" + PLAIN, "t.csv"),
+        (PLAIN + "\n\n", "t.csv"),
+        ('"age";"job";"score"\r\n31;"cook";"0"\r\n45;"nurse";1\r\n28;"cook";1', "t.csv"),
+        (PLAIN.replace(",", " , "), "t.csv"),
+    ],
+)
+def test_every_dialect_gives_the_same_rows(tmp_path: Path, text: str, name: str) -> None:
+    schema, rows = inferred(write(tmp_path, text, name))
+    assert expansion_of(schema).names == ("age", "job=cook", "job=nurse")
+    np.testing.assert_array_equal(rows.x, np.array([[31, 1, 0], [45, 0, 1], [28, 1, 0]], np.float32))
+    np.testing.assert_array_equal(rows.coded, np.array([[31, 0], [45, 1], [28, 0]], np.float32))
+    assert rows.x.dtype == np.float32
+    assert rows.y.tolist() == [0, 1, 1]
+    assert schema.classes == ("0", "1")
+
+
+def test_a_quoted_cell_may_hold_the_separator_and_a_line_end(tmp_path: Path) -> None:
+    schema, _ = inferred(write(tmp_path, 'a,b,y\n"x,\n""z",1,0\nw,2,1\n'))
+    assert expansion_of(schema).names == ("a=w", 'a=x,\n"z', "b")
+
+
+def test_how_a_file_is_written_may_be_declared(tmp_path: Path) -> None:
+    path = write(tmp_path, "größe|ort|y\n1,5|Malmö|0\nn/a|Köln|1\n2,25|Köln|1\n", encoding="latin-1")
+    form = Format("|", ",", "latin-1", ("n/a",))
+    schema, rows = inferred(path, form, missing="mean")
+    assert expansion_of(schema).names == ("größe", "ort=Köln", "ort=Malmö")
+    np.testing.assert_array_equal(rows.x[:, 0], np.array([1.5, np.nan, 2.25], np.float32))
+    with pytest.raises(ParameterError, match=r't\.csv is not utf-8 text \(byte 2\); .* file-encoding = "latin-1"'):
+        read_columns(path)
+    with pytest.raises(ParameterError, match='no encoding is called "klingon"'):
+        read_columns(path, Format(encoding="klingon"))
+
+
+def test_the_same_rows_as_csv_parquet_and_arrow_are_the_same_bytes(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    table = pyarrow.table(
+        {
+            "dose": generator.normal(size=40) * 1e-3,
+            "count": generator.integers(0, 9, 40),
+            "ward": generator.choice(["A", "B"], 40),
+            "smokes": generator.random(40) < 0.5,
+            "seen": np.datetime64("2024-01-01") + generator.integers(0, 99, 40),
+            "y": generator.integers(0, 2, 40),
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    pyarrow.feather.write_feather(table, tmp_path / "t.arrow")
+    cells = [[str(value).lower() if value in (True, False) else str(value) for value in column.to_pylist()]
+             for column in table.columns[3:4]]  # fmt: skip
+    lines = [",".join(table.column_names)]
+    for k in range(40):
+        row = [column[k].as_py() for column in table.columns]
+        row[3] = cells[0][k]
+        lines.append(",".join(repr(v) if isinstance(v, float) else str(v) for v in row))
+    write(tmp_path, "\n".join(lines) + "\n")
+    columns = {"seen": Date(), "y": Target(classes=("0", "1"))}
+    words = {"ward": Category(categories=("A", "B")), "smokes": Category(categories=("false", "true"))}
+    schema = Schema(columns={"dose": Number(), "count": Number(), **words, **columns})
+    found = [read_table(tmp_path / name, schema) for name in ("t.csv", "t.parquet", "t.arrow")]
+    assert len({rows.x.tobytes() for rows in found}) == 1
+    assert len({rows.y.tobytes() for rows in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PLAIN + "1,2\n", "line 5 has 2 cells, but the header has 3"),
+        ("a,a,y\n1,2,0\n", "the header repeats the column 'a'"),
+        (",a,y\n1,2,0\n", "has a column without a name"),
+        ("", "has no rows"),
+        ("a,y\n", "has no rows"),
+        ('a,y\n1,0\n"2,1\n', "line 3 has 1 cells, but the header has 2"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        read_columns(write(tmp_path, text))
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"there is no file .*none\.csv"):
+        read_columns(tmp_path / "none.csv")
+    for name in ("bad.csv.gz", "bad.parquet", "bad.arrow"):
+        (tmp_path / name).write_bytes(b"no such thing")
+        with pytest.raises(ParameterError, match=r"cannot be read|is not readable as"):
+            read_columns(tmp_path / name)
+    whole = gzip.compress(PLAIN.encode() * 50)
+    (tmp_path / "cut.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ParameterError, match="cannot be read"):
+        read_columns(tmp_path / "cut.csv.gz")
+    nested = pyarrow.table({"a": [[1], [2]], "y": [0, 1]})
+    pyarrow.parquet.write_table(nested, tmp_path / "nested.parquet")
+    with pytest.raises(ParameterError, match=r"column 'a' has the type list.*expected are numbers"):
+        read_columns(tmp_path / "nested.parquet")
+
+
+# Guesses
+
+
+@pytest.mark.parametrize(
+    ("cells", "task", "y", "classes"),
+    [
+        (["3", "1", "3"], None, [1, 0, 1], ("1", "3")),
+        (["10", "9", "10"], None, [1, 0, 1], ("9", "10")),
+        (["3", "1", "3"], "regression", [3.0, 1.0, 3.0], ()),
+        (["0.5", "1", "2"], None, [0.5, 1.0, 2.0], ()),
+        (["1.0", "0.0", "1.0"], None, [1.0, 0.0, 1.0], ()),
+        (["1.0", "0.0", "1.0"], "classification", [1, 0, 1], ("0", "1")),
+        (["yes", "no", "yes"], None, [1, 0, 1], ("no", "yes")),
+    ],
+)
+def test_targets(tmp_path: Path, cells: list[str], task: str, y: list[float], classes: tuple[str, ...]) -> None:
+    path = write(tmp_path, "x,y\n" + "".join(f"{2 * i},{cell}\n" for i, cell in enumerate(cells)))
+    schema, rows = inferred(path, task=task)
+    assert rows.y.tolist() == y
+    assert schema.classes == classes
+
+
+def column(cells: list[str]) -> str:
+    return "x,y\n" + "".join(f"{cell},{i % 2}\n" for i, cell in enumerate(cells))
+
+
+NAMES = [f"{chr(97 + i % 26)}{chr(98 + i % 25)}{chr(99 + i % 23)}" for i in range(59)] + ["abc"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "message"),
+    [
+        (column([f"P{i:03}" for i in range(20)]), {}, "column 'x' looks like ids, .* id-column, .* kind = \"id\""),
+        (column([str(i) for i in range(1, 21)]), {}, "column 'x' looks like ids"),
+        (column(["7", "9"] * 10).replace("x,", "patient_id,"), {}, None),  # two values are no ids
+        (column([str(i // 2) for i in range(40)]).replace("x,", "patientId,"), {}, 'ids, .* kind = "group"'),
+        (column([f"2024-01-{1 + i % 28:02}" for i in range(20)]), {}, 'dates; .* format = "%Y-%m-%d"'),
+        (column([f"{1 + i % 28}.11.2024" for i in range(20)]), {}, 'dates; .* format = "%d.%m.%Y"'),
+        (column(["1", "2", "<5", "7"] * 5), {}, 'in 5 of 20 rows something else; .* censored = "limit" or "half"'),
+        (column(["1", "2", "n/a", "7"] * 5), {}, r'something else; .* absent = \["n/a"\]'),
+        (column(['"1,5"', '"2,25"', "7"] * 5), {}, 'decimal comma: say decimal = ","'),
+        (column(NAMES), {}, "has .* different words in 60 rows, too many to be categories"),
+        (column(["", ""] * 5), {}, "column 'x' has no value at all"),
+        ("x,y\n" + "".join(f"{2 * i},{('dead', 'alive', 'unknown')[i % 3]}\n" for i in range(30)), {}, "`unknown`"),
+        ("x,y\n" + "".join(f"{2 * i},{'ab'[i % 2] if i else 'c'}\n" for i in range(200)), {}, "in 1 of 200 rows only"),
+        ("a,y\n1,0\n2,0\n", {}, "'y' is the target and has the same value in every row"),
+        ("a,y\n1,no\n2,no\n", {}, "'y' is the target and has the same value in every row"),
+        (PLAIN, {"target": "scores"}, 'no column "scores" for the target; did you mean "score"'),
+        (PLAIN, {"target": "job", "task": "regression"}, "'job' is the target of a regression and holds words"),
+        ("y\n1\n0\n", {}, "no column beside the target 'y'"),
+        (
+            "a,y\n1,0\n2,\n",
+            {"missing": "median"},
+            "'y' is the target and lacks values in 1 of 2 rows; remove",
+        ),
+        ("a,b,y\n1,,0\n2,3,1\n", {}, "column 'b' in 1 of 2 rows; fill them in, or set missing"),
+    ],
+)
+def test_what_is_not_sure_is_refused_and_quotes_no_cell(
+    tmp_path: Path, text: str, wanted: dict[str, Any], message: str | None
+) -> None:
+    path = write(tmp_path, text)
+    if message is None:
+        inferred(path, **wanted)
+        return
+    with pytest.raises(ParameterError, match=message) as caught:
+        inferred(path, **wanted)
+    assert str(caught.value).startswith("t.csv")
+    assert not any(cell in str(caught.value) for cell in ("P003", "abc", "alive", "2024-01-05"))
+
+
+def test_a_proposal_is_a_schema_once_it_is_decided(tmp_path: Path) -> None:
+    ids = [f"{i},{20 + 3 * i},<5,2024-01-{i + 1:02},{i % 2}" for i in range(20)]
+    path = write(tmp_path, "patient,age,crp,admitted,died\n" + "\n".join(ids) + "\n")
+    guesses = propose(read_columns(path), Hints(), path.name, Format())
+    assert [guess.column.kind for guess in guesses.values()] == ["id", "number", "number", "date", "target"]
+    text = as_toml(guesses)
+    assert text.count("# decide: it") == 3
+    (tmp_path / "schema.toml").write_text(text.replace("[columns.crp]", '[columns.crp]\ncensored = "half"'))
+    schema = schemas.load(tmp_path / "schema.toml")
+    rows = read_table(path, schema)
+    assert rows.x[:2].tolist() == [[20, 2.5, 19723], [23, 2.5, 19724]]
+    assert rows.ids is not None
+    assert rows.ids[3] == "3"
+    assert lines_of(schema) == [
+        "numbers: age, crp",
+        "dates: admitted",
+        "not trained on (id): patient",
+        "target: died, classes 0, 1",
+    ]
+
+
+# Schemas
+
+FULL = """
+[columns.stage]
+kind = "ordered"
+categories = ["I", "II", "III"]
+blanks = "median"
+unseen = "blank"
+
+[columns.age]
+kind = "number"
+unit = "years"
+range = [0, 120]
+blanks = "indicator"
+
+[columns.ward]
+kind = "category"
+categories = ["A", "B"]
+blanks = "category"
+
+[columns.seen]
+kind = "date"
+format = "%d.%m.%Y"
+range = [2020-01-01, 2024-12-31]
+blanks = "median"
+
+[columns.patient]
+kind = "group"
+
+[columns.note]
+kind = "drop"
+
+[columns.died]
+kind = "target"
+classes = ["no", "yes"]
+"""
+ROWS = "patient;age;note;ward;seen;stage;died\np1;60;x;A;31.12.2021;II;yes\np1;;y;;;IV;no\np2;30;z;B;01.01.2020;I;no\n"
+
+
+def full(tmp_path: Path, text: str = FULL) -> Schema:
+    (tmp_path / "schema.toml").write_text(text)
+    return schemas.load(tmp_path / "schema.toml")
+
+
+def test_every_kind_of_column(tmp_path: Path) -> None:
+    schema = full(tmp_path)
+    rows = read_table(write(tmp_path, ROWS), schema)
+    names = ("stage", "age", "age=missing", "ward=A", "ward=B", "ward=missing", "seen")
+    assert expansion_of(schema).names == names
+    assert expansion_of(schema).origins == ("stage", "age", "age", "ward", "ward", "ward", "seen")
+    nan = np.nan
+    expected = [[1, 60, 0, 1, 0, 0, 18992], [nan, nan, 1, 0, 0, 1, nan], [0, 30, 0, 0, 1, 0, 18262]]
+    np.testing.assert_array_equal(rows.x, np.array(expected, np.float32))
+    np.testing.assert_array_equal(rows.coded[0], np.array([1, 60, 0, 18992], np.float32))
+    assert rows.y.tolist() == [1, 0, 0]
+    assert rows.groups is not None
+    assert rows.groups.tolist() == ["p1", "p1", "p2"]
+    rules = rules_of(schema)
+    assert rules.fills.tolist() == [2, 1, 0, 0, 0, 0, 2]
+    assert rules.medians.tolist() == [0, 6]
+    assert (rules.low[6], rules.high[6]) == (18262, 20088)
+    found = Preparation(np.arange(7.0), np.ones(7), np.full(7, 2.0)).apply(rows.x, np.float64)
+    np.testing.assert_array_equal(found[1], (np.array([0, 1, 1, 0, 0, 1, 6]) - 1) / 2)
+
+
+def test_a_schema_says_the_same_after_it_was_written_down(tmp_path: Path) -> None:
+    schema = full(tmp_path)
+    (tmp_path / "again.toml").write_text(schema.dumps())
+    again = schemas.load(tmp_path / "again.toml")
+    assert again == schema
+    assert again.digest == schema.digest
+    assert schemas.of(schema.told()).digest == schema.digest
+    moved = {name: schema.columns[name] for name in reversed(schema.columns)}
+    assert schema.model_copy(update={"columns": moved}).digest != schema.digest  # order is part of what is agreed
+
+
+def test_the_order_of_a_files_columns_does_not_matter(tmp_path: Path) -> None:
+    schema, lines = full(tmp_path), [line.split(";") for line in ROWS.splitlines()]
+    whole = read_table(write(tmp_path, ROWS), schema)
+    order = np.random.default_rng(1).permutation(7)
+    other = "\n".join(";".join(line[k] for k in order) for line in lines) + "\n"
+    assert read_table(write(tmp_path, other, "o.csv"), schema).x.tobytes() == whole.x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("60", "600"), "column 'age' has a value outside its range 0 to 120 in 1 of 3 rows .the first is row 1."),
+        (("60", "sixty"), "column 'age' has something else than a number in 1 of 3 rows"),
+        (("60", "<60"), 'censored = "limit" or "half"'),
+        (("A;", "C;"), "column 'ward' has a word that the schema does not have in 1 of 3 rows"),
+        (("31.12.2021", "2021-12-31"), "column 'seen' has no date of the form '%d.%m.%Y' in 1 of 3 rows"),
+        (("31.12.2021", "31.12.2031"), "column 'seen' has a value outside its range"),
+        ((";yes", ";maybe"), "column 'died' has a word that the schema does not have"),
+        ((";yes", ";"), "column 'died' has no target in 1 of 3 rows"),
+        (("p2", ""), "column 'patient' has no value in 1 of 3 rows .the first is row 3."),
+        (("p2", '"p\n2"'), "column 'patient' has line breaks or control characters"),
+        (("age", "years"), "expected a column 'age', as the schema has it"),
+        (("patient;", "who;"), "expected a column 'patient'"),
+        (("note", "new"), "the schema says nothing of the column 'new'"),
+    ],
+)
+def test_rows_that_are_not_as_the_schema_says(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    path = write(tmp_path, ROWS.replace(*change, 1))
+    with pytest.raises(ParameterError, match=message) as caught:
+        read_table(path, full(tmp_path))
+    said = str(caught.value)
+    assert said.startswith("t.csv")
+    assert not any(cell in said for cell in ("600", "sixty", "maybe", "2031", "p2", "p1"))
+
+
+def test_an_id_is_each_rows_own(tmp_path: Path) -> None:
+    schema = full(tmp_path, FULL.replace('"group"', '"id"'))
+    with pytest.raises(ParameterError, match=r"column 'patient' has 1 rows whose id another row has too; .* \"group\""):
+        read_table(write(tmp_path, ROWS), schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a section for each column"),
+        ("columns = 3", "expected a section for each column"),
+        ("[columns.a]\nkind = 'numbr'", r"\[columns.a\] kind: got \"numbr\"; did you mean \"number\""),
+        ("[columns.a]\nunit = 'kg'", r"\[columns.a\] kind: got"),
+        ("[columns.a]\nkind = 'number'\nunits = 'kg'", r"\[columns.a\] units: this key is not known"),
+        ("[columns.a]\nkind = 'number'\nrange = [3, 1]", "range: expected the least and the most"),
+        ("[columns.a]\nkind = 'number'\nblanks = 'median'", 'blanks = "median" is counted within a range'),
+        ("[columns.a]\nkind = 'category'\ncategories = []", "categories"),
+        ("[columns.a]\nkind = 'category'\ncategories = ['x', 'x']", "categories: expected each once"),
+        ("[columns.a]\nkind = 'category'\ncategories = ['x']\nunseen = 'blank'", 'unseen = "blank" needs blanks'),
+        ("[columns.a]\nkind = 'target'\nclasses = ['x']", "classes: expected two or more"),
+        ("[columns.a]\nkind = 'id'", "at least one column of kind number"),
+        ("[columns.a]\nkind = 'id'\n[columns.b]\nkind = 'id'", "a and b are both of kind id"),
+        ("[columns.a", "this is not TOML"),
+    ],
+)
+def test_bad_schemas(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message) as caught:
+        full(tmp_path, text)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "schema.toml" in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(allow_nan=False, width=32, min_value=-(2.0**99), max_value=2.0**99), min_size=2, max_size=30))
+def test_numbers_in_words_are_read_as_they_were_written(values: list[float]) -> None:
+    words = np.array([repr(value) for value in values], object)
+    targets = np.array([str(i % 2) for i in range(len(values))], object)
+    schema = Schema(columns={"x": Number(), "y": Target(classes=("0", "1"))})
+    found = encode({"x": words, "y": targets}, schema, "t")
+    assert found.x[:, 0].tobytes() == np.array(values, np.float32).tobytes()
