@@ -10,8 +10,9 @@ import typer
 from moretta.commands.schema import Absent, Decimal, FileEncoding, Separator, form_of
 from moretta.commands.terminal import AsJson, Overrides, needs_torch, say
 from moretta.config import run_files
-from moretta.data.look import LEAST_SHOWN, lines_of
-from moretta.data.tables.inference import Wanted
+from moretta.data.look import lines_of
+from moretta.data.tables.inference import Hints
+from moretta.data.withholding import LEAST_SHOWN
 from moretta.errors import ParameterError
 from moretta.run.looking import look_of_file, look_of_run
 
@@ -47,7 +48,7 @@ def look(
         raise ParameterError("--set goes with a run file")
     else:
         form = form_of(separator, decimal, file_encoding, absent)
-        found = look_of_file(file, by, form, Wanted(target, missing="mean"), withhold)
+        found = look_of_file(file, by, form, Hints(target, missing="mean"), withhold)
     told = {"format": 1, **found.told(withhold, by_silo=by_silo)}
     if out is not None:
         with needs_torch():

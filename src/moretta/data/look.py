@@ -24,11 +24,10 @@ from moretta.data.checks import class_of
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, limits_of
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema
-from moretta.data.withholding import Counts, shown, shown_by_silo, total
+from moretta.data.withholding import LEAST_SHOWN, Counts, shown, shown_by_silo, total
 
 BINS = 12  # of a number, about
 TAILS = 0.05  # the part of the values that is below a range that was looked for, and above it
-LEAST_SHOWN = 5
 Kind = Literal["number", "date", "category", "ordered", "classes"]
 
 

@@ -19,6 +19,7 @@ Counts = NDArray[np.int64]
 Shown = int | str
 
 WITHHELD = "withheld"
+LEAST_SHOWN = 5  # where nobody says otherwise
 
 
 def few(least: int) -> str:

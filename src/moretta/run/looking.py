@@ -12,13 +12,14 @@ from moretta.config.run_files import RunFile
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import SiloData
 from moretta.data.images.sets import read_npz
-from moretta.data.look import LEAST_SHOWN, Look, Owner, lines_of, look_at
+from moretta.data.look import Look, Owner, lines_of, look_at
 from moretta.data.silo import Silo
 from moretta.data.tables import description
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
-from moretta.data.tables.inference import Wanted, infer
+from moretta.data.tables.inference import Hints, infer
 from moretta.data.tables.rows import encode, rules_of
+from moretta.data.withholding import LEAST_SHOWN
 from moretta.errors import ParameterError
 from moretta.run.rows import load_rows
 
@@ -74,7 +75,7 @@ def opening_of(federation: Federation) -> list[str]:
     return [*lines, f"numbers: {columns} columns"] if columns else lines
 
 
-def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Wanted, least: int = LEAST_SHOWN) -> Look:
+def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, least: int = LEAST_SHOWN) -> Look:
     """Return a look at one file: a table, by a schema or an inferred one, or an .npz file with x and y.
 
     Raises `moretta.errors.ParameterError` for what cannot be read.

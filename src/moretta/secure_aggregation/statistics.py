@@ -141,6 +141,24 @@ def moments(
     return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0), present)
 
 
+def counts(
+    aggregator: Aggregator, now: Stamp, columns: int, what: str
+) -> Exchange[tuple[int, NDArray[np.int64]] | Aborted]:
+    """Return rows and column sums of the silos' matrices of zeros and ones `what`: the server's half, one sum.
+
+    Raises `moretta.errors.PeerError` for sums that no such matrices have.
+    """
+    found = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
+    if isinstance(found, Aborted):
+        return found
+    whole = [number >> GRID_BITS for number in found]
+    rows, sums = whole[0], np.array(whole[1:], np.int64)
+    odd = any(number % (1 << GRID_BITS) for number in found)
+    if odd or rows < len(aggregator.cohort) or (sums < 0).any() or (sums > rows).any():
+        raise PeerError(f"{now}: expected counts of rows of `{what}`, at least one row a silo, got {rows} in all")
+    return rows, sums
+
+
 def histograms(
     aggregator: Aggregator,
     now: Stamp,

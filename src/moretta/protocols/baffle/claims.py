@@ -7,6 +7,7 @@ from dataclasses import replace
 from moretta.protocols.common.claims import Claim, Record, setting, under
 from moretta.protocols.common.shared_claims import (
     COLUMNS_OF_THE_OTHER,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     LABELS_OF_OTHERS,
     LISTENERS,
@@ -74,6 +75,7 @@ CLAIMS = (
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
     SCORES,
+    COUNTED_FIRST,
     *TEST_ROWS,
     Claim(
         "silo",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from moretta.protocols.common.claims import Claim, Record, is_in_the_clear, is_summed, setting, under
 from moretta.protocols.common.shared_claims import (
     COLUMNS_ALONE,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
     LABELS_OF_OTHERS,
@@ -165,6 +166,7 @@ SCORED = (
         (*SCORES.where, is_blind),
     ),
     *_own(under((SCORES,), reads_sums)),
+    COUNTED_FIRST,
     *TEST_ROWS,
 )
 

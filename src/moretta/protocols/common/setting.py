@@ -53,6 +53,15 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
             )
 
 
+def check_look(protocol: Training, silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where a look before training would reveal rows, or cannot be had."""
+    key = "[data] look"
+    if getattr(protocol, "dp_noise", None):
+        raise ParameterError(f"{key}: counts would be a release without noise; remove it or dp-noise")
+    if any(silo.columns for silo in silos):
+        raise ParameterError(f"{key} counts at silos that hold whole samples, and here columns are split; remove it")
+
+
 def settings_digest(
     protocol: Training,
     secure: SecureAggregation,
@@ -94,8 +103,9 @@ class Setting:
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known.
-    tested: whom the server's test rows are about, where silos' rows are to be compared with them.
+    digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
+    silos' rows are to be compared with them. classes: how many a look before training counts, 1 where targets are
+    numbers, 0 for no look.
     """
 
     built: nn.Module
@@ -121,6 +131,7 @@ class Setting:
     model_source: str = ""
     table: str = ""
     tested: Subjects | None = None
+    classes: int = 0
 
     @property
     def here(self) -> Sequence[Silo]:

@@ -14,6 +14,7 @@ from moretta.protocols.common.claims import (
 )
 from moretta.protocols.common.shared_claims import (
     COLUMNS_OF_THE_OTHER,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
     LABELS_OF_OTHERS,
@@ -327,6 +328,7 @@ SILO = (
 CLAIMS = (
     *SERVER,
     SCORES,
+    COUNTED_FIRST,
     *TEST_ROWS,
     *SILO,
     *LISTENERS,
