@@ -1,4 +1,4 @@
-"""Write who learns what into the marked blocks of threat-models.md, README.md and SECURITY.md, from the claims.
+"""Write who learns what into the marked blocks of the pages below, from the claims.
 
 python docs/claims.py            rewrites the blocks between <!-- claims:begin NAME --> and <!-- claims:end -->
 python docs/claims.py --check    exits 1, and names the files, where a block is not what the claims give
@@ -14,12 +14,13 @@ from itertools import groupby
 from pathlib import Path
 
 from moretta.audit.catalogue import all_attacks
+from moretta.protocols.cgd.claims import ALIGNMENT
 from moretta.protocols.common.claims import Claim, in_words
 from moretta.protocols.common.shared_claims import SHARED
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/threat-models.md", "README.md", "SECURITY.md")
+PAGES = ("docs/threat-models.md", "docs/alignment.md", "README.md", "SECURITY.md")
 
 TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "local", "centralised"), "cgd": ("cgd",)}
 TABLES |= {"baffle": ("baffle",)}
@@ -163,6 +164,8 @@ def block(name: str) -> str:
     if name in TABLES:
         return table(package(TABLES[name]), TABLES[name])
     every = [one for names in TABLES.values() for one in names]
+    if name == "alignment":
+        return table(ALIGNMENT, ("cgd",))
     if name == "shared":
         return table([claim for claim in SHARED if not claim.attacks], every)
     return {"front": front, "brief": brief, "revealed": revealed}[name]()

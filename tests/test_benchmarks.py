@@ -31,6 +31,11 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["alignment.py", "--ids", "500", "--repeats", "1"],
+            {"normalise_us_per_id", "encode_us_per_id", "blind_us_per_id", "align_seconds", "align_mib_sent"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["cgd.py", "--quick", "--data", ""],
             {"10x7_fused_over_plain_ratio", "10x7_naive_over_plain_ratio", "10x7_peak_mib", "plain_peak_mib"},
             marks=pytest.mark.slow,
@@ -44,7 +49,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation", "cgd", "baffle"],
+    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle"],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

@@ -22,6 +22,7 @@ from test_codec import json_values, same
 
 from moretta.contract.codec import Codec, size
 from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
+from moretta.data.alignment import steps
 from moretta.engines import pipe as edge
 from moretta.errors import CodecError
 from moretta.protocols.baffle.silo import messages as baffle
@@ -51,6 +52,7 @@ SCHEMA = (
     *cgd.MESSAGES,
     *baffle.MESSAGES,
     *edge.MESSAGES,
+    *steps.FILES,
 )
 KINDS = {kind.TAG: kind for kind in SCHEMA}
 CODEC = Codec(SCHEMA)

@@ -136,7 +136,14 @@ def dealt(dataset: dataset.Dataset, rows: int, columns: int = 1) -> tuple[list[S
     how, grid = ("iid", None) if columns == 1 else ("grid", (rows, columns))
     parts = partition.distribute(dataset, rows * columns, how, SEED, grid=grid)
     silos = [
-        Silo(one.name, one.x.reshape(len(one.x), -1), one.y if one.holds_labels else one.y[:0], one.row, one.columns)
+        Silo(
+            one.name,
+            one.x.reshape(len(one.x), -1),
+            one.y if one.holds_labels else one.y[:0],
+            one.row,
+            one.columns,
+            aligned=bool(one.columns),  # dealt from one table
+        )
         for one in parts.silos
     ]
     return silos, (parts.test.x.reshape(len(parts.test.x), -1), parts.test.y)

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from moretta.data.alignment.exchange import align
+    from moretta.data.alignment.ids import IdRules
     from moretta.data.silo import Silo
     from moretta.data.tables.rows import read_table
     from moretta.data.tables.schema import Schema
@@ -32,11 +34,13 @@ __all__ = [
     "FedAvg",
     "FedSGD",
     "Federation",
+    "IdRules",
     "Local",
     "Result",
     "Schema",
     "SecureAggregation",
     "Silo",
+    "align",
     "read_table",
 ]
 
@@ -50,11 +54,13 @@ _HOMES = {
     "FedAvg": "moretta.protocols.fedsgd.params",
     "FedSGD": "moretta.protocols.fedsgd.params",
     "Federation": "moretta.run.federation",
+    "IdRules": "moretta.data.alignment.ids",
     "Local": "moretta.protocols.fedsgd.params",
     "Result": "moretta.run.federation",
+    "Schema": "moretta.data.tables.schema",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
-    "Schema": "moretta.data.tables.schema",
+    "align": "moretta.data.alignment.exchange",
     "read_table": "moretta.data.tables.rows",
 }
 

@@ -123,7 +123,7 @@ class Machines:
             (folder / silo.name / "silo.toml").write_text(
                 f'[silo]\nname = "{silo.name}"\nout = "kept"\nrecord-views = true\ninsecure-secret-seed = 3\n'
                 f'server-key = "{public_line(SERVER.public_key)}"\n'
-                f'{identified}[data]\nsource = "rows.npz"\n'
+                f'{identified}[data]\nsource = "rows.npz"\n' + ("rows-in-order = true\n" if silo.columns else "")
             )
         described = f'source = "sites"\ninputs = [{COLUMNS}]\nclasses = {CLASSES}\ntest = "test.npz"\n{sites}'
         engine = f'[engine]\nname = "flare"\nsites = {self.names}'

@@ -60,6 +60,7 @@ RECORDS = [
     record(protocol={"blind": False, "local-epochs": 1}),
     record(warnings=["layer 1 is shared by a and b and nobody else"], data={"grid": [2, 2]}),
     record(data={"grid": [2, 2]}, protocol={"vertical": "independent"}),
+    record(data={"grid": [2, 2]}, protocol={"align": True}),
     record(silos=2, facts={"free_scales": 0.0}),
     record(silos=2, facts={"free_scales": 6.0}, protocol={"scales": "powers-of-two"}),
     record(protocol={"loss": "cross-entropy", "variant": "paper"}),
@@ -67,6 +68,8 @@ RECORDS = [
     record(dropped=LATE, protocol={"blind": False, "local-epochs": 1}),
     record(silos=2, protocol={"local-epochs": 1}),
     record(secure={"scheme": "none"}, protocol={"local-epochs": 1}),
+    record(data={"missing": "mean"}),
+    record(columns={"age": {"kind": "number", "blanks": "median", "range": [0, 120]}, "ward": {"kind": "category"}}),
     record(protocol={"local-epochs": 1}, **{"secure-aggregation": {"weights": "public", "roster": "roster.toml"}}),
 ]
 

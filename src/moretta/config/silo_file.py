@@ -12,6 +12,8 @@ models = ["nets:build"]       # code that runs may have called here, beside the 
 source = "patients.csv"       # a table (.csv, .parquet, .arrow), an .npz file or "module:function"
 separator = ";"               # how a .csv file is written, where it is not found out: decimal = ",",
 decimal = ","                 # file-encoding = "latin-1", absent = ["n/a"]
+alignment = "alignment.json"  # where partners hold other columns of these rows: a file of `moretta align`; or
+rows-in-order = false         # true: this site's word that its rows are in the partners' order
 test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
 
 [limits]
@@ -92,6 +94,8 @@ class RowsSection(Section):
     """Where its rows are, and how a .csv file is written: see `moretta.data.own_rows.read_rows`.
 
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
+    alignment: a file of `moretta align`, by which rows that partners share are put in their order. rows_in_order: the
+    site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
     """
 
     source: Words
@@ -100,6 +104,14 @@ class RowsSection(Section):
     file_encoding: Words = "utf-8"
     absent: tuple[Words, ...] = ()
     test_fraction: Fraction = 0.0
+    alignment: Path | None = None
+    rows_in_order: bool = False
+
+    @model_validator(mode="after")
+    def _in_one_order(self) -> Self:
+        if self.alignment is not None and self.rows_in_order:
+            raise ParameterError("[data] alignment puts rows in order, and rows-in-order says that they are; give one")
+        return self
 
     @property
     def form(self) -> Format:

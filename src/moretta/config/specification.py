@@ -105,6 +105,7 @@ class Specification:
             },
             "data": {
                 **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
+                "missing": self.missing,
                 **({"score-at-silos": True} if self.score_at_silos else {}),
             },
             "protocol": self.protocol.model_dump(mode="json", by_alias=True),

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.keystream import encode_purpose
@@ -20,6 +22,36 @@ def grid_of(silos: Sequence[Silo]) -> Grid:
     parts = {silo.name: Part(silo.name, silo.row or silo.name, silo.columns) for silo in silos}
     heads = {parts[silo.name].row: silo.name for silo in reversed(silos) if silo.holds_labels}
     return Grid(parts, heads)
+
+
+def check_order(silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` unless the rows of local silos are known to be in their row's order.
+
+    They are by ids, which are compared, or by their owner's word (`Silo.aligned`).
+    """
+    holders = Counter(silo.row for silo in silos if silo.columns)
+    for silo in silos:
+        if silo.columns and holders[silo.row] > 1 and not silo.remote and silo.ids is None and not silo.aligned:
+            raise ParameterError(
+                f"silo `{silo.name}` holds some columns of row `{silo.row}`, and nothing says that its rows are in the "
+                "other holders' order; give their ids, which are compared, put them in one order by `moretta align` or "
+                "[protocol] align = true, or say that the order is known (silo.toml: rows-in-order = true; from "
+                "Python: Silo aligned=True)"
+            )
+
+
+def check_ids(silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where local silos of one row have other ids, or them in another order."""
+    first = dict[str, Silo]()
+    for silo in silos:
+        if not silo.columns or silo.ids is None:
+            continue
+        other = first.setdefault(silo.row, silo)
+        if other.ids is None or not np.array_equal(silo.ids, other.ids):
+            raise ParameterError(
+                f"row `{silo.row}`: the ids of `{silo.name}` are not those of `{other.name}` in the same order; sort "
+                "both by id, and keep the rows that both have"
+            )
 
 
 @dataclass(frozen=True)

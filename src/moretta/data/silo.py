@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +57,23 @@ class Silo:
         return Subjects(self.ids, self.groups)
 
     @property
+    def subject_ids(self) -> NDArray[np.str_] | None:
+        """Whom its rows are about, one id a row: their ids, or where there are none their groups."""
+        return self.groups if self.ids is None else self.ids
+
+    @property
     def holds_labels(self) -> bool:
         """Whether it has the targets of its rows."""
         return self.labelled if self.remote else bool(len(self.y))
+
+
+def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
+    """Return a silo with these of its rows in this order; None for all as they stand."""
+    if order is None:
+        return silo
+    ids, groups = (None if one is None else one[order] for one in (silo.ids, silo.groups))
+    y = silo.y[order] if len(silo.y) else silo.y
+    return replace(silo, x=silo.x[order], y=y, ids=ids, groups=groups)
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:

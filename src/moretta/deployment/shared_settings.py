@@ -22,6 +22,7 @@ from moretta.config.run_files import RunFile
 from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
+from moretta.data.alignment.result import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo, Subjects
@@ -167,8 +168,20 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
     read = read_rows(site.data.source, wanted, f"silo `{name}`", form=site.data.form, base=site.base)
     mine = replace(mine, x=read.x, y=read.y, ids=read.ids, groups=read.groups, remote=False)
-    silos[name] = _holding_back(mine, site.data.test_fraction)
+    silos[name] = _holding_back(_in_order(mine, site), site.data.test_fraction)
     return list(silos.values()), read.names
+
+
+def _in_order(silo: Silo, site: SiloFile) -> Silo:
+    """Return a silo's rows as its alignment has them, if silo.toml names one.
+
+    Raises `moretta.errors.ParameterError` for rows that are not those that were aligned.
+    """
+    if site.data.alignment is None:
+        return replace(silo, aligned=site.data.rows_in_order)
+    found = Alignment.load(site.base / site.data.alignment)
+    rows = found.applied(silo.x, silo.y, silo.subject_ids, silo.groups, f"silo `{silo.name}`")
+    return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups)
 
 
 def _of_part(table: Schema, silo: Silo) -> Schema:

@@ -53,7 +53,11 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
 
 
 def _silo(given: SiloData, protocol: Training) -> Silo:
-    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
+    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself.
+
+    Its rows are in the order of the others' of its row of the grid, as all were dealt from one table.
+    """
     joint = getattr(protocol, "vertical", "joint") == "joint"
     y = given.y if given.holds_labels or not joint else given.y[:0]
-    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups)
+    aligned = bool(given.columns)
+    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups, aligned=aligned)

@@ -66,7 +66,15 @@ def grid(
             names = np.array([f"person-{number}" for number in index]) if ids else None
             own = tuple(int(column) for column in cut)
             silos.append(
-                Silo(f"silo-{i}-{j}", x[index][:, cut], y[index] if labelled else y[:0], f"row-{i}", own, names)
+                Silo(
+                    f"silo-{i}-{j}",
+                    x[index][:, cut],
+                    y[index] if labelled else y[:0],
+                    f"row-{i}",
+                    own,
+                    names,
+                    aligned=not ids,
+                )
             )
     return silos
 

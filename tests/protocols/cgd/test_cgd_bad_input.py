@@ -156,12 +156,12 @@ def test_a_row_is_called_as_its_owner_calls_it() -> None:
 
 def test_ids_that_one_lacks_are_asked_for() -> None:
     with pytest.raises(ParameterError, match=r"row-1`: `silo-1-2` has no ids to compare"):
-        run(changed(with_ids(), "silo-1-2", ids=None), 2, CGD(delta=0.1))
+        run(changed(with_ids(), "silo-1-2", ids=None, aligned=True), 2, CGD(delta=0.1))
 
 
 def test_equal_ids_are_well_and_none_is_too() -> None:
     found = run(with_ids(), 2, CGD(delta=0.1))
-    without = run([dataclasses.replace(silo, ids=None) for silo in with_ids()], 2, CGD(delta=0.1))
+    without = run([dataclasses.replace(silo, ids=None, aligned=True) for silo in with_ids()], 2, CGD(delta=0.1))
     assert bytes_of(found) == bytes_of(without)
     assert not found.dropped
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from moretta.protocols.common.claims import Claim, Record, setting, under
 from moretta.protocols.common.shared_claims import (
+    ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
     COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
@@ -76,6 +77,7 @@ CLAIMS = (
     DIFFERENCES_OF_TOTALS,
     SCORES,
     COUNTED_FIRST,
+    *ABSENT_VALUES,
     *TEST_ROWS,
     Claim(
         "silo",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from moretta.protocols.common.claims import Claim, Record, is_in_the_clear, is_summed, setting, under
 from moretta.protocols.common.shared_claims import (
+    ABSENT_VALUES,
     COLUMNS_ALONE,
     COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
@@ -68,6 +69,11 @@ def is_joint(record: Record) -> bool:
 def is_independent(record: Record) -> bool:
     """Whether columns are split in the independent form."""
     return splits_columns(record) and setting(record, "protocol", "vertical") == "independent"
+
+
+def is_aligned(record: Record) -> bool:
+    """Whether the run aligns partners' rows (`align = true`)."""
+    return bool(setting(record, "protocol", "align"))
 
 
 def has_groups_of_two(record: Record) -> bool:
@@ -167,6 +173,7 @@ SCORED = (
     ),
     *_own(under((SCORES,), reads_sums)),
     COUNTED_FIRST,
+    *ABSENT_VALUES,
     *TEST_ROWS,
 )
 
@@ -265,10 +272,76 @@ PARTICIPANT = (
     *SILO_STATISTICS,
 )
 
+ALIGNMENT = (
+    Claim(
+        "server",
+        "not given",
+        "ids by which rows are aligned, nor points that stand for them, of which a dictionary finds none",
+        "Relays the lists of ids by which participants align their rows, sealed under their row’s key, and reads none.",
+        (is_aligned,),
+        assumes="no holder of the row colludes with it; a roster; and where lists travel unsealed, between files, the "
+        "decisional Diffie-Hellman assumption on Curve25519",
+        attacks=("alignment-dictionary",),
+    ),
+    Claim(
+        "server",
+        "learns",
+        "how long each list of ids is, which is how many rows a participant has unless `align-pad-to` fills it up, and "
+        "how many rows the holders of a row share",
+        "Sees how long each participant’s list of ids is, and how many rows the holders of a row share.",
+        (is_aligned,),
+        rests_on="the lengths that `tests/protocols/cgd/test_cgd_alignment.py` compares",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "which of its own ids the other holders of its row have, and of each the lesser number of rows",
+        "Learns which of its own ids the other holders of its row have, and of each the lesser number of rows.",
+        (is_aligned,),
+        attacks=("alignment-membership",),
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "how long the lists of those that it aligns with are: how many rows they have, unless lists are filled up",
+        "Sees how long the lists of those that it aligns with are.",
+        (is_aligned,),
+        rests_on="the steps that an alignment keeps (`tests/data/test_alignment.py`)",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "in rows of three holders and more, which ids the holder of the labels shares with it, those too that a third "
+        "lacks; who holds the labels learns this of each of the others before the last, among the ids left until then",
+        "In rows of three holders and more, the one with the labels aligns with each of the others in turn, and both "
+        "learn which ids they share of those left until then, also where a later one lacks them.",
+        (is_aligned,),
+        rests_on="the derivation in `docs/alignment.md`",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "whether a partner has ids that it has no rows of, as many as its list is long, if it follows no protocol",
+        "A participant that lists ids of which it has no rows learns whether its partner has them.",
+        (is_aligned,),
+        rests_on="the derivation in `docs/alignment.md`",
+    ),
+    Claim(
+        "silo",
+        "not given",
+        "ids of another’s rows that are not in its own list",
+        "Is not given ids of another’s rows that it did not list itself.",
+        (is_aligned,),
+        assumes="the decisional Diffie-Hellman assumption on Curve25519",
+        rests_on="a dictionary without the other’s secret finds none (`tests/audit/test_alignment_attacks.py`)",
+    ),
+)
+
 CLAIMS = (
     *AGGREGATOR,
     *SCORED,
     *PARTICIPANT,
+    *ALIGNMENT,
     *SIMULATED,
     Claim(
         "outsider",

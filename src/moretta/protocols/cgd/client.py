@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
@@ -42,6 +41,7 @@ from moretta.protocols.cgd.messages import (
     Where,
 )
 from moretta.protocols.cgd.params import CGD
+from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
@@ -55,9 +55,11 @@ from moretta.secure_aggregation.asked import Asked, asked, message_digest
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.statistics import AskMoments
 from moretta.secure_aggregation.sums import Contributor, Relayed, Sum
 
 ROW_RING = Ring(64)
+ON_ROWS = (DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # which need rows in their order
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class GridPosition:
 class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
-    model: the whole architecture, as everybody has it. root: of its start. contributors: by group. rounds: of the run.
-    blind: whether sums are hidden from whoever relays them. ids: of its rows, in order.
+    model: the whole architecture, as everybody has it. order: its rows, in the order of its row of the grid. root: of
+    its start. contributors: by group. rounds: of the run. blind: whether sums are hidden from whoever relays them.
     figures: of the score that is asked for at the end; none for no score.
     """
 
@@ -89,20 +91,19 @@ class Client:
         params: CGD,
         position: GridPosition,
         model: nn.Module,
-        rows: SiloRows,
+        order: RowOrder,
         root: SecretRoot,
         contributors: Mapping[str, Contributor],
         group_keys: GroupKeys,
         rounds: int,
         *,
         blind: bool,
-        ids: NDArray[np.str_] | None = None,
         figures: Sequence[str] = (),
     ) -> None:
         self.phase: Phase = no_phase
-        self._params, self._position, self._rows, self._root = params, position, rows, root
+        self._params, self._position, self._order, self._root = params, position, order, root
         self._contributors, self._group_keys, self._rounds, self._blind = contributors, group_keys, rounds, blind
-        self._ids, self._figures = None if ids is None else [str(one) for one in ids], figures
+        self._figures = figures
         self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if position.columns else None
@@ -126,6 +127,10 @@ class Client:
         group = group_of(message.stamp)
         if isinstance(message, PeerKeys):  # whose masks would be on an upload
             self._group_keys.membership.check(group, message.keys)
+        if isinstance(message, ON_ROWS):
+            self._order.check()
+        if (aligning := self._order.answer(message)) is not None:
+            return aligning
         match message:
             case Where():
                 return Here(stamp=message.stamp, steps=self._steps)
@@ -137,7 +142,8 @@ class Client:
             case AskApart():
                 return answer_apart(message, self._rows.subjects)
             case DescribeRows():
-                digest = b"" if self._ids is None else self._group_keys.digest(message.stamp, self._ids)
+                ids = self._order.ids
+                digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)
                 return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
             case Forward():
                 return self._partial(message)
@@ -171,6 +177,10 @@ class Client:
         if reply is not None:
             return reply
         return self._rows.answer(message, self._contributor(group), self._template)
+
+    @property
+    def _rows(self) -> SiloRows:
+        return self._order.rows
 
     # Starts
 
@@ -451,10 +461,11 @@ class Client:
         buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self._displacement}
         steps = {f"steps/{group}": number for group, number in self._steps.items()}
         norms = {f"norms/{group}": clip.norms() for group, clip in self._clips.items()}
-        return {**moved, **buffers, **steps, **norms, "root": self._root.reveal()}
+        return {**moved, **buffers, **steps, **norms, **self._order.state(), "root": self._root.reveal()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
+        self._order.restore(state)
         self._root = SecretRoot(state["root"])
         self._start = self._confined() | modules.under("buffer/", state)
         self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from moretta.contract.messages import Array, Message, Tensors, message
+from moretta.data.alignment.messages import MESSAGES as ALIGNMENT
 from moretta.errors import PeerError
 
 
@@ -55,6 +56,25 @@ class KeyTaken(Message):
     """Whether the participant has the group's key now; a key that was not sealed for it cannot be opened."""
 
     opened: bool
+
+
+@message("cgd/use-alignment")
+class UseAlignment(Message):
+    """Say by which alignment your rows are in order. found: whether to take up the one that was just found."""
+
+    found: bool
+
+
+@message("cgd/alignment-used")
+class AlignmentUsed(Message):
+    """HMAC-SHA256 of the alignment's digest under the row's key; empty where the rows were not aligned."""
+
+    digest: bytes
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for a digest that is neither 32 bytes nor empty."""
+        if len(self.digest) not in (0, 32):
+            raise PeerError("cgd/alignment-used: expected a digest of 32 bytes or none")
 
 
 @message("cgd/describe-rows")
@@ -203,7 +223,18 @@ class CatchUp(Message):
 
 
 KEYS = (DrawKey, GroupKey, TakeKey, KeyTaken)
-SET_UP = (Where, Here, DescribeRows, RowsDescribed, ShowDisplacement, Displacement, CatchUp)
+SET_UP = (
+    Where,
+    Here,
+    UseAlignment,
+    AlignmentUsed,
+    *ALIGNMENT,
+    DescribeRows,
+    RowsDescribed,
+    ShowDisplacement,
+    Displacement,
+    CatchUp,
+)
 MESSAGES = (
     *KEYS,
     *SET_UP,

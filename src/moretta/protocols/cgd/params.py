@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta.contract.settings import NonNegative, Positive
+from moretta.data.alignment.ids import IdRules
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 
+IDS = ("strip", "unicode", "fold-case")  # the rules of ids unless a run says otherwise
 Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 
 
@@ -28,6 +30,9 @@ class CGD(Training):
     after `decay_from` and T is how many rounds are left then.
     mu: of that schedule, 0 to 1 (Theorem 1).
     blind: whether the aggregator only relays sums, which it cannot read; None is yes, unless the scheme is "none".
+    align: whether the holders of a row of the grid put the rows that all of them have in one order by their ids, before
+    the first round (`moretta.data.alignment`). align_ids: how ids are made comparable, by names of
+    `moretta.data.alignment.ids.IdRules`. align_pad_to: the length that each list of ids is filled up to.
     """
 
     name: Literal["cgd"] = "cgd"
@@ -40,6 +45,9 @@ class CGD(Training):
     mu: Annotated[NonNegative, Field(lt=1)] = 0.0
     decay_from: Annotated[int, Field(ge=0)] = 0
     blind: bool | None = None
+    align: bool = False
+    align_ids: tuple[str, ...] = IDS
+    align_pad_to: PositiveInt | None = None
 
     def rate(self, number: int, rounds: int) -> float:
         """Return alpha_k of round `number`, from 1 to `rounds`.
@@ -56,6 +64,11 @@ class CGD(Training):
     def rate_depends_on_rounds(self) -> bool:
         """Whether the rate of a round depends, through T, on how many rounds there are in all."""
         return self.schedule != "constant" and self.mu > 0
+
+    @property
+    def id_rules(self) -> IdRules:
+        """How ids are made comparable."""
+        return IdRules.of(self.align_ids)
 
     @field_validator("delta", mode="before")
     @classmethod
@@ -82,6 +95,14 @@ class CGD(Training):
             raise ParameterError("cgd weighs participants by their rows; remove class-weights")
         if self.schedule == "constant" and (self.mu or self.decay_from):
             raise ParameterError('mu and decay-from belong to schedule = "inverse-square"; add it or remove them')
+        if self.align and self.vertical != "joint":
+            raise ParameterError('align is for rows that run one model together; remove it, or use vertical = "joint"')
+        if not self.align and (self.align_ids != IDS or self.align_pad_to is not None):
+            raise ParameterError("align-ids and align-pad-to say how rows are aligned; add align = true or remove them")
+        try:
+            IdRules.of(self.align_ids)
+        except ParameterError as error:
+            raise ParameterError(f"[protocol] align-ids: {error}") from None
         if self.warm_start is not None and self.around == "zero":
             raise ParameterError('warm-start needs around = "model", as starts confined around zero forget it')
         if isinstance(self.delta, tuple) and self.delta[0] > self.delta[1]:

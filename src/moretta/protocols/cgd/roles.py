@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client as Role
-from moretta.data.holders import Grid, grid_of
-from moretta.data.silo import Silo
+from moretta.data.alignment.exchange import Aligner, align
+from moretta.data.holders import Grid, check_order, grid_of
+from moretta.data.silo import Silo, in_order
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
@@ -18,6 +22,7 @@ from moretta.protocols.cgd.groups import Group, groups_of
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
+from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
@@ -37,6 +42,7 @@ from moretta.protocols.common.wiring import (
 )
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.ring import Ring
 
 
@@ -68,11 +74,18 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         if len(group.members) > 1
     }
     clients, alone = dict[str, Client](), dict[str, Preparation]()
+    if joint and not protocol.align:
+        check_order(setting.silos)
     for silo in setting.here:
-        rows = _participant_rows(protocol, setting, silo, grid, joint=joint)
-        if split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1:
-            alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
-        clients[silo.name] = _participant(protocol, setting, silo, rows, grid, groups, joint=joint, blind=blind)
+        by_itself = split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
+
+        def rows_in(order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself) -> SiloRows:
+            rows = _participant_rows(protocol, setting, in_order(silo, order), grid, joint=joint)
+            if by_itself:
+                alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
+            return rows
+
+        clients[silo.name] = _participant(protocol, setting, silo, rows_in, grid, groups, joint=joint, blind=blind)
     rules = setting.rules(secure.scheme)
     server = Server(
         grid,
@@ -83,6 +96,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         joint=joint,
         blind=blind,
         comparison=comparison_of(setting),
+        align=protocol.align,
     )
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
@@ -164,7 +178,7 @@ def _participant(
     protocol: CGD,
     setting: Setting,
     silo: Silo,
-    rows: SiloRows,
+    rows_in: RowsIn,
     grid: Grid,
     groups: Mapping[str, Group],
     *,
@@ -189,19 +203,36 @@ def _participant(
     insecure = setting.insecure_root(silo.name)
     credentials = credentials_of(setting, silo.name, scheme)
     set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
+    keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
+    aligner = _aligner(protocol, setting, silo, keys) if protocol.align and len(position.row) > 1 else None
     return Client(
         protocol,
         position,
         setting.silo_model(),
-        rows,
+        RowOrder(silo.name, rows_in, silo.ids if aligner is None else silo.subject_ids, aligner, keys),
         setting.root(silo.name),
         contributors,
-        GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session),
+        keys,
         setting.rounds,
         blind=blind,
-        ids=silo.ids,
         figures=setting.figures,
     )
+
+
+def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys) -> Aligner:
+    """Return a participant's half of the alignment. Raises `moretta.errors.ParameterError` for rows without ids."""
+    ids = silo.subject_ids
+    if ids is None:
+        raise ParameterError(_no_ids(silo.name))
+    insecure = setting.insecure_root(silo.name)
+
+    def root(stamp: Stamp, peer: str) -> SecretRoot:
+        if insecure is None:
+            return SecretRoot.fresh()
+        when = (stamp.run, stamp.round, stamp.attempt, stamp.take, setting.session)
+        return SecretRoot(insecure.derive("alignment", *when, peer))
+
+    return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, root)
 
 
 @dataclass(frozen=True)
@@ -212,6 +243,8 @@ class _Pooled:
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
+    if protocol.align:
+        setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(protocol, setting)
     x = x.reshape(len(x), -1)
     found = fitted_alone(x, setting.columns)
@@ -228,3 +261,26 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         setting.seed,
     )
     return Roles(simulation, {}, _Pooled(found), "none", (), 0, simulation.models, simulation.displaced)
+
+
+def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
+    """Return the silos with their rows aligned, as the participants of a row would do it between them."""
+    found = {silo.name: silo for silo in silos}
+    for row, names in grid.rows.items():
+        if len(names) < 2:
+            continue
+        ids = {name: found[name].subject_ids for name in (grid.heads[row], *names)}
+        if missing := [name for name, own in ids.items() if own is None]:
+            raise ParameterError(_no_ids(missing[0]))
+        given = {name: own for name, own in ids.items() if own is not None}
+        for name, alignment in align(given, protocol.id_rules, protocol.align_pad_to).items():
+            own = alignment.normalised(ids[name], f"silo `{name}`")
+            found[name] = replace(in_order(found[name], alignment.order), ids=own)
+    return list(found.values())
+
+
+def _no_ids(name: str) -> str:
+    return (
+        f"silo `{name}`: [protocol] align = true puts rows in order by their ids, and these have none; name the id "
+        "column (id-column; from Python: Silo ids)"
+    )

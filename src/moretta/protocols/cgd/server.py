@@ -23,12 +23,14 @@ from moretta.contract.roles import (
     State,
     no_phase,
 )
+from moretta.data.alignment.exchange import relay
 from moretta.data.holders import Grid
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import at, row_group, row_groups
 from moretta.protocols.cgd.groups import Group
 from moretta.protocols.cgd.messages import (
+    AlignmentUsed,
     Backward,
     CatchUp,
     Contribute,
@@ -49,6 +51,7 @@ from moretta.protocols.cgd.messages import (
     ShowDisplacement,
     StepAlone,
     TakeKey,
+    UseAlignment,
     Where,
 )
 from moretta.protocols.cgd.side_by_side import side_by_side
@@ -77,7 +80,8 @@ class Server:
     groups: who shares which layers. enrolments: by group of two and more, its secure sum and what is agreed on with it.
     joint: whether the participants of a row of the grid run one model together. rules: of everybody's keys, complete.
     limit: the largest |value| of a gradient's entry. blind: whether sums are hidden from this role. comparison: of
-    participants' rows with the test rows of whoever plays this role, where it knows whom those are about.
+    participants' rows with the test rows of whoever plays this role, where it knows whom those are about. align:
+    whether the holders of a row of the grid put their rows in one order first.
     """
 
     def __init__(
@@ -91,10 +95,12 @@ class Server:
         joint: bool,
         blind: bool,
         comparison: Comparison | None = None,
+        align: bool = False,
     ) -> None:
         self.phase: Phase = no_phase
         self._grid, self._groups, self._enrolments, self._rules = grid, groups, enrolments, rules
-        self._limit, self._joint, self._blind, self._comparison = limit, joint, blind, comparison
+        self._limit, self._joint, self._blind, self._align = limit, joint, blind, align
+        self._comparison = comparison
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
@@ -134,6 +140,9 @@ class Server:
             )
             if aborted is not None:
                 return aborted
+        aborted = yield from self._align_rows(now, complete)
+        if aborted is not None:
+            return aborted
         for stage in self._stages(complete):
             aborted = yield from _all_of(
                 {
@@ -144,7 +153,7 @@ class Server:
             )
             if aborted is not None:
                 return aborted
-        aborted = yield from self._compare_rows(now, cohort)
+        aborted = yield from self._compare_rows(now, complete if self._align else cohort)
         if aborted is None:
             aborted = yield from self._locate(now, cohort)
         if aborted is None:
@@ -194,6 +203,32 @@ class Server:
         unopened = {name: [maker] for name, reply in taken.answers.items() if not reply.opened}
         missing = {**to_leave_out(unopened), **taken.missing}
         return Aborted(missing) if missing else None
+
+    def _align_rows(self, now: Stamp, complete: Sequence[str]) -> Exchange[Aborted | None]:
+        """Have the holders of each whole row align their rows, unless all of them still have the alignment they found.
+
+        complete: the participants whose row is whole.
+        """
+        rows = {row: names for row, names in self._rows.items() if names[1:] and names[0] in complete}
+        if not self._align or not rows:
+            return None
+        used = yield from _alignments(now, rows, found=False)
+        if isinstance(used, Aborted):
+            return used
+        stale = [row for row, names in rows.items() if not _is_one(used, names)]
+        aborted = yield from _all_of({row: relay(at(now, row), rows[row]) for row in stale})
+        if aborted is None and stale:
+            used = yield from _alignments(now, {row: rows[row] for row in stale}, found=True)
+            if isinstance(used, Aborted):
+                aborted = used
+            elif apart := [name for row in stale if not _is_one(used, rows[row]) for name in rows[row][1:]]:
+                said = "it does not have the alignment of its row's head"
+                aborted = Aborted(dict.fromkeys(apart, Missing(Reason.MALFORMED, said)))
+        if aborted is not None and now.round <= 1:
+            wrong = [missing.detail for missing in aborted.missing.values() if missing.reason is Reason.BAD_INPUT]
+            if wrong:
+                raise ParameterError("; ".join(dict.fromkeys(wrong)))
+        return aborted
 
     def _compare_rows(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Compare the number of rows and the ids of the participants of each row of the grid."""
@@ -491,6 +526,21 @@ def _all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Abort
     missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
     opened = [silo for one in ended.values() if one is not None for silo in one.opened]
     return Aborted(missing, opened=opened) if any(one is not None for one in ended.values()) else None
+
+
+def _alignments(
+    now: Stamp, rows: Mapping[str, Sequence[str]], *, found: bool
+) -> Exchange[Mapping[str, AlignmentUsed] | Aborted]:
+    """Ask which alignment the holders of some rows use."""
+    asks = {name: UseAlignment(stamp=at(now, row), found=found) for row, names in rows.items() for name in names}
+    replies = yield Ask(asks, AlignmentUsed)
+    return Aborted(replies.missing) if replies.missing else replies.answers
+
+
+def _is_one(used: Mapping[str, AlignmentUsed], names: Sequence[str]) -> bool:
+    """Whether all of these use one alignment."""
+    marks = {used[name].digest for name in names}
+    return len(marks) == 1 and marks != {b""}
 
 
 def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, found: RowsDescribed) -> str:

@@ -12,7 +12,7 @@ stands in the lists. It answers for a record that lacks what older or other runs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -169,6 +169,27 @@ def is_noised(record: Record) -> bool:
 def is_standardised(record: Record) -> bool:
     """Whether inputs are standardised (the default of tables)."""
     return setting(record, "data", "standardise") is not False
+
+
+def fills_absent(record: Record) -> bool:
+    """Whether values may be absent, which all silos' statistics fill in."""
+    if setting(record, "data", "missing") not in (None, "error"):
+        return True
+    return any(column.get("blanks") in _FILLED for column in _columns(record))
+
+
+def fills_medians(record: Record) -> bool:
+    """Whether medians are filled in."""
+    medians = any(column.get("blanks") == "median" for column in _columns(record))
+    return medians or setting(record, "data", "missing") == "median"
+
+
+_FILLED = ("mean", "median", "indicator")
+
+
+def _columns(record: Record) -> Collection[Mapping[str, Any]]:
+    found = record.get("settings", {}).get("columns", {})
+    return found.values() if isinstance(found, Mapping) else ()
 
 
 def takes_all_rows(record: Record) -> bool:

@@ -13,6 +13,8 @@ from moretta.protocols.common.claims import (
     Claim,
     Record,
     chooses_silos,
+    fills_absent,
+    fills_medians,
     has_few_in_a_round,
     has_late_answers,
     has_no_roster,
@@ -78,6 +80,13 @@ def and_columns(record: Record) -> str:
         return ""
     columns = f"the mean and standard deviation of each input column, {by_whom(record)}{if_standardised(record)}"
     return f", and {columns}"
+
+
+def and_histograms(record: Record) -> str:
+    """Return what else the server learns of columns whose median is filled in."""
+    if not fills_medians(record):
+        return ""
+    return ", and of a column whose median is filled in how many are in each of 64 equal parts of its range"
 
 
 def whose_scores(record: Record) -> str:
@@ -297,6 +306,27 @@ SCORES = Claim(
     shared=True,
 )
 
+ABSENT_VALUES = (
+    Claim(
+        "server",
+        "learns",
+        "where values are absent, how many of each input column are there; of a column whose median is filled in, how "
+        "many rows have a value in each of 64 equal parts of its range (without secure aggregation of each silo)",
+        "Learns how many values of each input column are there, {by_whom}{and_histograms}.",
+        (fills_absent,),
+        (by_whom, and_histograms),
+        shared=True,
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "where values are absent, what is filled in: each column’s mean or median, over all silos",
+        "Receives what is filled in where a value is absent: each such column’s mean or median, over all silos.",
+        (fills_absent,),
+        shared=True,
+    ),
+)
+
 TEST_ROWS = (
     Claim(
         "server",
@@ -457,6 +487,7 @@ SHARED = (
     DIFFERENCES_OF_TOTALS,
     COUNTED_FIRST,
     SCORES,
+    *ABSENT_VALUES,
     *TEST_ROWS,
     LABELS_OF_OTHERS,
     *SILO_STATISTICS,

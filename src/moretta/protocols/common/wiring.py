@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
-from moretta.data.holders import grid_of
+from moretta.data.holders import check_ids, check_order, grid_of
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
@@ -155,6 +155,8 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
 
     Returned are inputs, targets, and how many rows each row of the grid has.
     """
+    check_order(setting.silos)
+    check_ids(setting.silos)
     grid, silos = grid_of(setting.silos), {silo.name: silo for silo in setting.silos}
     blocks, labels, counts = list[NDArray[np.generic]](), list[NDArray[np.generic]](), dict[str, int]()
     for row, names in grid.rows.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moretta.protocols.common.claims import Claim, Record, chooses_silos, is_standardised, of
 from moretta.protocols.common.shared_claims import (
+    ABSENT_VALUES,
     COLUMNS_ALONE,
     COLUMNS_OF_ALL,
     COLUMNS_OF_THE_OTHER,
@@ -121,6 +122,7 @@ CLAIMS = (
     ),
     SCORES,
     COUNTED_FIRST,
+    *ABSENT_VALUES,
     *TEST_ROWS,
     *LISTENERS,
     *NOTES,

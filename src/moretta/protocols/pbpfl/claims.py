@@ -13,6 +13,7 @@ from moretta.protocols.common.claims import (
     under,
 )
 from moretta.protocols.common.shared_claims import (
+    ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
     COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
@@ -329,6 +330,7 @@ CLAIMS = (
     *SERVER,
     SCORES,
     COUNTED_FIRST,
+    *ABSENT_VALUES,
     *TEST_ROWS,
     *SILO,
     *LISTENERS,

@@ -20,11 +20,13 @@ from moretta.audit.evidence.truth import PartyRows, Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import no_phase
 from moretta.data.holders import Grid, grid_of
+from moretta.data.silo import in_order
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import ROW_RING, Client
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.local import Local, head_pass, part_of_z, whole_gradient
 from moretta.protocols.cgd.messages import Descend, Join
+from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
@@ -199,12 +201,18 @@ class JointRow:
     @cached_property
     def rows(self) -> PartyRows:
         """The row's samples with all columns, and their targets."""
-        held = {silo.name: silo for silo in self.truth.federation.silos}
+        held = {silo.name: in_order(silo, self._order(silo.name)) for silo in self.truth.federation.silos}
         head = held[self.head]
         x = np.zeros((len(head.x), *self.truth.run.shape), head.x.dtype)
         for name in self.grid.rows[self.name]:
             x[:, self.columns(name)] = held[name].x
         return self.truth.prepared(x, head.y, self.name)
+
+    def _order(self, name: str) -> NDArray[np.int64] | None:
+        """Return which of its rows a holder trained on, in which order, where the run aligned them."""
+        state = self.truth.states(after_last(self.truth))[f"silo-{name}"]
+        found: NDArray[np.int64] | None = state.get(ALIGNED_ORDER)
+        return found
 
     @cached_property
     def layers(self) -> Layers:

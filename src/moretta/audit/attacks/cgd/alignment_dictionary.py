@@ -1,0 +1,136 @@
+"""Whoever relays an alignment of rows, or finds its lists, tests a dictionary of ids against them.
+
+What travels is a E(x) for each id x, in a secret order, a drawn for this exchange; in a run it is sealed under the
+row's key besides. For each id of a dictionary, half of it in the list, the attacker makes what it can without a secret:
+hashes of the id, with the number of its row and without, and the point E(x). It scores an id by how many bits its
+closest mark has in common with any 32 bytes of the lists. If lists held marks without a secret, ids in them would have
+all bits in common; a test of this attack has such lists, and it finds every one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array, Message
+from moretta.data.alignment.curve import POINT_BYTES, encode
+from moretta.data.alignment.ids import IdRules
+from moretta.data.alignment.messages import Blinded, BlindedAgain
+from moretta.data.alignment.partner import Listing, Partner
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+MOST = 200  # ids of the list in the dictionary, and as many that are not
+OFFSETS = (0, 12)  # where 32 bytes may begin: a list as it is, or behind a seal's nonce
+SEED = 31
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.setting("align"):
+        return "the run did not align rows ([protocol] align)"
+    return "" if 1 in run.recorded else "round 1, in whose set-up rows were aligned, was not recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the relay its view of the first set-up, a blinded list as files have it, and a dictionary of ids."""
+    listing = _listing(truth)
+    words = [name for name, _ in dictionary(listing)]
+    arrays = {
+        "points": Partner(listing).blind(),
+        "dictionary": np.frombuffer("\n".join(words).encode(), np.uint8),
+    }
+    return Given(
+        views={"server": (1,)},
+        arrays=arrays,
+        view="the lists of ids that it relayed in the first set-up, and such a list without its seal",
+        knowledge=f"a dictionary of {len(words)} ids, of which half are in the list, and how ids are normalised",
+    )
+
+
+def dictionary(listing: Listing) -> list[tuple[str, bool]]:
+    """Return ids that are in the list and as many others of their look, mixed, each with whether it is in the list."""
+    members = sorted({name for name, _ in listing.elements})[:MOST]
+    held = set(members)
+    others = [f"{name[::-1]}{number}" for number, name in enumerate(members)]
+    mixed = [(name, name in held) for name in (*members, *others)]
+    return [mixed[place] for place in np.random.default_rng(SEED).permutation(len(mixed))]
+
+
+def attack(case: Case) -> Claim:
+    """Claim for each id of the dictionary how close it came to something in the lists, in bits of 256."""
+    words = case.arrays["dictionary"].tobytes().decode().split("\n")
+    seen = [one.message for one in case.heard("server", Message, "received")]
+    sealed = [message.points for message in seen if isinstance(message, Blinded | BlindedAgain)]
+    lists = [case.arrays["points"].reshape(-1), *sealed]
+    blocks = np.concatenate([_blocks(one, offset) for one in lists for offset in OFFSETS])
+    return {"closeness": np.max([_closest(marks, blocks) for marks in _marks(words)], axis=0)}
+
+
+def _marks(words: Sequence[str]) -> list[Array]:
+    """Return what follows from ids without a secret: uint8[ids, 32] of each kind."""
+    numbered = [word.encode() + bytes(5) for word in words]
+    kinds = (hashlib.sha256, hashlib.sha512, hashlib.blake2s, hashlib.sha3_256)
+    found = [
+        np.frombuffer(b"".join(kind(text).digest()[:POINT_BYTES] for text in texts), np.uint8).reshape(-1, POINT_BYTES)
+        for kind in kinds
+        for texts in ([word.encode() for word in words], numbered)
+    ]
+    return [*found, encode(numbered)]
+
+
+def _blocks(content: Array, offset: int) -> Array:
+    whole = (len(content) - offset) // POINT_BYTES
+    return content[offset : offset + whole * POINT_BYTES].reshape(-1, POINT_BYTES)
+
+
+def _closest(marks: Array, blocks: Array) -> NDArray[np.float64]:
+    """Return the most bits that each mark has in common with any block."""
+    signs = [1.0 - 2.0 * np.unpackbits(one, axis=1).astype(np.float32) for one in (marks, blocks)]
+    return np.asarray((256 + (signs[0] @ signs[1].T).max(axis=1)) / 2, dtype=np.float64)
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare the closeness of ids that are in the list with that of others."""
+    inside = np.array([held for _, held in dictionary(_listing(truth))])
+    area, interval = auc(claim["closeness"][inside], claim["closeness"][~inside])
+    return AttackResult(
+        measure="area under the ROC curve of which ids of a dictionary are in a list",
+        score=area,
+        chance=0.5,
+        interval=interval,
+        sentence=f"Whoever relays lists of ids tells those in a list from others of a dictionary of {len(inside)} with "
+        f"an area under the ROC curve of {area:.2f}, where a coin has 0.50",
+        figures={"ids": float(len(inside)), "closest_bits": float(claim["closeness"].max())},
+    )
+
+
+def _listing(truth: Truth) -> Listing:
+    """Return the rows of the first silo that holds some columns of others' rows."""
+    rules: IdRules = truth.federation.spec.protocol.id_rules  # type: ignore[attr-defined]  # `fits`: the run is CGD's
+    for silo in truth.federation.silos:
+        if silo.columns and silo.subject_ids is not None:
+            return Listing(silo.subject_ids, rules, f"silo `{silo.name}`")
+    raise ParameterError("no silo holds columns of rows with ids")
+
+
+ATTACK = Attack(
+    name="alignment-dictionary",
+    role="server",
+    source="a dictionary of ids against lists of private set intersection; docs/alignment.md",
+    protocols=frozenset({"cgd"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)

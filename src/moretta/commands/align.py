@@ -1,0 +1,207 @@
+"""`moretta align`: partners put the rows that they share in one order, by files that they hand each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from moretta.commands.schema import FileEncoding, Separator, form_of
+from moretta.commands.terminal import AsJson, say
+from moretta.contract.wording import did_you_mean
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.data.alignment.ids import IdRules
+    from moretta.data.alignment.result import Alignment
+    from moretta.data.tables.files import Format
+
+align = typer.Typer(
+    no_args_is_help=True,
+    help="Put the rows that partners share in one order, by ids that nobody is shown; all commands take --json.",
+)
+
+RowsPath = Annotated[Path, typer.Option("--rows", metavar="FILE", help="One's own rows: a table, or .npz.")]
+IdColumn = Annotated[str, typer.Option("--id-column", metavar="NAME", help="The column (array of .npz) of the ids.")]
+SecretPath = Annotated[Path, typer.Option("--secret", metavar="FILE", help="What nobody else may read until the end.")]
+OutPath = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file for the other partner.")]
+PadTo = Annotated[int | None, typer.Option("--pad-to", min=1, metavar="N", help="List so many points, whatever rows.")]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option("--ids", metavar="RULE", help="How ids are compared, one option a rule: strip, unicode, fold-case, "
+                 "drop-spaces, drop-punctuation, drop-zeros, or none; the first three unless given."),
+]  # fmt: skip
+Earlier = Annotated[
+    Path | None,
+    typer.Option("--earlier", metavar="FILE", help="Go on from this alignment with another partner."),
+]
+Result = Annotated[Path, typer.Option("--alignment", metavar="FILE", help="Where the alignment goes.")]
+
+
+@align.command()
+def begin(
+    rows: RowsPath,
+    id_column: IdColumn,
+    secret: SecretPath,
+    out: OutPath = Path("step1.bin"),
+    pad_to: PadTo = None,
+    ids: Rules = None,
+    earlier: Earlier = None,
+    separator: Separator = None,
+    file_encoding: FileEncoding = "utf-8",
+    as_json: AsJson = False,
+) -> None:
+    """Begin: write a list of one's own ids, which nobody can read, for the other partner."""
+    from moretta.data.alignment import steps
+
+    before = _earlier(earlier)
+    rules = before.rules if before is not None and ids is None else _rules(ids)
+    made = steps.begin(
+        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])), rules, rows.name, pad_to, before
+    )
+    _hand_over(made, out, secret, 1, as_json)
+
+
+@align.command()
+def answer(
+    step: Annotated[Path, typer.Argument(metavar="STEP1", help="The file of the partner that began.")],
+    rows: RowsPath,
+    id_column: IdColumn,
+    secret: SecretPath,
+    out: OutPath = Path("step2.bin"),
+    pad_to: PadTo = None,
+    ids: Rules = None,
+    separator: Separator = None,
+    file_encoding: FileEncoding = "utf-8",
+    as_json: AsJson = False,
+) -> None:
+    """Answer a partner that began."""
+    from moretta.data.alignment import steps
+
+    made = steps.answer(
+        step.read_bytes(),
+        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
+        _rules(ids),
+        rows.name,
+        pad_to,
+    )
+    _hand_over(made, out, secret, 2, as_json)
+
+
+@align.command()
+def finish(
+    step: Annotated[Path, typer.Argument(metavar="STEP", help="Step 2, at whoever began; step 3, at the other.")],
+    rows: RowsPath,
+    id_column: IdColumn,
+    secret: SecretPath,
+    alignment: Result = Path("alignment.json"),
+    out: OutPath = Path("step3.bin"),
+    left: Annotated[
+        Path, typer.Option("--left", metavar="FILE", help="With --earlier: what is left, for earlier partners.")
+    ] = Path("left.bin"),
+    earlier: Earlier = None,
+    separator: Separator = None,
+    file_encoding: FileEncoding = "utf-8",
+    as_json: AsJson = False,
+) -> None:
+    """Find the shared rows, write the alignment and, at whoever began, step 3; the secrets are removed."""
+    from moretta.data.alignment import steps
+    from moretta.data.alignment.result import write_new
+
+    before = _earlier(earlier)
+    done = steps.finish(
+        step.read_bytes(),
+        secret.read_bytes(),
+        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
+        rows.name,
+        before,
+    )
+    files = {out: done.step, left: done.left}
+    written = {path: data for path, data in files.items() if data is not None}
+    _are_new(alignment, *written)
+    for path, data in written.items():
+        write_new(path, data)
+    done.alignment.save(alignment)
+    secret.unlink()
+    last = done.alignment.steps[-1]
+    told = {
+        "rows": len(done.alignment.order),
+        "listed": last.listed,
+        "listed_there": last.listed_there,
+        "digest": done.alignment.digest.hex(),
+        "alignment": str(alignment),
+        "out": [str(path) for path in written],
+    }
+    said = (
+        f"{last.common} rows in common, of {last.listed} listed here and {last.listed_there} there: {alignment}; "
+        "each partner now knows which of its own ids the other has"
+    )
+    say(told, as_json, lambda: print(said, *(f"hand over: {path}" for path in written), sep="\n"))
+
+
+@align.command()
+def narrow(
+    left: Annotated[Path, typer.Argument(metavar="LEFT", help="What is left, from the partner that went on.")],
+    alignment: Annotated[Path, typer.Option(metavar="FILE", help="The alignment with that partner.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the narrower alignment goes.")],
+    as_json: AsJson = False,
+) -> None:
+    """Keep the rows that a further partner has too."""
+    from moretta.data.alignment import steps
+    from moretta.data.alignment.result import Alignment
+
+    found = steps.narrow(Alignment.load(alignment), left.read_bytes())
+    found.save(out)
+    told = {"rows": len(found.order), "digest": found.digest.hex(), "alignment": str(out)}
+    say(told, as_json, lambda: print(f"{len(found.order)} rows are left: {out}"))
+
+
+def read_ids(path: Path, column: str, form: Format) -> Sequence[str] | NDArray[np.generic]:
+    """Return the ids of a file's rows, as training reads them.
+
+    Raises `moretta.errors.ParameterError` for a file that has no such column.
+    """
+    from moretta.data.images.sets import read_npz
+    from moretta.data.tables.files import ENDINGS, is_table, read_columns
+    from moretta.data.tables.rows import words_of
+
+    if not is_table(path.name) and path.suffix != ".npz":
+        raise ParameterError(f"{path.name}: expected rows in a file that ends in {', '.join(ENDINGS)} or .npz")
+    columns = read_columns(path, form) if is_table(path.name) else read_npz(path)
+    if column not in columns:
+        raise ParameterError(f'{path.name} has no column "{column}" for --id-column; {did_you_mean(column, columns)}')
+    return words_of(columns[column]) if is_table(path.name) else columns[column]
+
+
+def _rules(names: Sequence[str] | None) -> IdRules:
+    from moretta.data.alignment.ids import IdRules
+
+    return IdRules.of(names) if names else IdRules()
+
+
+def _earlier(path: Path | None) -> Alignment | None:
+    from moretta.data.alignment.result import Alignment
+
+    return None if path is None else Alignment.load(path)
+
+
+def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int, as_json: bool) -> None:
+    """Write a step for the other partner and one's own secrets, or neither."""
+    from moretta.data.alignment.result import write_new
+
+    _are_new(out, secret)
+    write_new(secret, made[1])
+    write_new(out, made[0])
+    told = {"step": number, "out": str(out), "secret": str(secret)}
+    say(told, as_json, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
+
+
+def _are_new(*paths: Path) -> None:
+    """Raise `moretta.errors.ParameterError` where a file stands in the way, before anything is written."""
+    for path in paths:
+        if path.exists():
+            raise ParameterError(f"{path} is there already; remove it or name another file")

@@ -1,0 +1,236 @@
+"""An alignment as an exchange of the contract: who relays it, and how each partner answers.
+
+Whoever relays sees lists, of which it can read nothing: a list's points are under secrets that it does not have, and
+where the partners have a key in common (`Channel`) it does not even see the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array, Message, Stamp
+from moretta.contract.roles import Aborted, Ask, Exchange, Replies
+from moretta.data.alignment.curve import Points, as_points
+from moretta.data.alignment.ids import IdRules
+from moretta.data.alignment.messages import (
+    DIGEST_BYTES,
+    Blind,
+    BlindAgain,
+    Blinded,
+    BlindedAgain,
+    Match,
+    Matched,
+    Narrow,
+    Narrowed,
+)
+from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
+from moretta.data.alignment.result import Alignment
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.secure_aggregation.keystream import SecretRoot
+
+_POSITIONS = np.dtype("<i8")
+
+
+class Channel(Protocol):
+    """How partners write to each other through somebody else."""
+
+    def seal(self, stamp: Stamp, what: str, maker: str, content: bytes) -> Array:
+        """Return bytes for the partners, uint8[bytes]."""
+
+    def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
+        """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so."""
+
+
+class InClear:
+    """A channel that seals nothing: partners that write to each other themselves, or all in one process."""
+
+    def seal(self, stamp: Stamp, what: str, maker: str, content: bytes) -> Array:
+        """Return the bytes as they are."""
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
+        """Return the bytes as they are."""
+        return sealed.tobytes()
+
+
+def relay(now: Stamp, names: Sequence[str]) -> Exchange[Aborted | None]:
+    """Relay the alignment of two partners and more: the first with the second, what is left with the third, and so on.
+
+    All then have an `Alignment` of the same rows (`Aligner.alignment`).
+    """
+    first, *others = names
+    for place, other in enumerate(others):
+        matched = yield from _pair(now, first, other, onward=place > 0)
+        if isinstance(matched, Aborted):
+            return matched
+        if place:
+            narrow = Narrow(stamp=now, maker=first, kept=matched.kept)
+            replies = yield Ask.all(others[:place], narrow, Narrowed)
+            if replies.missing:
+                return Aborted(replies.missing)
+    return None
+
+
+def _pair(now: Stamp, first: str, other: str, *, onward: bool) -> Exchange[Matched | Aborted]:
+    peers = {first: other, other: first}
+    lists = yield Ask(
+        {name: Blind(stamp=now, peer=peer, onward=onward and name == first) for name, peer in peers.items()}, Blinded
+    )
+    if lists.missing:
+        return Aborted(lists.missing)
+    seen = lists.answers
+    again = yield Ask(
+        {
+            name: BlindAgain(stamp=now, peer=peer, points=seen[peer].points, rules=seen[peer].rules)
+            for name, peer in peers.items()
+        },
+        BlindedAgain,
+    )
+    if again.missing:
+        return Aborted(again.missing)
+    matched = yield Ask(
+        {name: Match(stamp=now, peer=peer, points=again.answers[peer].points) for name, peer in peers.items()}, Matched
+    )
+    if matched.missing:
+        return Aborted(matched.missing)
+    found: Matched = matched.answers[first]
+    return found
+
+
+class Aligner:
+    """Answers for one partner of an alignment.
+
+    me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: whose rows they are, for errors.
+    channel: how it writes to partners. root: gives the secrets of an exchange with a partner, in tests; None draws
+    them from the operating system.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        ids: Sequence[str] | NDArray[np.generic],
+        rules: IdRules,
+        pad_to: int | None,
+        where: str,
+        channel: Channel | None = None,
+        root: Callable[[Stamp, str], SecretRoot] | None = None,
+    ) -> None:
+        self._me, self._ids, self._rules, self._pad_to, self._where = me, ids, rules, pad_to, where
+        self._channel: Channel = InClear() if channel is None else channel
+        self._root = root
+        self._running: tuple[Stamp, str, Partner, bool] | None = None
+        self.alignment: Alignment | None = None  # of the latest exchanges
+
+    @property
+    def rules(self) -> IdRules:
+        """How ids are written before they are compared."""
+        return self._rules
+
+    def answer(self, message: Message) -> Message | None:
+        """Answer one message of an alignment; None to any other."""
+        match message:
+            case Blind():
+                return self._blind(message)
+            case BlindAgain():
+                return self._again(message)
+            case Match():
+                return self._match(message)
+            case Narrow():
+                return self._narrow(message)
+        return None
+
+    def _blind(self, ask: Blind) -> Blinded:
+        if ask.onward and self.alignment is None:
+            raise MisuseError("was asked to go on from an alignment before there was one")
+        earlier = self.alignment if ask.onward else None
+        self.alignment = earlier
+        listing = Listing(self._ids, self._rules, self._where, earlier)
+        root = None if self._root is None else self._root(ask.stamp, ask.peer)
+        partner = Partner(listing, self._pad_to, root)
+        self._running = ask.stamp, ask.peer, partner, ask.onward
+        points = self._sealed(ask.stamp, "ids", ask.peer, partner.blind())
+        return Blinded(stamp=ask.stamp, points=points, rules=self._rules.digest)
+
+    def _again(self, ask: BlindAgain) -> BlindedAgain:
+        partner = self._exchange(ask.stamp, ask.peer)
+        check_rules(self._rules, ask.rules, ask.peer)
+        theirs = self._opened(ask.stamp, "ids", ask.peer, ask.points)
+        return BlindedAgain(
+            stamp=ask.stamp, points=self._sealed(ask.stamp, "ids under both", ask.peer, partner.again(theirs))
+        )
+
+    def _match(self, ask: Match) -> Matched:
+        partner = self._exchange(ask.stamp, ask.peer)
+        own = self._opened(ask.stamp, "ids under both", ask.peer, ask.points)
+        earlier, onward = self.alignment, self._running is not None and self._running[3]
+        self.alignment, self._running = partner.match(own), None
+        if not onward or earlier is None:
+            return Matched(stamp=ask.stamp, kept=np.empty(0, np.uint8))
+        content = self.alignment.digest + kept_of(earlier, self.alignment).astype(_POSITIONS).tobytes()
+        return Matched(stamp=ask.stamp, kept=self._channel.seal(ask.stamp, "rows that are left", self._me, content))
+
+    def _narrow(self, ask: Narrow) -> Narrowed:
+        if self.alignment is None or ask.maker == self._me:
+            raise MisuseError("was asked to keep some rows of an alignment, and has none with that partner")
+        content = self._channel.open(ask.stamp, "rows that are left", ask.maker, ask.kept)
+        self.alignment = narrowed(self.alignment, *read_kept(content))
+        return Narrowed(stamp=ask.stamp)
+
+    def _exchange(self, stamp: Stamp, peer: str) -> Partner:
+        if self._running is None or self._running[:2] != (stamp, peer):
+            raise PeerError(f"expected a list of the partner whose exchange was begun; got one of `{peer:.64}`")
+        return self._running[2]
+
+    def _sealed(self, stamp: Stamp, what: str, peer: str, points: Points) -> Array:
+        return self._channel.seal(stamp, f"{what} for {peer}", self._me, points.tobytes())
+
+    def _opened(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> Points:
+        return as_points(self._channel.open(stamp, f"{what} for {self._me}", peer, sealed))
+
+
+def check_rules(own: IdRules, theirs: bytes, peer: str) -> None:
+    """Raise `moretta.errors.ParameterError` where a partner normalises ids by other rules."""
+    if own.digest != theirs:
+        raise ParameterError(
+            f"`{peer:.64}` writes ids by other rules before they are compared; declare the same rules at both partners"
+        )
+
+
+def read_kept(content: bytes) -> tuple[NDArray[np.int64], bytes]:
+    """Return positions and the digest of the later alignment. Raises `moretta.errors.PeerError` for other bytes."""
+    if len(content) < DIGEST_BYTES or (len(content) - DIGEST_BYTES) % _POSITIONS.itemsize:
+        raise PeerError("expected a digest and positions of rows")
+    return np.frombuffer(content[DIGEST_BYTES:], dtype=_POSITIONS).astype(np.int64), content[:DIGEST_BYTES]
+
+
+def align(
+    ids: Mapping[str, Sequence[str] | NDArray[np.generic]],
+    rules: IdRules | None = None,
+    pad_to: int | None = None,
+) -> dict[str, Alignment]:
+    """Align partners that are all in this process, by the exchange that they would have over a network.
+
+    ids: of each partner's rows, by its name, in the order of the chain. Returns each one's alignment.
+    Raises `moretta.errors.ParameterError` for fewer than two partners, ids that cannot be compared, or none in common.
+    """
+    if len(ids) < 2:
+        raise ParameterError(f"expected two partners or more to align, got {len(ids)}")
+    rules = IdRules() if rules is None else rules
+    aligners = {name: Aligner(name, own, rules, pad_to, f"`{name}`") for name, own in ids.items()}
+    exchange, replies = relay(Stamp("align", 0, 0), list(ids)), None
+    while True:
+        try:
+            ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
+        except StopIteration:
+            return {name: _done(aligner) for name, aligner in aligners.items()}
+        replies = Replies({name: aligners[name].answer(message) for name, message in ask.messages.items()})
+
+
+def _done(aligner: Aligner) -> Alignment:
+    if aligner.alignment is None:
+        raise MisuseError("expected every partner to have an alignment after the exchange")
+    return aligner.alignment

@@ -1,0 +1,208 @@
+"""An alignment between files: three that partners hand each other, and one of secrets that each keeps until its end.
+
+    A: begin   -- step 1 -->  B: answer
+    A: finish  <-- step 2 --
+               -- step 3 -->  B: finish
+
+Where A then aligned what is left with a third partner, it hands each earlier one a file of what is left (`narrow`).
+All are messages of the contract, so whatever bytes come are a valid one or refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.data.alignment.curve import Points, as_points
+from moretta.data.alignment.exchange import check_rules, read_kept
+from moretta.data.alignment.ids import IdRules
+from moretta.data.alignment.messages import check_bytes, check_digest
+from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
+from moretta.data.alignment.result import Alignment
+from moretta.errors import CodecError, ParameterError, PeerError
+from moretta.secure_aggregation.keystream import SecretRoot
+
+M = TypeVar("M", bound=Message)
+OTHER = "the other partner"
+
+
+@message("alignment/step")
+class StepFile(Message):
+    """What one partner hands the other: its own list (steps 1 and 2), and the other's list again (2 and 3).
+
+    rules: SHA-256 of how ids are normalised. digest: of the alignment that was found, in step 3; empty before.
+    """
+
+    number: int
+    rules: bytes
+    own: Array
+    again: Array
+    digest: bytes
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless these are a step's lists and digests."""
+        check_bytes(self.TAG, self.own)
+        check_bytes(self.TAG, self.again)
+        check_digest(self.TAG, self.rules)
+        if self.digest or self.number == 3:
+            check_digest(self.TAG, self.digest)
+
+
+@message("alignment/secrets")
+class Secrets(Message):
+    """What a partner keeps to itself between its steps: its root, and the other's list under both secrets."""
+
+    number: int
+    root: bytes
+    pad_to: int
+    rules: Mapping[str, int]
+    source: bytes
+    theirs: Array
+
+
+@message("alignment/left")
+class LeftFile(Message):
+    """What is left of an earlier alignment: its digest, positions in its order, and the later alignment's digest."""
+
+    earlier: bytes
+    kept: Array
+
+
+FILES = (StepFile, Secrets, LeftFile)
+_CODEC = Codec(FILES)
+
+
+class Finished(NamedTuple):
+    """What `finish` comes to. step: the file for the other partner, None at the end. left: for earlier partners."""
+
+    alignment: Alignment
+    step: bytes | None
+    left: bytes | None
+
+
+def begin(
+    ids: Sequence[str] | NDArray[np.generic],
+    rules: IdRules,
+    where: str,
+    pad_to: int | None = None,
+    earlier: Alignment | None = None,
+) -> tuple[bytes, bytes]:
+    """Return step 1 and the secrets of whoever begins. Arguments: see `Listing` and `Partner`."""
+    listing, root, stamp = Listing(ids, rules, where, earlier), SecretRoot.fresh(), _fresh_stamp()
+    own = Partner(listing, pad_to, root).blind()
+    step = StepFile(stamp=stamp, number=1, rules=rules.digest, own=_flat(own), again=_NOTHING, digest=b"")
+    return _CODEC.encode(step), _kept(stamp, 1, root, listing, pad_to, None)
+
+
+def answer(
+    step: bytes, ids: Sequence[str] | NDArray[np.generic], rules: IdRules, where: str, pad_to: int | None = None
+) -> tuple[bytes, bytes]:
+    """Return step 2 and the secrets of whoever answers step 1."""
+    asked = _read(step, StepFile, 1)
+    check_rules(rules, asked.rules, OTHER)
+    listing, root = Listing(ids, rules, where), SecretRoot.fresh()
+    partner = Partner(listing, pad_to, root)
+    own = partner.blind()
+    theirs = partner.again(as_points(asked.own.tobytes()))
+    reply = StepFile(stamp=asked.stamp, number=2, rules=rules.digest, own=_flat(own), again=_flat(theirs), digest=b"")
+    return _CODEC.encode(reply), _kept(asked.stamp, 2, root, listing, pad_to, theirs)
+
+
+def finish(
+    step: bytes,
+    secrets: bytes,
+    ids: Sequence[str] | NDArray[np.generic],
+    where: str,
+    earlier: Alignment | None = None,
+) -> Finished:
+    """Return the alignment from step 2 or 3 and one's own secrets.
+
+    Raises `moretta.errors.ParameterError` for other rows than those the exchange was begun with, and where no id is
+    shared; `moretta.errors.PeerError` for a step of another exchange.
+    """
+    own = _read(secrets, Secrets)
+    got = _read(step, StepFile, own.number + 1)
+    if got.stamp != own.stamp:
+        raise PeerError("expected the file of the exchange that these secrets are of; got another exchange's")
+    rules = IdRules.read({name: bool(value) for name, value in own.rules.items()})
+    check_rules(rules, got.rules, OTHER)
+    listing = Listing(ids, rules, where, earlier)
+    if listing.source != own.source:
+        raise ParameterError(f"{where}: the ids have changed since the exchange was begun; begin anew, or restore them")
+    partner = Partner(listing, own.pad_to or None, SecretRoot(own.root))
+    reply = None
+    if own.number == 1:
+        again = partner.again(as_points(got.own.tobytes()))
+    else:
+        partner.resume(as_points(own.theirs.tobytes()))
+    found = partner.match(as_points(got.again.tobytes()))
+    if own.number == 1:
+        message = StepFile(
+            stamp=own.stamp, number=3, rules=rules.digest, own=_NOTHING, again=_flat(again), digest=found.digest
+        )
+        reply = _CODEC.encode(message)
+    elif got.digest != found.digest:
+        raise PeerError("the other partner found other rows to be shared; begin anew, both with the rows of today")
+    return Finished(found, reply, None if earlier is None else _left(own.stamp, earlier, found))
+
+
+def narrow(alignment: Alignment, left: bytes) -> Alignment:
+    """Return what is left of an alignment after the partner that began it went on with another.
+
+    Raises `moretta.errors.PeerError` for what is left of another alignment.
+    """
+    told = _read(left, LeftFile)
+    if told.earlier != alignment.digest:
+        raise PeerError("expected what is left of this alignment, got what is left of another")
+    return narrowed(alignment, *read_kept(told.kept.tobytes()))
+
+
+_NOTHING = np.empty(0, dtype=np.uint8)
+
+
+def _left(stamp: Stamp, earlier: Alignment, found: Alignment) -> bytes:
+    content = found.digest + kept_of(earlier, found).astype("<i8").tobytes()
+    return _CODEC.encode(LeftFile(stamp=stamp, earlier=earlier.digest, kept=np.frombuffer(content, np.uint8)))
+
+
+def _kept(
+    stamp: Stamp, number: int, root: SecretRoot, listing: Listing, pad_to: int | None, theirs: Points | None
+) -> bytes:
+    return _CODEC.encode(
+        Secrets(
+            stamp=stamp,
+            number=number,
+            root=root.reveal(),
+            pad_to=pad_to or 0,
+            rules={name: int(value) for name, value in asdict(listing.rules).items()},
+            source=listing.source,
+            theirs=_NOTHING if theirs is None else _flat(theirs),
+        )
+    )
+
+
+def _read(data: bytes, kind: type[M], number: int | None = None) -> M:
+    try:
+        found = _CODEC.decode(data)
+    except CodecError:
+        found = None
+    if not isinstance(found, kind) or (number is not None and getattr(found, "number", None) != number):
+        wanted = kind.TAG.replace("/", " ") + ("" if number is None else f" {number}")
+        raise PeerError(f"expected a file of the {wanted}, as `moretta align` writes it; got another")
+    return found
+
+
+def _flat(points: Points) -> Array:
+    return points.reshape(-1)
+
+
+def _fresh_stamp() -> Stamp:
+    """Return a stamp by which the files of one exchange are told from another's."""
+    return Stamp(f"align-{os.urandom(8).hex()}", 0, 0)

@@ -1,0 +1,263 @@
+"""Rows of partners that are not in one order: refused, unless ids or an alignment put them there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grids import (
+    SEED,
+    Fault,
+    Seen,
+    both,
+    bytes_of,
+    casting,
+    failing,
+    grid,
+    make,
+    network,
+    run,
+    same_bytes,
+    table,
+    train,
+    watched,
+)
+from test_cgd_resume import interrupted
+
+from moretta import CGD, Centralised, Engine, Federation, Silo
+from moretta.contract.messages import Message, Stamp
+from moretta.data.alignment.messages import Blind, BlindAgain, Blinded, BlindedAgain, Match, Matched
+from moretta.engines import views
+from moretta.engines.checkpoint import last_checkpoint
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.protocols.cgd.group_keys import at
+from moretta.protocols.cgd.messages import AlignmentUsed, DescribeRows, Forward, UseAlignment
+
+ALIGN = CGD(delta=(0.1, 0.3), align=True)
+UNKNOWN = "nothing says that its rows are in the other holders' order"
+
+
+def shuffled(silos: list[Silo], *, seed: int = 1, lose: int = 2) -> list[Silo]:
+    """Silos that each have their rows in an order of their own, write ids their own way, and lack some rows."""
+    found, generator = [], np.random.default_rng(seed)
+    for number, silo in enumerate(silos):
+        assert silo.ids is not None
+        order = generator.permutation(len(silo.x))[lose * (number % 2) :]
+        ids = np.array([f" {one.upper()}" if number % 2 else one for one in silo.ids[order]])
+        y = silo.y[order] if len(silo.y) else silo.y
+        found.append(dataclasses.replace(silo, x=silo.x[order], y=y, ids=ids, aligned=False))
+    return found
+
+
+def in_common(silos: list[Silo]) -> list[Silo]:
+    """The same silos as somebody who sees all ids would put them: shared rows only, in the order of ids."""
+    found = []
+    for silo in silos:
+        row = [one for one in silos if one.row == silo.row]
+        written = {one.name: [str(name).strip().casefold() for name in one.ids] for one in row if one.ids is not None}
+        shared = sorted(set.intersection(*map(set, written.values())))
+        order = np.array([written[silo.name].index(one) for one in shared])
+        y = silo.y[order] if len(silo.y) else silo.y
+        found.append(dataclasses.replace(silo, x=silo.x[order], y=y, ids=np.array(shared)))
+    return found
+
+
+SILOS = shuffled(grid([9, 8, 10], [3, 2], holders=[0, 1, 0], ids=True))
+TRIPLES = shuffled(grid([12, 11], [2, 2, 1], ids=True))
+CASES: dict[str, tuple[list[Silo], dict[str, Any]]] = {
+    "pairs": (SILOS, {}),
+    "pairs in batches, standardised": (SILOS, {"standardise": True, "batch_size": 3}),
+    "triples": (TRIPLES, {}),
+    "one row, standardised": (SILOS[:2], {"standardise": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_aligned_rows_train_as_if_they_had_been_in_order(case: str) -> None:
+    silos, settings = CASES[case]
+    expected = run(in_common(silos), 3, CGD(delta=(0.1, 0.3)), **settings)
+    assert same_bytes(run(silos, 3, ALIGN, **settings), expected)
+
+
+@pytest.mark.parametrize("engine", ["fused", "exact-ring"])
+def test_a_simulation_aligns_too(engine: str) -> None:
+    found = run(SILOS, 3, ALIGN, engine)
+    assert bytes_of(found) == bytes_of(run(in_common(SILOS), 3, CGD(delta=(0.1, 0.3)), engine))
+
+
+def test_shuffled_rows_without_ids_are_refused_where_they_once_trained_on_nonsense() -> None:
+    """Two partners, a table whose target follows exactly from both partners' columns."""
+    x, _ = table(300, 4, seed=2)
+    y = (x[:, 2] - x[:, 3] + x[:, 0] / 2 > 0).astype(np.int64)
+    ids, order = np.array([f"person-{n}" for n in range(300)]), np.random.default_rng(0).permutation(300)
+    left, right = Silo("left", x[:, :2], y, "row", (0, 1)), Silo("right", x[order, 2:], y[:0], "row", (2, 3))
+    with_ids = [dataclasses.replace(left, ids=ids), dataclasses.replace(right, ids=ids[order])]
+    protocol = {"delta": 0.1, "learning_rate": 4.0}
+
+    def accuracy(silos: list[Silo], **more: Any) -> float:
+        made = make(silos, CGD.model_validate({**protocol, **more}), network(4, (16,)), test=(x, y))
+        return float(made.train(120, SEED).test["accuracy"])
+
+    for partners in ([left, right], [dataclasses.replace(left, aligned=True), right]):
+        with pytest.raises(ParameterError, match=UNKNOWN):
+            accuracy(partners)
+    with pytest.raises(ParameterError, match="are not those of `left` in the same order"):
+        accuracy(with_ids)
+    right_order = [left, dataclasses.replace(right, x=x[:, 2:])]
+    known = accuracy([dataclasses.replace(one, aligned=True) for one in right_order])
+    assert known > 0.95
+    assert accuracy([dataclasses.replace(one, ids=ids) for one in right_order]) == known
+    assert accuracy(with_ids, align=True) > 0.95
+    # An owner's word is taken, so a false one trains on what it always did.
+    assert accuracy([dataclasses.replace(one, aligned=True) for one in (left, right)]) < 0.85
+
+
+@pytest.mark.parametrize("engine", ["in-process", "fused", "exact-ring"])
+def test_every_engine_refuses_rows_of_unknown_order(engine: str) -> None:
+    silos = [dataclasses.replace(one, aligned=False) for one in grid([6, 4], [3, 2])]
+    with pytest.raises(ParameterError, match=f"silo `silo-0-0` .* {UNKNOWN}"):
+        run(silos, 1, CGD(delta=0.1), engine)
+
+
+def test_columns_are_put_together_in_no_unknown_order() -> None:
+    silos = [dataclasses.replace(one, aligned=False) for one in grid([6, 4], [3, 2])]
+    with pytest.raises(ParameterError, match=UNKNOWN):
+        Federation(network(5), silos, Centralised(), dtype="float64").train(1)
+    wrong = grid([6, 4], [3, 2], ids=True)
+    wrong[1] = dataclasses.replace(wrong[1], ids=np.array(wrong[1].ids)[::-1])
+    for protocol, engine in ((Centralised(), "in-process"), (CGD(delta=0.1), "fused")):
+        with pytest.raises(ParameterError, match="row `row-0`: the ids of `silo-0-1` are not those of `silo-0-0`"):
+            Federation(network(5), wrong, protocol, dtype="float64", engine=Engine(name=engine)).train(1)  # type: ignore[arg-type]
+
+
+def test_rows_by_themselves_and_independent_models_need_no_order() -> None:
+    silos = [dataclasses.replace(one, aligned=False) for one in grid([6, 4], [3, 2], joint=False)]
+    assert run(silos, 1, CGD(delta=0.1, vertical="independent")).result.record["silos"] == 4
+    assert run(grid([6, 4], [5]), 1, CGD(delta=0.1)).result.record["silos"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"align": True, "vertical": "independent"}, "align is for rows that run one model together"),
+        ({"align_pad_to": 10}, "add align = true or remove them"),
+        ({"align": True, "align_ids": ["lower"]}, "align-ids: no rule for ids is called 'lower'"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        CGD.model_validate(settings)
+
+
+# -- what cannot be aligned --------------------------------------------------------------------------------------------
+
+
+def changed(silos: list[Silo], name: str, **changes: Any) -> list[Silo]:
+    return [dataclasses.replace(silo, **changes) if silo.name == name else silo for silo in silos]
+
+
+ids_of_second = SILOS[1].ids
+assert ids_of_second is not None
+WRONG = {
+    "no id in common": np.array([f"stranger-{n}" for n in range(len(ids_of_second))]),
+    "some ids have line breaks": np.array([*ids_of_second[:-1], "per\nson"]),
+    "1 of .* rows have no id": np.array([*ids_of_second[:-1], "  "]),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+@pytest.mark.parametrize("engine", ["in-process", "fused"])
+def test_ids_that_cannot_be_aligned_end_the_run_before_its_first_round(said: str, engine: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ParameterError, match=said) as caught:
+        run(changed(SILOS, "silo-0-1", ids=WRONG[said]), 1, ALIGN, engine, out=out)
+    assert not any(word in str(caught.value).lower() for word in ("stranger", "person"))
+    assert not out.exists()
+
+
+def test_ids_that_are_missing_or_too_many_for_the_list() -> None:
+    with pytest.raises(ParameterError, match=r"silo `silo-0-1`: .* these have none; name the id column"):
+        run(changed(SILOS, "silo-0-1", ids=None), 1, ALIGN)
+    with pytest.raises(ParameterError, match=r"a list of 8 points was declared \(pad-to\)"):
+        run(SILOS, 1, ALIGN.model_copy(update={"align_pad_to": 8}))
+
+
+# -- what whoever relays sees ------------------------------------------------------------------------------------------
+
+
+def test_the_relay_sees_lengths_of_filled_lists_and_neither_ids_nor_points(tmp_path: Path) -> None:
+    seen, out = Seen(), tmp_path / "run"
+    protocol = ALIGN.model_copy(update={"align_pad_to": 40})
+    run(SILOS, 1, protocol, wrap=watched(seen), out=out, record_views=True, insecure_secret_seed=None)
+    for kind in (Blinded, BlindedAgain):
+        lengths = {one.points.size for _, one in seen.answered(kind)}
+        assert lengths == {40 * 32 + 28}  # points, a nonce and a tag, whatever rows there are
+    everything = b"".join(one.data for path in sorted((out / "views" / "server").iterdir()) for one in views.read(path))
+    assert b"person" not in everything.lower()
+    assert not any(one.kept.size for _, one in seen.answered(Matched))
+    marks = [one.digest for _, one in seen.answered(AlignmentUsed) if one.digest]
+    assert len(set(marks)) == 3  # one a row, under its key
+
+
+def test_lists_are_of_one_exchange(tmp_path: Path) -> None:
+    """What was sealed for one step is no answer to another."""
+    seen = Seen()
+    made = make(SILOS[:2], ALIGN, insecure_secret_seed=None)
+    with casting(watched(seen)) as (players, _):
+        made.train(1, SEED)
+    client = players[-1].clients["silo-0-1"]
+    match = next(ask for name, ask in seen.asked(Match) if name == "silo-0-1")
+    with pytest.raises(PeerError, match="whose exchange was begun"):
+        client.answer(match)
+
+
+def test_no_pass_is_made_before_rows_are_aligned() -> None:
+    made = make(SILOS, ALIGN)
+    client = made.players(1, SEED).clients["silo-0-1"]
+    now = at(Stamp("run", 1, 0), "row=row-0")
+    for ask in (Forward(stamp=now, fraction_bits=20), DescribeRows(stamp=now)):
+        with pytest.raises(MisuseError, match="not aligned with the other holders' yet"):
+            client.answer(ask)
+
+
+# -- once a run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_goes_on_with_the_same_rows_and_does_not_align_again(tmp_path: Path) -> None:
+    def of(out: Path | None) -> Federation:
+        return make(SILOS, ALIGN, out=out, checkpoint_every=1, batch_size=3)
+
+    whole = train(of(None), 4)
+    interrupted(of(tmp_path / "run"), 2, 4)
+    seen = Seen()
+    resumed = train(of(tmp_path / "run"), 4, wrap=watched(seen), resume=True)
+    assert same_bytes(resumed, whole)
+    assert list(seen.asked(UseAlignment))
+    assert not list(seen.asked(Match))
+
+
+def test_a_partner_whose_rows_changed_is_refused_on_resume(tmp_path: Path) -> None:
+    interrupted(make(SILOS, ALIGN, out=tmp_path, checkpoint_every=1), 2, 4)
+    found = last_checkpoint(tmp_path / "checkpoint")
+    assert found is not None
+    first = SILOS[0]
+    assert first.ids is not None
+    other = changed(SILOS, first.name, ids=first.ids[::-1].copy())
+    with pytest.raises(ParameterError, match=f"silo `{first.name}`: the ids are not those that were aligned"):
+        make(other, ALIGN, out=tmp_path, checkpoint_every=1).train(4, SEED, resume=True)
+
+
+@pytest.mark.parametrize("message", [Match, Blind, BlindAgain, UseAlignment])
+def test_an_exchange_that_broke_off_is_played_again(message: type[Message]) -> None:
+    """An answer is lost once, on the way: the next attempt is without its row, which aligns when it comes back."""
+    silos = shuffled(grid([9, 8, 10, 7], [3, 2], ids=True))
+    lost = Fault("silo-2-1", 1, message, "after")
+    seen = Seen()
+    found = run(silos, 3, ALIGN, wrap=both(failing(lost), watched(seen)), batch_size=3)
+    assert lost.happened == 1
+    assert found.dropped == [(1, "silo-2-1")]
+    assert [name for name, ask in seen.asked(UseAlignment) if name == "silo-2-1" and ask.found][-1:] == ["silo-2-1"]
+    assert [ask.stamp.round for name, ask in seen.asked(Forward) if name == "silo-2-1"] == [2, 3]
