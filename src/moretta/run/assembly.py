@@ -7,13 +7,12 @@ from pathlib import Path
 
 from moretta.config import specification
 from moretta.config.run_files import RunFile
-from moretta.data import domains, partition, sources
 from moretta.data.dataset import SiloData
 from moretta.data.silo import Silo
-from moretta.data.tables.files import Format
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 from moretta.run.federation import Federation
+from moretta.run.rows import load_rows
 
 
 def federation_of(run_file: RunFile, out: Path | None) -> Federation:
@@ -21,41 +20,8 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
 
     Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
     """
-    run, wanted, protocol = run_file.run, run_file.data, run_file.protocol
-    dataset = sources.load(
-        wanted.source,
-        path=wanted.path,
-        target=wanted.target,
-        task=wanted.task,
-        test_fraction=wanted.test_fraction,
-        validation_fraction=wanted.validation_fraction,
-        encoding=wanted.encoding,
-        id_column=wanted.id_column,
-        labels=wanted.labels,
-        group_column=wanted.group_column,
-        schema=run_file.table,
-        form=None if wanted.form == Format() else wanted.form,
-        image_size=wanted.image_size,
-        channels=wanted.channels,
-        window=wanted.window,
-        spacing=wanted.spacing,
-        missing=wanted.missing,
-        seed=run.seed,
-        base=run_file.base,
-    )
-    if wanted.domains is not None:
-        dataset = domains.into_domains(dataset, wanted.domains, run.seed)
-    dealt = partition.distribute(
-        dataset,
-        wanted.silos,
-        wanted.partition,
-        run.seed,
-        alpha=wanted.alpha,
-        sizes=wanted.sizes,
-        grid=wanted.grid,
-        columns=wanted.columns,
-        label_holder=wanted.label_holder,
-    )
+    run, protocol = run_file.run, run_file.protocol
+    dataset, dealt = load_rows(run_file)
     # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
     outputs = 1 if protocol.loss == "mse" and dataset.classes == 2 and dealt.test.y.ndim == 1 else dataset.outputs
     model = catalogue.build(
