@@ -156,6 +156,8 @@ class Data(Section):
         (`moretta.data.layout`). tokens: whether samples are token ids, or the names of the arrays that hold such.
     classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
+    look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
+        result.json (`moretta look` shows rows on one machine).
     test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none. Of
         files whose silos hold different columns, a table of whole rows.
     score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
@@ -200,6 +202,7 @@ class Data(Section):
     least_rows: PositiveInt | None = None
     test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool = False
+    look: bool = False
 
     @property
     def form(self) -> Format:

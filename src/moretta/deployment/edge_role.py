@@ -24,7 +24,7 @@ from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.common.scoring import HeldOut, figures_of
-from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_scores, settings_digest
+from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_look, check_scores, settings_digest
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.targets import encode
 from moretta.protocols.registry import edge_of
@@ -65,6 +65,8 @@ class EdgeRole:
         check_least(self._silo, data.least_rows)
         if data.score_at_silos:
             check_scores(protocol, self.silos)
+        if data.look:
+            check_look(protocol, self.silos)
         self._roster = None if self._secure.roster is None else Roster.load(self._secure.roster)
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
@@ -112,6 +114,7 @@ class EdgeRole:
             helped=helped,
             bound=self._bound(hello),
             subjects=silo.subjects,
+            classes=shared_settings.classes_of_look(self._run_file, hello.outputs),
         )
         return client, schema_of(self._edge.MESSAGES)
 

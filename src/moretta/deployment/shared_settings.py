@@ -32,6 +32,7 @@ from moretta.data.split import cut, split
 from moretta.data.tables.rows import rules_of
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -252,6 +253,11 @@ def task_of(run_file: RunFile) -> str:
 def table_of(run_file: RunFile) -> str:
     """Return the digest of the schema by which tables are read; empty for arrays."""
     return "" if run_file.table is None else run_file.table.digest
+
+
+def classes_of_look(run_file: RunFile, outputs: int) -> int:
+    """Return how many classes a look before training counts, 0 for no look. outputs: of the model."""
+    return counted_classes(task_of(run_file), outputs) if run_file.data.look else 0
 
 
 def _wanted(run_file: RunFile) -> ExpectedRows:

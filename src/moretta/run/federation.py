@@ -44,10 +44,11 @@ from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
+from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
-from moretta.protocols.common.setting import Setting, check_scores
+from moretta.protocols.common.setting import Setting, check_look, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run.checkpoints import restore_states
@@ -86,7 +87,8 @@ class Federation:
     folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows are remote.
     score_at_silos: at the end, have the silos score the outcome on the rows that each holds back (`Silo.held_out`), and
     sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built
-    by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python.
+    by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python. look:
+    count rows and classes of all silos together before round one, for `data` in the result.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -122,6 +124,7 @@ class Federation:
         table: Schema | None = None,
         least_rows: int | None = None,
         score_at_silos: bool = False,
+        look: bool = False,
         model_source: str = "",
     ) -> None:
         if task is None and silos:
@@ -146,6 +149,7 @@ class Federation:
             insecure_secret_seed=insecure_secret_seed,
             least_rows=least_rows,
             score_at_silos=score_at_silos,
+            look=look,
             model_source=model_source,
             table="" if table is None else table.digest,
             text=run_file[0] if run_file else "",
@@ -218,6 +222,8 @@ class Federation:
         self._check_training()
         if spec.score_at_silos:
             self._check_scores()
+        if spec.look:
+            check_look(spec.protocol, self.silos)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
@@ -248,11 +254,13 @@ class Federation:
         resume: bool = False,
         progress: Progress | None = None,
         transport: Transport | None = None,
+        begin: Callable[[], None] | None = None,
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
-        transport: what delivers messages to remote silos; None where all are here.
+        transport: what delivers messages to remote silos; None where all are here. begin: called before the first
+        round, once no setting can be refused any more.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         if rounds < 1:
@@ -282,6 +290,8 @@ class Federation:
         session = None
         try:
             session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
+            if begin is not None:
+                begin()
             with folder.logging() if folder else nullcontext():
                 return replace(session.play(), played=(self, rounds, seed))
         except ParameterError:
@@ -499,6 +509,7 @@ class Federation:
             table=self.spec.table,
             tested=self._tested,
             layout=self.layout,
+            classes=counted_classes(self.spec.task, self.outputs) if self.spec.look else 0,
         )
 
     def _run_id(self, seed: int) -> str:

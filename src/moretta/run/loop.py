@@ -30,6 +30,7 @@ from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, recorder_of
+from moretta.run.summed_look import told_of_sums
 from moretta.run.trainable import Trainable
 
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
@@ -195,7 +196,15 @@ class Session:
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else self._files.views_digest(),
             warnings=self._players.warnings,
+            data=self._data(),
         )
+
+    def _data(self) -> Mapping[str, Any] | None:
+        """Return what a look before training may show, where one was wanted."""
+        found, of = self._players.counted(), self._of
+        if found is None:
+            return None
+        return told_of_sums(found, len(of.silos), of.feature_names, of.class_names, of.table)
 
     def _scores(self, outcome: Outcome, by_silos: Mapping[str, float]) -> dict[str, Any]:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""

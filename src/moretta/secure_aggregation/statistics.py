@@ -166,6 +166,24 @@ def moments(
     return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0), present)
 
 
+def counts(
+    aggregator: Aggregator, now: Stamp, columns: int, what: str
+) -> Exchange[tuple[int, NDArray[np.int64]] | Aborted]:
+    """Return rows and column sums of the silos' matrices of zeros and ones `what`: the server's half, one sum.
+
+    Raises `moretta.errors.PeerError` for sums that no such matrices have.
+    """
+    found = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
+    if isinstance(found, Aborted):
+        return found
+    whole = [number >> GRID_BITS for number in found]
+    rows, sums = whole[0], np.array(whole[1:], np.int64)
+    odd = any(number % (1 << GRID_BITS) for number in found)
+    if odd or rows < len(aggregator.cohort) or (sums < 0).any() or (sums > rows).any():
+        raise PeerError(f"{now}: expected counts of rows of `{what}`, at least one row a silo, got {rows} in all")
+    return rows, sums
+
+
 def histograms(
     aggregator: Aggregator,
     now: Stamp,
@@ -174,7 +192,10 @@ def histograms(
     high: NDArray[np.float64],
     what: str,
 ) -> Exchange[NDArray[np.int64] | Aborted]:
-    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS]."""
+    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS].
+
+    Raises `moretta.errors.PeerError` for counts below 0.
+    """
     name = _histogram_of(what)
     silos = len(aggregator.cohort)
     wanted = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
@@ -183,7 +204,10 @@ def histograms(
     if isinstance(total, Aborted):
         return total
     least, most = np.rint(total.means[name] * total.weight).astype(np.int64)
-    return np.asarray(least + (most << LIMB_BITS))
+    found = least + (most << LIMB_BITS)
+    if (found < 0).any():
+        raise PeerError(f"{now}: expected counts of values of `{what}`, got some below 0")
+    return np.asarray(found)
 
 
 def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -194,7 +218,7 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
     """
     found = np.empty(len(counts))
     for column, bins in enumerate(counts):
-        total, before = int(bins.sum()), 0
+        total = int(bins.sum())
         if total <= 0:
             raise ParameterError("no silo has any value in a column whose median is to be filled in; leave it out")
         number = int(np.searchsorted(np.cumsum(bins), total / 2))

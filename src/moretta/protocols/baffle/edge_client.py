@@ -139,6 +139,7 @@ def edge_client(
     run: str = "",
     helped: HelpedFile | None = None,
     subjects: Subjects | None = None,
+    classes: int = 0,
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
@@ -146,7 +147,8 @@ def edge_client(
     with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
     tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
-    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). subjects: whom
+    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). classes: how
+    many a look before training counts. subjects: whom
     rows are about, which the process is not told. Raises
     `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
@@ -191,6 +193,7 @@ def edge_client(
         held_out=0 if held_out is None else len(held_out.x),
         figures=() if held_out is None else tuple(held_out.figures),
         rounds=rounds,
+        classes=classes,
         run=run,
         helped=helped,
     )

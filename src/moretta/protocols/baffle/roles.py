@@ -92,6 +92,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 helped=setting.helped(silo.name) if setting.helped else None,
                 bound=bound_to(protocol, setting),
                 subjects=silo.subjects,
+                classes=setting.classes,
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
@@ -99,7 +100,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             recipe,
             silo.name,
             TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y, batches, schema, held_out, setting.table, silo.subjects),
+            Rows(silo.x, y, batches, schema, held_out, setting.table, silo.subjects, setting.classes),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),

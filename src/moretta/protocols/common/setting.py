@@ -54,6 +54,15 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
             )
 
 
+def check_look(protocol: Training, silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where a look before training would reveal rows, or cannot be had."""
+    key = "[data] look"
+    if getattr(protocol, "dp_noise", None):
+        raise ParameterError(f"{key}: counts would be a release without noise; remove it or dp-noise")
+    if any(silo.columns for silo in silos):
+        raise ParameterError(f"{key} counts at silos that hold whole samples, and here columns are split; remove it")
+
+
 def settings_digest(
     protocol: Training,
     secure: SecureAggregation,
@@ -100,6 +109,8 @@ class Setting:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
     digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
     silos' rows are to be compared with them. layout: of samples of several arrays (`moretta.data.layout`).
+    classes: how many a look before training counts, 1 where targets are
+    numbers, 0 for no look.
     """
 
     built: nn.Module
@@ -126,6 +137,7 @@ class Setting:
     table: str = ""
     tested: Subjects | None = None
     layout: SampleLayout | None = None
+    classes: int = 0
 
     @property
     def here(self) -> Sequence[Silo]:
