@@ -137,8 +137,9 @@ def _in_one_order(silos: Iterable[Silo]) -> bool:
     for silo in silos:
         other = first.setdefault(silo.row, silo) if silo.columns else silo
         ids, theirs = silo.subject_ids, other.subject_ids
-        named = ids is not None and theirs is not None
-        if len(silo.x) != len(other.x) or (named and not np.array_equal(ids, theirs)):
+        if len(silo.x) != len(other.x):
+            return False
+        if ids is not None and theirs is not None and not np.array_equal(ids, theirs):
             return False
     return True
 
