@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -78,15 +79,41 @@ OF_ROWS_HERE = (
 
 
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
+NOT_OF_FILES = (
+    "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
+    *(name for name in OF_SITES if name != "test"),
+)  # fmt: skip
+
+
+class FileOfRows(Section):
+    """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`).
+
+    alignment: a file of `moretta align`, where another silo holds other columns of these rows.
+    """
+
+    source: Words
+    separator: Separator | None = None
+    decimal: Literal[".", ","] = "."
+    file_encoding: Words = "utf-8"
+    absent: tuple[Words, ...] = ()
+    alignment: Path | None = None
+
+    @property
+    def form(self) -> Format:
+        """How it is written."""
+        return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
 
 class Data(Section):
     """Where the rows come from, and who holds which.
 
-    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "sites": each silo's rows are on a
+    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "files": each silo's rows are in a
+        table of its own, which `files` names; or "sites": each silo's rows are on a
         machine of its own, which alone knows where (`moretta.config.silo_file`). Then only these keys apply: `silos`,
         `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment`, and the last ones, which
         say what the rows are like.
+    files: a table for each silo by its name: a path, of a file that is written as `separator` and so on say, or a
+        section `FileOfRows`. All are read by `schema`. In a grid they stand row part by row part.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
@@ -130,12 +157,14 @@ class Data(Section):
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
         result.json (`moretta look` shows rows on one machine).
-    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none.
+    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none. Of
+        files whose silos hold different columns, a table of whole rows.
     score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
         of its silo.toml), and sum their scores in secret; see `moretta.protocols.common.scoring`.
     """
 
     source: Words
+    files: Annotated[dict[Words, Words | FileOfRows], SERVER] = {}  # noqa: RUF012  # pydantic copies it
     silos: PositiveInt = 3
     partition: Literal["iid", "dirichlet", "by-label", "by-domain", "by-feature", "grid"] = "iid"
     alpha: Positive | None = None
@@ -183,6 +212,11 @@ class Data(Section):
     def at_sites(self) -> bool:
         """Whether rows are on machines of their own."""
         return self.source == "sites"
+
+    @property
+    def in_files(self) -> bool:
+        """Whether each silo's rows are in a file of their own here."""
+        return self.source == "files"
 
     @property
     def layout(self) -> SampleLayout | None:
@@ -264,6 +298,9 @@ class Data(Section):
         """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
         given = [name for name in type(self).model_fields if name in self.model_fields_set]
         changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        if self.in_files or self.files:
+            self._check_files(changed)
+            return
         if not self.at_sites:
             for name in changed:
                 if name in OF_SITES:
@@ -307,6 +344,41 @@ class Data(Section):
         if self.partition in GRIDS:
             raise ParameterError(
                 f'[data] partition = "{self.partition}" splits the columns of one array, and inputs names several'
+            )
+
+    def _check_files(self, changed: Sequence[str]) -> None:
+        """Raise ParameterError for keys that do not go with a file for each silo."""
+        if not self.in_files or not self.files:
+            raise ParameterError(
+                '[data] source = "files" and a section [data.files] belong together, which names a table for each '
+                f'silo, for example north = "north.csv"; got source = {shown(self.source)} and {len(self.files)} files'
+            )
+        if len(self.files) != self.silos:
+            raise ParameterError(
+                f"[data] files names {len(self.files)} silos and silos is {self.silos}; remove silos, or the grid that "
+                "says so"
+            )
+        in_grid = self.partition in ("grid", "by-feature")
+        wrong = dict.fromkeys(NOT_OF_FILES, "is not for rows that are in a file for each silo, read by a schema")
+        if in_grid:
+            held = "would hold back rows that other holders of columns train on; give test, a table of whole rows"
+            wrong |= {"test_fraction": held, "validation_fraction": held}
+        else:
+            wrong["test"] = "is for silos that hold different columns; set test-fraction, which every file gives"
+        for name in changed:
+            if name in wrong:
+                raise ParameterError(f"[data] {kebab(name)} {wrong[name]}; remove it")
+        aligned = [
+            name for name, file in self.files.items() if not isinstance(file, str) and file.alignment is not None
+        ]
+        if aligned and not in_grid:
+            raise ParameterError(
+                f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; "
+                'remove it, or give partition = "by-feature" and columns'
+            )
+        if not in_grid and self.partition != "iid":
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" deals rows out, and files have theirs; remove it'
             )
 
 

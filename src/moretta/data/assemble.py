@@ -33,9 +33,13 @@ class Wish:
     seed: int
 
 
-def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
-    """A table that was read by its schema, split by the wished fractions."""
-    y, task, classes = _targets_of(rows.y, table, wish)
+def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | None = None) -> Dataset:
+    """A table that was read by its schema, split by the wished fractions; domain: [rows], split in proportion too."""
+    (y, task, classes), parts = _targets_of(rows.y, table, wish), None
+    if domain is not None:
+        strata = np.unique(domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
+        test, validation, train = split(strata, (wish.test, wish.validation), wish.seed, wish.name, rows.groups)
+        parts = test, validation, train
     expansion = expansion_of(table)
     return split_rows(
         wish,
@@ -46,10 +50,12 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         feature_names=expansion.names,
         origins=expansion.origins,
         class_names=table.classes if classes else (),
+        domain=domain,
         ids=rows.ids,
         groups=rows.groups,
         column_rules=rules_of(table),
         table=table,
+        parts=parts,
     )
 
 

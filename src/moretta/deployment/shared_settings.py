@@ -19,7 +19,6 @@ import numpy as np
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
 from moretta.contract.lazy_rows import taken
@@ -28,9 +27,9 @@ from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo, Subjects
+from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
-from moretta.data.tables.rows import expansion_of, rules_of
-from moretta.data.tables.schema import Schema
+from moretta.data.tables.rows import rules_of
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.counted import counted_classes
@@ -166,7 +165,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     mine = silos[name]
     wanted = _wanted(run_file)
     if wanted.table is not None and mine.columns:
-        wanted = replace(wanted, table=_of_part(wanted.table, mine))
+        wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
     of = site.data
     read = read_rows(of.source, wanted, f"silo `{name}`", form=of.form, path=of.path, labels=of.labels, base=site.base)
@@ -185,12 +184,6 @@ def _in_order(silo: Silo, site: SiloFile) -> Silo:
     found = Alignment.load(site.base / site.data.alignment)
     rows = found.applied(silo.x, silo.y, silo.subject_ids, silo.groups, f"silo `{silo.name}`")
     return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups)
-
-
-def _of_part(table: Schema, silo: Silo) -> Schema:
-    """Return the schema of the columns that one holder of a row of the grid has."""
-    origins = expansion_of(table).origins
-    return table.only([origins[column] for column in silo.columns], labelled=silo.labelled)
 
 
 def _holding_back(silo: Silo, fraction: float) -> Silo:
@@ -288,7 +281,7 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     """Return the indices of each column part's columns."""
     data = run_file.data
     if run_file.table is not None:
-        return _table_parts(data, run_file.table)
+        return table_parts(run_file.table, data.columns, data.grid[1] if data.grid is not None else 1)
     total = int(np.prod(_wanted(run_file).inputs))
     if data.columns is None:
         parts = data.grid[1] if data.grid is not None else 1
@@ -301,22 +294,6 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
             )
         found.append(tuple(column for column in part if isinstance(column, int)))
     return found
-
-
-def _table_parts(data: Data, table: Schema) -> list[tuple[int, ...]]:
-    """Return the same of a table, whose columns are named: all that a column becomes goes to one part."""
-    features, origins = list(table.features), expansion_of(table).origins
-    parts: Sequence[Sequence[object]] = data.columns or ()
-    if data.columns is None:
-        cuts = cut(np.arange(len(features)), data.grid[1] if data.grid is not None else 1, None)
-        parts = [[features[place] for place in places] for places in cuts]
-    named = [name for part in parts for name in part]
-    if sorted(map(str, named)) != sorted(features):
-        raise ParameterError(
-            f"[data] columns: expected each column of the schema that is an input in one part, by its name "
-            f"({', '.join(features):.200}); got {', '.join(map(str, named)):.200}"
-        )
-    return [tuple(column for column, origin in enumerate(origins) if origin in part) for part in parts]
 
 
 def _model(run_file: RunFile, seed: int) -> nn.Module:

@@ -64,7 +64,10 @@ def predict(
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     given = _rows(rows, found, form)
     try:
-        outputs = outputs_of(found.module, prepared(given.x, found.preparation, found.dtype)).numpy()
+        x = prepared(given.x, found.preparation, found.dtype)
+        # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
+        # depend on who else is in the file, not in its last digit either.
+        outputs = (outputs_of(found.module, x, 1) if x.ndim == 2 else outputs_of(found.module, x)).numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ParameterError(
             f"{rows}: the model cannot take these rows of {given.x.dtype} ({error}); save numbers as floats, and "

@@ -186,7 +186,10 @@ class _Reader:
         self.refuse(wrong, "something else than a number", not_numbers(self._column[wrong], decimal))
         bare = as_numbers(words, decimal)
         if bare is None:  # a point where the decimal sign is a comma
-            raise ParameterError(f"{self._where}: column {self._name!r} mixes decimal points and commas; use one")
+            raise ParameterError(
+                f'{self._where}: column {self._name!r} has numbers with a point, and decimal = "," is said of the '
+                "file; say what it has, and write all alike"
+            )
         return self._finite(bare * factor)
 
     def _finite(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
