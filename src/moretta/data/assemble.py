@@ -35,8 +35,7 @@ class Wish:
 
 def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | None = None) -> Dataset:
     """A table that was read by its schema, split by the wished fractions; domain: [rows], split in proportion too."""
-    y, task, classes = _targets_of(rows.y, table, wish)
-    parts = None
+    (y, task, classes), parts = _targets_of(rows.y, table, wish), None
     if domain is not None:
         strata = np.unique(domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
         test, validation, train = split(strata, (wish.test, wish.validation), wish.seed, wish.name, rows.groups)

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, check_finite
@@ -23,7 +21,6 @@ from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.enrolment import prepared
-from moretta.protocols.common.lazy_tensor import Inputs
 from moretta.protocols.common.modules import outputs_of
 from moretta.run import finished
 from moretta.run.evaluation import probabilities
@@ -68,7 +65,9 @@ def predict(
     given = _rows(rows, found, form)
     try:
         x = prepared(given.x, found.preparation, found.dtype)
-        outputs = _outputs(found.module, x).numpy()
+        # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
+        # depend on who else is in the file, not in its last digit either.
+        outputs = (outputs_of(found.module, x, 1) if x.ndim == 2 else outputs_of(found.module, x)).numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ParameterError(
             f"{rows}: the model cannot take these rows of {given.x.dtype} ({error}); save numbers as floats, and "
@@ -76,18 +75,6 @@ def predict(
         ) from error
     _write(out, outputs, given, found)
     return outputs.shape[0], outputs.shape[1]
-
-
-@torch.no_grad()
-def _outputs(module: nn.Module, x: Inputs) -> Tensor:
-    """Return the outputs, each row of a table by itself.
-
-    A product of matrices rounds by how many rows there are, and no prediction should depend on who else is in the file,
-    not in its last digit either.
-    """
-    if isinstance(x, Tensor) and x.ndim == 2:
-        return torch.cat([module(row) for row in torch.split(x, 1)])
-    return outputs_of(module, x)
 
 
 def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
