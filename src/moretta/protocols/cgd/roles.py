@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client as Role
 from moretta.data.alignment.exchange import Aligner, align
@@ -110,6 +111,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         whole.displaced if len(clients) == len(setting.silos) else None,
         _too_small(grid, groups, joint=joint),
         lambda: next((client.scores for client in clients.values() if client.scores), {}),
+        counted=lambda: next((one.counted for one in enrolments.values()), None),
     )
 
 
@@ -169,6 +171,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         held_out=held_out,
         table=setting.table,
         subjects=silo.subjects,
+        classes=setting.classes,
     )
 
 
@@ -245,7 +248,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(protocol, setting)
-    x = x.reshape(len(x), -1)
+    x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
     simulation = Simulation(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import joined
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
 from moretta.data.holders import check_ids, check_order, grid_of
@@ -49,7 +50,17 @@ def roles_of(
         return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
 
     scheme = agreed.aggregation.scheme
-    return Roles(server, clients, agreed, scheme, schema_of(messages), least, models, releases=releases)
+    return Roles(
+        server,
+        clients,
+        agreed,
+        scheme,
+        schema_of(messages),
+        least,
+        models,
+        releases=releases,
+        counted=lambda: agreed.counted,
+    )
 
 
 def enrolment_of(
@@ -73,7 +84,9 @@ def enrolment_of(
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
     schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
-    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison)
+    return Enrolment(
+        summing, schema, columns, size, ask_scales, figures, table, comparison, setting.layout, setting.classes
+    )
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -117,6 +130,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             held_out=held_out_of(protocol, setting, silo),
             table=setting.table,
             subjects=silo.subjects,
+            classes=setting.classes,
         )
         for silo in setting.here
     }
@@ -165,7 +179,7 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
             whole[:, list(silos[name].columns)] = silos[name].x
         blocks.append(whole)
     y = enrolment.targets(np.concatenate(labels), setting.outputs, protocol.loss, POOL, setting.dtype)
-    return np.concatenate(blocks), y, counts
+    return joined(blocks), y, counts
 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
@@ -189,6 +203,7 @@ def bound_to(protocol: Training, setting: Setting) -> bytes:
         batch_size=setting.batch_size,
         augment=setting.augment,
         seed=setting.seed,
+        layout=setting.layout,
     )
 
 
