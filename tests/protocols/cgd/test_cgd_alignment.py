@@ -223,6 +223,18 @@ def test_no_pass_is_made_before_rows_are_aligned() -> None:
             client.answer(ask)
 
 
+def test_rows_are_aligned_with_holders_of_the_same_row_alone() -> None:
+    """Under the key of its columns a relay would have another row's holder test ids against this one's."""
+    with casting() as (players, _):
+        make(SILOS, ALIGN).train(1, SEED)
+    client, now = players[-1].clients["silo-0-1"], Stamp("run", 1, 0)
+    for group, peer in (("columns-2", "silo-1-1"), ("columns-2", "silo-0-0"), ("row=row-1", "silo-1-0")):
+        with pytest.raises(PeerError, match="expected to align rows in group `row=row-0`"):
+            client.answer(Blind(stamp=at(now, group), peer=peer, onward=False))
+    with pytest.raises(PeerError, match="expected members of group `row=row-0`"):
+        client.answer(Blind(stamp=at(now, "row=row-0"), peer="silo-1-0", onward=False))
+
+
 # -- once a run --------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from moretta.data.silo import Silo, in_order
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
-from moretta.protocols.cgd.group_keys import GroupKeys, Membership
+from moretta.protocols.cgd.group_keys import GroupKeys, Membership, row_group
 from moretta.protocols.cgd.groups import Group, groups_of
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
@@ -206,11 +206,12 @@ def _participant(
     set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
     keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
     aligner = _aligner(protocol, setting, silo, keys) if protocol.align and len(position.row) > 1 else None
+    ids = silo.ids if aligner is None else silo.subject_ids
     return Client(
         protocol,
         position,
         setting.silo_model(),
-        RowOrder(silo.name, rows_in, silo.ids if aligner is None else silo.subject_ids, aligner, keys),
+        RowOrder(silo.name, rows_in, ids, aligner, keys, row_group(row)),
         setting.root(silo.name),
         contributors,
         keys,

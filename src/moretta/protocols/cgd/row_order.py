@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Message
 from moretta.contract.roles import State
 from moretta.data.alignment.exchange import Aligner
-from moretta.data.alignment.messages import Blind
+from moretta.data.alignment.messages import MESSAGES, Blind
 from moretta.data.alignment.result import Alignment, Disclosed
-from moretta.errors import MisuseError, ParameterError
-from moretta.protocols.cgd.group_keys import GroupKeys
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.messages import AlignmentUsed, UseAlignment
 from moretta.protocols.common.enrolment import SiloRows
 
@@ -31,7 +31,8 @@ class RowOrder:
     """The rows of one participant.
 
     me: its name. rows_in: gives them in an order by row number, None for all as they stand. ids: of all rows. aligner:
-    its half of the alignment; None where rows are in order already.
+    its half of the alignment; None where rows are in order already. group: of its row of the grid, among those that
+    have a key (`group_keys.row_group`).
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class RowOrder:
         ids: NDArray[np.str_] | None,
         aligner: Aligner | None,
         keys: GroupKeys,
+        group: str,
     ) -> None:
         self._where, self._rows_in, self._all, self._aligner, self._keys = f"silo `{me}`", rows_in, ids, aligner, keys
+        self._group = group
         self._used: Alignment | None = None
         self.rows = rows_in(None)
 
@@ -65,11 +68,21 @@ class RowOrder:
         """Answer a message of the alignment; None to any other, and where rows are in order already."""
         if self._aligner is None:
             return None
+        if isinstance(message, (UseAlignment, *MESSAGES)):
+            self._check_partners(message)
         if isinstance(message, UseAlignment):
             return AlignmentUsed(stamp=message.stamp, digest=self._use(message))
-        if isinstance(message, Blind):
-            self._keys.membership.check(message.stamp.run.rpartition("/")[0], [message.peer])
         return self._aligner.answer(message)
+
+    def _check_partners(self, message: Message) -> None:
+        """Raise `moretta.errors.PeerError` for an exchange that is not with holders of this participant's row.
+
+        Under the key of another group, members of other rows would be shown its list.
+        """
+        if group_of(message.stamp) != self._group:
+            raise PeerError(f"expected to align rows in group `{self._group}`, was asked to in another")
+        if isinstance(message, Blind):
+            self._keys.membership.check(self._group, [message.peer])
 
     def _use(self, ask: UseAlignment) -> bytes:
         """Take up an alignment that was just found; return the mark of the one in use, empty where there is none.
