@@ -48,8 +48,13 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             },
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ["images_larger_than_memory.py", "--images", "40", "--rounds", "1"],
+            {"decoded_mib", "files_mib", "peak_mib", "decoded_over_peak_ratio", "seconds"},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle"],
+    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle", "images"],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

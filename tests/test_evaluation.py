@@ -15,7 +15,8 @@ from sklearn.metrics import (
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.modules import CHUNK, outputs_of
+from moretta.protocols.common.lazy_tensor import CHUNK
+from moretta.protocols.common.modules import outputs_of
 from moretta.run.evaluation import evaluate, largest_relative_difference, probabilities
 
 

@@ -4,7 +4,8 @@
     ├── ParameterError          the user: a run file, data or model that cannot work (exit code 2)
     │   ├── UnsupportedModel    a model that a protocol cannot train, by the name of its layer
     │   ├── RangeError          a value that the ring of the secure sum cannot hold, by the name of its tensor
-    │   └── MissingExtra        an optional dependency is not installed
+    │   ├── MissingExtra        an optional dependency is not installed
+    │   └── UnreadableRow       a row of a silo's own that was there before cannot be read again; told at the silo alone
     ├── PeerError               the other side: it sent what the protocol does not allow
     │   ├── CodecError          the bytes are no message; the only error of `moretta.contract.codec.Codec.decode`
     │   └── Disconnected        its process or connection ended before it had answered
@@ -35,6 +36,10 @@ class RangeError(ParameterError):
 
 class MissingExtra(ParameterError):
     """An optional dependency is needed; the message names the extra to install."""
+
+
+class UnreadableRow(ParameterError):
+    """A silo's own row cannot be read again, or is another now; as the message may tell of the row, it stays there."""
 
 
 class PeerError(MorettaError):

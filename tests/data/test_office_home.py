@@ -158,8 +158,8 @@ def test_an_unreadable_image_is_named(tmp_path: Path, content: str) -> None:
         load("office-home", path=tmp_path)
 
 
-def test_image_size_is_for_office_home_alone(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match='image-size is for office-home, a folder of images, but source = "mnist"'):
+def test_image_size_is_for_folders_of_images_alone(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match='image-size is for a folder of images, but source = "mnist"'):
         load("mnist", path=tmp_path, image_size=32)
 
 

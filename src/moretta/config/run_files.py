@@ -171,6 +171,8 @@ class RunFile(Section):
     def _check_shape(self) -> None:
         """Raise ParameterError unless what the rows at sites are like is said once: by a schema, or by shapes."""
         data = self.data
+        if self.table is not None and self.table.name_of("file") is not None and data.at_sites:
+            return self._check_images()
         if self.table is not None:
             if data.inputs or data.classes or data.outputs or data.missing != "error":
                 raise ParameterError(
@@ -186,6 +188,21 @@ class RunFile(Section):
             raise ParameterError(
                 f'[data] missing = "{data.missing}" of rows at sites needs a schema, which says of which columns; give '
                 'schema, or missing = "mean"'
+            )
+
+    def _check_images(self) -> None:
+        """Raise ParameterError unless what images at sites become is said, and said once."""
+        data = self.data
+        inputs = () if data.inputs is None or isinstance(data.inputs, dict) else data.inputs
+        if len(inputs) != 3 or inputs[0] not in (1, 3) or inputs[1] != inputs[2]:
+            raise ParameterError(
+                "[data] inputs: expected the shape that images become, [1 or 3, size, size], as the schema names files "
+                "of images; for example inputs = [1, 224, 224]"
+            )
+        if data.classes or data.outputs or data.tokens or data.missing != "error" or data.partition != "iid":
+            raise ParameterError(
+                "[data] classes, outputs, tokens, missing and partition are not for images whose classes the schema "
+                "lists; remove them"
             )
 
 

@@ -16,7 +16,8 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator, model_valid
 from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Words, kebab
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
-from moretta.data.grid import check_grid
+from moretta.data.grid import GRIDS, check_grid
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
@@ -72,7 +73,7 @@ class Run(Section):
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "task", "test_fraction", "validation_fraction",
-    "encoding", "image_size",
+    "encoding", "image_size", "labels", "group_column", "channels",
 )  # fmt: skip
 
 
@@ -112,10 +113,19 @@ class Data(Section):
         [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
         needs one.
     separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
-    image_size: of "office-home", the pixels of a side of its square images; None is 64.
-    standardise: None is true for tables and false for images and for module:function.
+    image_size: the pixels of a side of the square images of "office-home", where None is 64, and of "image-folder",
+        where None takes them as they are.
+    labels: of "image-folder", the .csv file that names files below `path` in its column "file", and their targets.
+    group_column: of "image-folder", the column of `labels` that says whom an image is about.
+    channels: of "image-folder", 1 for grey images and 3 for coloured ones; None: as all of them are.
+    window: of DICOM images, center and width of the values that become 0 to 1; None: as each file says.
+    spacing: of DICOM images, the mm from pixel to pixel that they are resampled to; None: as they are. Of rows at sites
+        too, as are `window` and the shape in `inputs`.
+    standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
+        those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
-    inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.
+    inputs: of rows at sites, the shape of a sample, or the shape of each of its arrays by name
+        (`moretta.data.layout`). tokens: whether samples are token ids, or the names of the arrays that hold such.
     classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
@@ -148,10 +158,15 @@ class Data(Section):
     file_encoding: Annotated[Words, SERVER] = "utf-8"
     absent: Annotated[tuple[Words, ...], SERVER] = ()
     image_size: PositiveInt | None = None
-    standardise: bool | None = None
+    labels: Path | None = None
+    group_column: Words | None = None
+    channels: Literal[1, 3] | None = None
+    window: tuple[float, float] | None = None
+    spacing: Positive | None = None
+    standardise: bool | tuple[Words, ...] | None = None
     augment: Literal["none", "crop-flip"] = "none"
-    inputs: tuple[PositiveInt, ...] | None = None
-    tokens: bool = False
+    inputs: tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]] | None = None
+    tokens: bool | tuple[Words, ...] = False
     classes: Annotated[int, Field(ge=2)] | None = None
     outputs: PositiveInt | None = None
     least_rows: PositiveInt | None = None
@@ -169,6 +184,19 @@ class Data(Section):
         """Whether rows are on machines of their own."""
         return self.source == "sites"
 
+    @property
+    def layout(self) -> SampleLayout | None:
+        """Of rows at sites, how the arrays of a sample are packed; None where a sample is one array."""
+        if not isinstance(self.inputs, dict):
+            return None
+        tokens, standardised = (() if isinstance(names, bool) else names for names in (self.tokens, self.standardise))
+        return SampleLayout.declared(self.inputs, tokens or (), standardised or ())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of rows at sites, the shape of a sample, packed where it has several arrays."""
+        return self.inputs if isinstance(self.inputs, tuple) else (self.layout.size,) if self.layout else ()
+
     @field_validator("grid", mode="before")
     @classmethod
     def _is_a_shape(cls, value: object) -> tuple[int, ...] | None:
@@ -177,6 +205,15 @@ class Data(Section):
         if isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
             return tuple(value)
         raise ValueError("how many row parts and column parts, for example [2, 2]")
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _is_a_window(cls, value: object) -> tuple[float, float] | None:
+        if value is None:
+            return None
+        if isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value):
+            return tuple(value)
+        raise ValueError("the center and the width of the values to be shown, for example [40, 400]")
 
     @field_validator("columns", mode="before")
     @classmethod
@@ -243,6 +280,33 @@ class Data(Section):
         if self.partition not in ("iid", "grid", "by-feature"):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
+            )
+        self._check_arrays()
+
+    def _check_arrays(self) -> None:
+        """Raise ParameterError where several arrays a sample, and which are tokens or standardised, do not fit."""
+        if not isinstance(self.inputs, dict):
+            for name in ("tokens", "standardise"):
+                if isinstance(getattr(self, name), tuple):
+                    raise ParameterError(
+                        f"[data] {name} lists arrays, and inputs is the shape of one; say true or false"
+                    )
+            return
+        if self.tokens is True:
+            raise ParameterError('[data] tokens: name the arrays of inputs that hold token ids, for example ["ids"]')
+        try:
+            layout = self.layout
+        except ParameterError as error:
+            raise ParameterError(f"[data] {error}") from None
+        columns = [one.name for one in layout.arrays if one.may_be_standardised] if layout else []
+        if self.standardise is True or (self.standardise is None and columns):
+            raise ParameterError(
+                f"[data] standardise: name those of {', '.join(columns) or 'the arrays'} that are to be standardised, "
+                "as a list, or none, []: nobody sees the rows of all sites, and whether one is a mask"
+            )
+        if self.partition in GRIDS:
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" splits the columns of one array, and inputs names several'
             )
 
 

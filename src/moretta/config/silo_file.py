@@ -9,7 +9,8 @@ server-key = "moretta-public-1 ..."   # instead of the kit's: whose envelopes it
 models = ["nets:build"]       # code that runs may have called here, beside the built-in models
 
 [data]
-source = "patients.csv"       # a table (.csv, .parquet, .arrow), an .npz file or "module:function"
+source = "patients.csv"       # a table (.csv, .parquet, .arrow), an .npz file or "module:function";
+                              # or "image-folder" with path, its folder, and labels, its table
 separator = ";"               # how a .csv file is written, where it is not found out: decimal = ",",
 decimal = ","                 # file-encoding = "latin-1", absent = ["n/a"]
 alignment = "alignment.json"  # where partners hold other columns of these rows: a file of `moretta align`; or
@@ -93,12 +94,15 @@ class SiloSection(Section):
 class RowsSection(Section):
     """Where its rows are, and how a .csv file is written: see `moretta.data.own_rows.read_rows`.
 
+    path, labels: of "image-folder", the folder and the table that names its files.
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
     alignment: a file of `moretta align`, by which rows that partners share are put in their order. rows_in_order: the
     site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
     """
 
     source: Words
+    path: Path | None = None
+    labels: Path | None = None
     separator: Separator | None = None
     decimal: Literal[".", ","] = "."
     file_encoding: Words = "utf-8"

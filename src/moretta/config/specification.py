@@ -37,7 +37,7 @@ class Specification:
     aggregation: SecureAggregation = field(default_factory=SecureAggregation)
     engine: Engine = field(default_factory=Engine)
     batch_size: int = 32
-    standardise: bool = False
+    standardise: bool | tuple[str, ...] = False
     missing: str = "error"
     table: str = ""
     dtype: str = "float32"

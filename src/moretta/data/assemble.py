@@ -6,10 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
+from moretta.data.images.folder import LabelledImages
 from moretta.data.images.sets import scaled
+from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.inference import Missing, Task
 from moretta.data.tables.preparation import ColumnRules
@@ -32,18 +35,12 @@ class Wish:
 
 def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
     """A table that was read by its schema, split by the wished fractions."""
-    task: Task = wish.task or ("classification" if table.classes else "regression")
-    if task == "classification" and not table.classes:
-        raise ParameterError(
-            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
-        )
-    classes = len(table.classes) if task == "classification" else None
-    y = rows.y
+    y, task, classes = _targets_of(rows.y, table, wish)
     expansion = expansion_of(table)
     return split_rows(
         wish,
         rows.x,
-        y if classes else as_targets(y, wish.name, "regression")[0],
+        y,
         task,
         classes,
         feature_names=expansion.names,
@@ -54,6 +51,35 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         column_rules=rules_of(table),
         table=table,
     )
+
+
+def from_images(images: LabelledImages, table: Schema, wish: Wish) -> Dataset:
+    """Images that a table with this schema names, split by the wished fractions."""
+    y, task, classes = _targets_of(images.y, table, wish)
+    return split_rows(
+        wish,
+        images.x,
+        y,
+        task,
+        classes,
+        class_names=table.classes if classes else (),
+        table=table,
+        ids=images.ids,
+        groups=images.groups,
+        standardise=False,
+    )
+
+
+def _targets_of(y: Array, table: Schema, wish: Wish) -> tuple[Array, Task, int | None]:
+    """Return targets as wished, or as the schema has them: what they are, the task, and how many classes there are."""
+    task: Task = wish.task or ("classification" if table.classes else "regression")
+    if task == "classification" and not table.classes:
+        raise ParameterError(
+            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+        )
+    if task == "classification":
+        return y, task, len(table.classes)
+    return as_targets(y, wish.name, "regression")
 
 
 def split_rows(
@@ -72,6 +98,7 @@ def split_rows(
     ids: Array | None = None,
     groups: Array | None = None,
     standardise: bool = True,
+    layout: SampleLayout | None = None,
     parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
     """A source without a test part: one is drawn (or given as `parts`: test, validation, train).
@@ -83,11 +110,11 @@ def split_rows(
     return Dataset(
         name=wish.name,
         task=task,
-        x_train=x[train],
+        x_train=taken(x, train),
         y_train=y[train],
-        x_test=x[test],
+        x_test=taken(x, test),
         y_test=y[test],
-        x_validation=x[validation],
+        x_validation=taken(x, validation),
         y_validation=y[validation],
         classes=classes,
         feature_names=feature_names,
@@ -100,18 +127,27 @@ def split_rows(
         column_rules=column_rules,
         table=table,
         standardise=standardise,
+        layout=layout,
     )
 
 
 def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
-    Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test, or domain, id and group,
-    [rows] each. A group is all in one part, and no id or group of training rows is among those of test rows.
+    In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
+    (`moretta.data.layout`). Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test,
+    or domain, id and group, [rows] each. A group is all in one part, and no id or group of training rows is among those
+    of test rows.
     Raises ParameterError if the arrays are others or do not fit together.
     """
+    arrays, layout = packed_parts(arrays, wish.name)
+    if layout is not None and wish.missing != "error":
+        raise ParameterError(
+            f'{wish.name}: missing = "{wish.missing}" is for one table, and a sample here has the arrays '
+            f"{', '.join(layout.names)}; fill in their absent values beforehand"
+        )
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        return from_parts(arrays, wish)
+        return from_parts(arrays, wish, layout=layout)
     if not {"x", "y"} <= arrays.keys():
         raise ParameterError(
             f"{wish.name}: expected arrays x_train, y_train, x_test, y_test, or x and y; "
@@ -127,17 +163,23 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         y,
         task,
         classes,
-        feature_names=names,
+        feature_names=() if layout else names,
         column_rules=rules,
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
         groups=arrays.get("group"),
         standardise=_is_table(x, wish.name),
+        layout=layout,
     )
 
 
 def from_parts(
-    arrays: Mapping[str, Array], wish: Wish, *, pixels: bool = False, class_names: tuple[str, ...] = ()
+    arrays: Mapping[str, Array],
+    wish: Wish,
+    *,
+    pixels: bool = False,
+    class_names: tuple[str, ...] = (),
+    layout: SampleLayout | None = None,
 ) -> Dataset:
     """A source with a test part; the task is decided on all targets together, so that both parts have the same."""
     y_train, y_test = arrays["y_train"], arrays["y_test"]
@@ -170,7 +212,7 @@ def from_parts(
         x_validation=x[validation],
         y_validation=y_train[validation],
         classes=classes,
-        feature_names=names,
+        feature_names=() if layout else names,
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
@@ -178,6 +220,7 @@ def from_parts(
         groups=_texts(groups, train),
         column_rules=rules,
         standardise=_is_table(x, wish.name),
+        layout=layout,
     )
 
 

@@ -7,6 +7,7 @@ raise ParameterError, naming the owner, and return nothing.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
 from moretta.data.tables.inference import Task
 from moretta.errors import ParameterError
@@ -17,6 +18,8 @@ def as_features(x: ArrayLike, where: str) -> Array:
 
     Bytes and booleans become floats unscaled. Raises ParameterError for other types and for rows without a column.
     """
+    if isinstance(x, LazyRows):
+        return as_array(x)
     array = np.asarray(x)
     if array.ndim < 2 and array.dtype.kind in "fiub":
         raise ParameterError(f"{where}: expected samples of shape [rows, columns or more], got {list(array.shape)}")
@@ -96,7 +99,7 @@ def check_finite(x: Array, names: tuple[str, ...], owner: str, *, allow_missing:
 
     With `allow_missing` NaN stands for an absent value and passes.
     """
-    if x.dtype.kind != "f":
+    if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
         return
     bad = np.isinf(x) if allow_missing else ~np.isfinite(x)
     if not bad.any():
@@ -108,7 +111,7 @@ def check_finite(x: Array, names: tuple[str, ...], owner: str, *, allow_missing:
     kind = "NaN or infinite" if not allow_missing else "infinite"
     raise ParameterError(
         f"{owner}: {column} has {rows} {'row' if rows == 1 else 'rows'} that are {kind} as float32; expected finite "
-        'numbers: remove or mend those rows, or for absent values set missing = "median" or "indicator"'
+        'numbers: remove or mend those rows, or for absent values set missing = "mean", "median" or "indicator"'
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.checks import class_of
@@ -57,7 +58,7 @@ def into_domains(dataset: Dataset, names: Sequence[str], seed: int) -> Dataset:
     if dataset.domain is not None or dataset.domain_test is not None:
         raise ParameterError(f"domains would replace the domains that {dataset.name} has of its own; remove it")
     dealt = {part: _deal(y, names, seed, key) for key, (part, _, y) in enumerate(dataset.parts(), 1)}
-    moved = {part: _changed(x, dealt[part]) for part, x, _ in dataset.parts()}
+    moved = {part: _changed(loaded(x), dealt[part]) for part, x, _ in dataset.parts()}
     return replace(
         dataset,
         x_train=moved["training"],

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.wording import did_you_mean
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.split import RowNumbers, cut, generator, units_of
@@ -56,7 +57,8 @@ def flat(dataset: Dataset) -> Dataset:
     """The data set with samples [n, d], whatever axes they had."""
     if dataset.x_train.ndim == 2:
         return dataset
-    train, test, validation = (x.reshape(len(x), math.prod(x.shape[1:])) for _, x, _ in dataset.parts())
+    parts = (loaded(x) for _, x, _ in dataset.parts())
+    train, test, validation = (x.reshape(len(x), math.prod(x.shape[1:])) for x in parts)
     return replace(dataset, x_train=train, x_test=test, x_validation=validation)
 
 

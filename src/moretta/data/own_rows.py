@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.images.folder import FOLDER, read_labelled
+from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import read_npz
+from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.references import is_reference
 from moretta.data.sources import called
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
@@ -28,9 +31,10 @@ from moretta.errors import ParameterError
 class ExpectedRows:
     """What a run expects of every owner's rows.
 
-    inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
-    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all. may_lack: whether values may
-    be absent. table: what the columns of these rows mean, where they are a table's.
+    inputs: the shape of a sample, packed where it has a layout. tokens: whether samples are token ids. classes: how
+    many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
+    may_lack: whether values may be absent. table: what the columns of these rows mean, where they are a table's. image:
+    what images become, where the table names their files.
     """
 
     inputs: tuple[int, ...]
@@ -40,6 +44,8 @@ class ExpectedRows:
     labelled: bool = True
     may_lack: bool = False
     table: Schema | None = None
+    layout: SampleLayout | None = None
+    image: ImageForm | None = None
 
 
 class OwnRows(NamedTuple):
@@ -53,15 +59,32 @@ class OwnRows(NamedTuple):
 
 
 def read_rows(
-    source: str, wanted: ExpectedRows, where: str, *, form: Format | None = None, base: Path = Path(".")
+    source: str,
+    wanted: ExpectedRows,
+    where: str,
+    *,
+    form: Format | None = None,
+    path: Path | None = None,
+    labels: Path | None = None,
+    base: Path = Path("."),
 ) -> OwnRows:
     """Return the rows of a source.
 
-    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one, or
-    "module:function" that returns (x_train, y_train, x_test, y_test). Relative paths and modules start at `base`.
+    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one,
+    "module:function" that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder
+    `path` that the table `labels` names. Relative paths and modules start at `base`.
     form: how a .csv file is written. where: begins each error's sentence. Raises `moretta.errors.ParameterError` for
     rows that are not as wanted.
     """
+    if source == FOLDER:
+        return _images(path and base / path, labels and base / labels, wanted, where, form)
+    if path is not None or labels is not None:
+        raise ParameterError(f'{where}: path and labels are for "{FOLDER}", and source = {source!r} is none')
+    if wanted.image is not None:
+        raise ParameterError(
+            f"{where}: the run's rows are images that a table names, and source = {source!r} is none; expected "
+            f'"{FOLDER}", with path and labels'
+        )
     if is_table(source):
         return _table(base / source, wanted, where, form)
     if wanted.table is not None:
@@ -76,7 +99,13 @@ def read_rows(
     else:
         raise ParameterError(
             f"{where}: source = {source!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
-            '"module:function" of this site\'s own rows'
+            f'"module:function" of this site\'s own rows, or "{FOLDER}"'
+        )
+    arrays, layout = packed_parts(arrays, f"{where}: {source}", wanted.layout)
+    if layout is not None and wanted.layout is None:
+        raise ParameterError(
+            f"{where}: {source}: expected samples as one array, as [data] inputs of the run says; got the arrays "
+            f"{', '.join(layout.names)}"
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):
@@ -86,6 +115,25 @@ def read_rows(
     _check(x, y, wanted, where, ())
     ids, groups = (_texts(arrays, what, len(x), f"{where}: {source}") for what in ("id", "group"))
     return OwnRows(x, y, ids, groups, ())
+
+
+def _images(folder: Path | None, labels: Path | None, wanted: ExpectedRows, where: str, form: Format | None) -> OwnRows:
+    if folder is None or labels is None:
+        raise ParameterError(
+            f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the table of their files'
+        )
+    if wanted.table is None or wanted.image is None:
+        raise ParameterError(
+            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
+            "all sites; this one's rows are something else"
+        )
+    said = f"{where}: {labels.name}"
+    found = read_labelled(
+        folder, labels, wanted.image, wanted.table, written=form, labelled=wanted.labelled, where=said
+    )
+    y = found.y if wanted.table.classes or not wanted.labelled else as_targets(found.y, where, "regression")[0]
+    _check(found.x, y, wanted, where, ())
+    return OwnRows(found.x, y, found.ids, found.groups, ())
 
 
 def _texts(arrays: Mapping[str, Array], what: str, rows: int, where: str) -> NDArray[np.str_] | None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import taken
 from moretta.contract.wording import check_choice
 from moretta.data.checks import class_of
 from moretta.data.dataset import Dataset, SiloData
@@ -79,6 +80,11 @@ def distribute(
     if how in GRIDS:
         if alpha is not None:
             raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
+        if dataset.layout is not None:
+            raise ParameterError(
+                f'partition = "{how}" deals the columns of one array, and a sample of {dataset.name} has the arrays '
+                f"{', '.join(dataset.layout.names)}; join them to one array, or deal whole rows"
+            )
         dataset = flat(dataset)
         shards = deal(dataset, shape, columns, label_holder, sizes, seed)
     else:
@@ -87,7 +93,7 @@ def distribute(
         )
         shards = tuple(
             replace(
-                _owned(dataset, name, dataset.x_train[rows], dataset.y_train[rows]),
+                _owned(dataset, name, taken(dataset.x_train, rows), dataset.y_train[rows]),
                 ids=None if dataset.ids is None else dataset.ids[rows],
                 groups=None if dataset.groups is None else dataset.groups[rows],
             )

@@ -1,5 +1,6 @@
 """From the `[data]` section of a run file to a `Dataset`: built-in names, tables, .npz and `module:function`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -7,20 +8,22 @@ import numpy as np
 
 from moretta.contract.messages import Array
 from moretta.contract.wording import check_choice, did_you_mean
-from moretta.data.assemble import Wish, from_arrays, from_parts, from_table, split_rows
+from moretta.data.assemble import Wish, from_arrays, from_images, from_parts, from_table, split_rows
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
+from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.office_home import SIZE, load_office_home
+from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
-from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer
+from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer, infer_labels
 from moretta.data.tables.rows import encode
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
 
-BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home")
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
 
 
@@ -37,7 +40,12 @@ def load(
     encoding: Encoding | None = None,
     missing: Missing = "error",
     id_column: str | None = None,
+    labels: str | Path | None = None,
+    group_column: str | None = None,
     image_size: int | None = None,
+    channels: int | None = None,
+    window: tuple[float, float] | None = None,
+    spacing: float | None = None,
     seed: int = 0,
     base: Path = Path("."),
 ) -> Dataset:
@@ -45,10 +53,12 @@ def load(
 
     `path` is the folder of an image set, or the folder or file of bank-marketing. `schema` says what a table's columns
     mean and `form` how its file is written; without a schema it is inferred, by `target`, `id_column` and `encoding`.
-    `image_size` is for office-home, whose images become squares of so many pixels a side, by default 64. The fractions
-    are of all rows, stratified by class (office-home: by domain and class) and drawn from `seed`; by default 0.2 for
-    test (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with its own test part keeps it;
-    validation rows then come from the training rows.
+    `image_size` is for folders of images, which become squares of so many pixels a side; office-home's by default 64.
+    `labels` is the table of image-folder, `group_column` the column in it that says whom an image is about, and
+    `channels`, `window` and `spacing` say what its images become (`moretta.data.images.pixels.ImageForm`). The
+    fractions are of all rows, stratified by class (office-home: by domain and class) and drawn from `seed`; by default
+    0.2 for test (bank-marketing 0.1) and 0 for validation (bank-marketing 0.1). A source with its own test part keeps
+    it; validation rows then come from the training rows.
     Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs scikit-learn or
     Pillow.
     """
@@ -66,15 +76,21 @@ def load(
     )
     if not 0 < wish.test < 1:
         raise ParameterError(f"expected a test-fraction between 0 and 1, got {wish.test}")
-    bank, table = source == "bank-marketing", is_table(source)
+    folder, bank, table = source == FOLDER, source == "bank-marketing", is_table(source) or source == FOLDER
     _refuse_idle(source, "schema", schema, table, "a table")
     _refuse_idle(source, "how a file is written", form, table, "a table")
     _refuse_idle(source, "target", target, (table and schema is None) or bank, "a table without a schema")
-    _refuse_idle(source, "encoding", encoding, (table and schema is None) or bank, "a table without a schema")
-    _refuse_idle(source, "path", path, source in (*SETS, "office-home", "bank-marketing"), "a built-in set of files")
+    encodes = (table and schema is None and not folder) or bank
+    _refuse_idle(source, "encoding", encoding, encodes, "a table of features without a schema")
+    files = (*SETS, "office-home", "bank-marketing", FOLDER)
+    _refuse_idle(source, "path", path, source in files, "a built-in set of files")
     place = None if path is None else base / path
     _refuse_idle(source, "id-column", id_column, table and schema is None, "a table without a schema")
-    _refuse_idle(source, "image-size", image_size, source == "office-home", "office-home, a folder of images")
+    _refuse_idle(source, "image-size", image_size, folder or source == "office-home", "a folder of images")
+    _refuse_idle(source, "group-column", group_column, folder and schema is None, "image-folder without a schema")
+    of_images = {"labels": labels, "channels": channels, "window": window, "spacing": spacing}
+    for key, value in of_images.items():
+        _refuse_idle(source, key, value, folder, "image-folder, images with a table of labels")
     if bank:
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
@@ -83,8 +99,12 @@ def load(
         return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
+    wanted = Hints(target, task, id_column, encoding or "one-hot", missing)
+    if folder:
+        image = ImageForm(image_size, channels, window, spacing)
+        names = None if labels is None else base / labels
+        return _image_folder(place, names, image, schema, wanted, group_column, form or Format(), wish)
     if table:
-        wanted = Hints(target, task, id_column, encoding or "one-hot", missing)
         return _table(base / source, schema, wanted, form or Format(), wish)
     if source.endswith(".npz"):
         return from_arrays(read_npz(base / source), wish)
@@ -169,6 +189,26 @@ def _images(images: Images, wish: Wish) -> Dataset:
     )
 
 
+def _image_folder(
+    place: Path | None,
+    labels: Path | None,
+    image: ImageForm,
+    schema: Schema | None,
+    wanted: Hints,
+    group_column: str | None,
+    form: Format,
+    wish: Wish,
+) -> Dataset:
+    if place is None or labels is None:
+        raise ParameterError(
+            f'source = "{wish.name}" needs path, the folder of images, and labels, the table that has a column `file` '
+            "and the target"
+        )
+    table = schema or infer_labels(read_columns(labels, form), wanted, group_column, labels.name, form)
+    found = read_labelled(place, labels, image, table, written=form)
+    return from_images(found, table, wish)
+
+
 def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
     """A split where every category of every domain is in each part in proportion, and every category in training."""
     number = np.unique(domain, return_inverse=True)[1]
@@ -185,7 +225,10 @@ def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNum
 
 
 def called(source: str, base: Path) -> dict[str, Array]:
-    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError."""
+    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError.
+
+    Where x_train and x_test are mappings of arrays, those are ``x_train.ids`` and so on, as in an .npz file.
+    """
     function = resolve(source, base)
     try:
         with beside(base):
@@ -196,8 +239,10 @@ def called(source: str, base: Path) -> dict[str, Array]:
     if not isinstance(made, tuple | list) or len(made) != 4:
         got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
         raise ParameterError(f"{expected}, got {got}")
+    parts = dict[str, object]()
+    for name, part in zip(("x_train", "y_train", "x_test", "y_test"), made, strict=True):
+        parts |= {f"{name}.{key}": one for key, one in part.items()} if isinstance(part, Mapping) else {name: part}
     try:
-        arrays = [np.asarray(part) for part in made]
+        return {name: np.asarray(part) for name, part in parts.items()}
     except (ValueError, TypeError, RuntimeError) as error:
         raise ParameterError(f"{expected} as arrays, but one is none ({said(error)})") from error
-    return dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True))

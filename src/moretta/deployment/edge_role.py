@@ -48,7 +48,11 @@ class EdgeRole:
                 "silo.toml"
             )
         self._edge.check_site(
-            protocol, run_file.secure_aggregation, file.limits.memory_limit_mib, file.limits.edge_precision
+            protocol,
+            run_file.secure_aggregation,
+            file.limits.memory_limit_mib,
+            file.limits.edge_precision,
+            data.layout,
         )
         self._protocol, self._run_file, self._file = protocol, run_file, file
         self._secure = shared_settings.aggregation_at(run_file, file)
@@ -137,6 +141,7 @@ class EdgeRole:
             batch_size=data.batch_size,
             augment=data.augment == "crop-flip",
             seed=run.seed,
+            layout=data.layout,
         )
 
     def _targets(self, y: NDArray[np.generic], hello: Hello) -> Array:

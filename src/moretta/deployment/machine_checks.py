@@ -6,12 +6,10 @@ import importlib.util
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
+from moretta.contract.lazy_rows import free_memory
 from moretta.errors import MissingExtra, ParameterError
 
 PYTHONS = ((3, 11), (3, 13))  # the first and the last
@@ -78,15 +76,6 @@ def memory(size: int, holders: int) -> str:
             "machine"
         )
     return f"{_shown(free)} free; parameters are {_shown(size)}, and a round takes {_shown(needed)} at least"
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that are free: of the machine, and of what a container may take of it."""
-    found = [int(psutil.virtual_memory().available)]
-    with suppress(OSError, ValueError):  # "max" is no number
-        most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(most - used, 0))
-    return min(found)
 
 
 def disk(out: Path, size: int) -> str:

@@ -22,8 +22,10 @@ from moretta.config.run_files import RunFile
 from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
+from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.result import Alignment
 from moretta.data.grid import GRIDS
+from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo, Subjects
 from moretta.data.split import cut, split
@@ -166,7 +168,8 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     if wanted.table is not None and mine.columns:
         wanted = replace(wanted, table=_of_part(wanted.table, mine))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
-    read = read_rows(site.data.source, wanted, f"silo `{name}`", form=site.data.form, base=site.base)
+    of = site.data
+    read = read_rows(of.source, wanted, f"silo `{name}`", form=of.form, path=of.path, labels=of.labels, base=site.base)
     mine = replace(mine, x=read.x, y=read.y, ids=read.ids, groups=read.groups, remote=False)
     silos[name] = _holding_back(_in_order(mine, site), site.data.test_fraction)
     return list(silos.values()), read.names
@@ -205,8 +208,8 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
     together = silo.ids if silo.groups is None else silo.groups
     held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction", together)
     ids, groups = (None if one is None else one[kept] for one in (silo.ids, silo.groups))
-    held_out = silo.x[held], silo.y[held]
-    return replace(silo, x=silo.x[kept], y=silo.y[kept], ids=ids, groups=groups, held_out=held_out)
+    held_out = taken(silo.x, held), silo.y[held]
+    return replace(silo, x=taken(silo.x, kept), y=silo.y[kept], ids=ids, groups=groups, held_out=held_out)
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:
@@ -224,10 +227,11 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
 def silos_of(run_file: RunFile) -> list[Silo]:
     """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
-    kind = np.int64 if data.tokens else np.float32
-    shape = _wanted(run_file).inputs
+    kind = np.int64 if data.tokens is True else np.float32
+    shape, layout = _wanted(run_file).inputs, data.layout
     if data.partition not in GRIDS:
-        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), remote=True) for name in names]
+        x, y = np.empty((0, *shape), kind), np.empty(0, np.int64)
+        return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts = _column_parts(run_file)
     rows = len(names) // len(parts)
     holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
@@ -270,10 +274,14 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
             raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
         classes, rules = len(table.classes) or None, rules_of(table)
         outputs = None if classes else 1
+        if data.inputs is not None:  # images, as `RunFile` has seen to
+            image = ImageForm(data.shape[1], data.shape[0], data.window, data.spacing)
+            return ExpectedRows(data.shape, False, classes, outputs, table=table, image=image)
         return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs, may_lack=data.missing != "error")
+    tokens, may_lack = data.tokens is True, data.missing != "error"
+    return ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
 
 
 def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
@@ -321,6 +329,7 @@ def _model(run_file: RunFile, seed: int) -> nn.Module:
         outputs=classes or wanted.outputs or 1,
         base=run_file.base,
         seed=seed,
+        layout=wanted.layout,
         **run_file.model.arguments,
     )
 
@@ -338,7 +347,7 @@ def _specification(
         run_file,
         task=task_of(run_file),
         table=run_file.table,
-        standardise=len(wanted.inputs) == 1 and not wanted.tokens,
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         aggregation=aggregation,
         device=device,
@@ -351,5 +360,8 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     data = run_file.data
     if data.test is None:
         return None, None
-    rows = read_rows(data.test, _wanted(run_file), "[data] test", form=data.form, base=run_file.base)
+    wanted = _wanted(run_file)
+    if wanted.image is not None:  # a server's own images come as arrays, made as it likes
+        wanted = replace(wanted, table=None, image=None)
+    rows = read_rows(data.test, wanted, "[data] test", form=data.form, base=run_file.base)
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from moretta.config import specification
@@ -29,6 +30,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         outputs=outputs,
         base=run_file.base,
         seed=run.seed,
+        layout=dataset.layout,
         **run_file.model.arguments,
     )
     spec = specification.of_run_file(
@@ -41,7 +43,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     return Federation.of(
         spec,
         model,
-        [_silo(silo, protocol) for silo in dealt.silos],
+        [replace(_silo(silo, protocol), layout=dataset.layout) for silo in dealt.silos],
         test=(dealt.test.x, dealt.test.y),
         validation=None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         out=out,

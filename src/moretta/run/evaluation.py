@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from moretta.contract.messages import Tensors
 from moretta.data.silo import Silo
 from moretta.protocols.common import modules
-from moretta.protocols.common.enrolment import prepared
+from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.enrolment import targets as encode_targets
+from moretta.protocols.common.lazy_tensor import Inputs
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.players import Fitted
@@ -90,10 +91,10 @@ class Evaluator:
             scores["per_silo"] = {silo.name: self.of_model(models[""], (silo.x, silo.y)) for silo in training}
         return scores
 
-    def _prepared(self, x: NDArray[np.generic]) -> Tensor:
-        return prepared(x, self._fitted.preparation, next(self._module.parameters()).dtype)
+    def _prepared(self, x: NDArray[np.generic]) -> Inputs:
+        return inputs_of(x, self._fitted.preparation, next(self._module.parameters()).dtype)
 
-    def _scores(self, tensors: Tensors, inputs: Tensor, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
+    def _scores(self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
         modules.load(self._module, tensors)
         return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics)
 
@@ -126,7 +127,7 @@ def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def evaluate(
-    model: nn.Module, inputs: Tensor, y: NDArray[np.generic], loss: str, task: str, *, metrics: bool = True
+    model: nn.Module, inputs: Inputs, y: NDArray[np.generic], loss: str, task: str, *, metrics: bool = True
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 

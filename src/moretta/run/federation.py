@@ -27,11 +27,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, row_shape
+from moretta.data.layout import Samples, packed_as
+from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -40,6 +42,7 @@ from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError
+from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
 from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.enrolment import targets
@@ -49,6 +52,7 @@ from moretta.protocols.common.setting import Setting, check_look, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run.checkpoints import restore_states
+from moretta.run.evaluation import LabelledRows
 from moretta.run.loop import Progress, Session, Transport
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
@@ -70,8 +74,9 @@ class Federation:
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures. batch_size:
     rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
-    that come through the secure sum. missing: "error", or "mean": NaN is an absent value, which becomes the column's
-    mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
+    that come through the secure sum; of samples of several arrays (`Silo`) those of numbers in one axis that are no
+    mask of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes the
+    column's mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
     (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task: None takes
     whole-number targets for classes. validation: inputs and targets for early stopping: after `early_stopping` rounds
     that have not lowered the loss on them, the run stops and returns to its best round; patience is counted in rounds
@@ -93,13 +98,13 @@ class Federation:
         model: nn.Module,
         silos: Sequence[Silo],
         protocol: Training,
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        test: tuple[Samples, NDArray[np.generic]] | None = None,
+        validation: tuple[Samples, NDArray[np.generic]] | None = None,
         aggregation: SecureAggregation | None = None,
         engine: Engine | None = None,
         out: str | Path | None = None,
         batch_size: int = 32,
-        standardise: bool = False,
+        standardise: bool | Sequence[str] = False,
         missing: str = "error",
         dtype: str = "float32",
         device: str = "cpu",
@@ -130,7 +135,7 @@ class Federation:
             aggregation=aggregation or SecureAggregation(),
             engine=engine or Engine(),
             batch_size=batch_size,
-            standardise=standardise,
+            standardise=_named(standardise),
             missing=missing,
             dtype=dtype,
             device=device,
@@ -161,8 +166,8 @@ class Federation:
         model: nn.Module,
         silos: Sequence[Silo],
         *,
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        test: tuple[Samples, NDArray[np.generic]] | None = None,
+        validation: tuple[Samples, NDArray[np.generic]] | None = None,
         out: str | Path | None = None,
         feature_names: Sequence[str] = (),
         class_names: Sequence[str] = (),
@@ -185,8 +190,8 @@ class Federation:
         spec: Specification,
         model: nn.Module,
         silos: Sequence[Silo],
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
+        test: tuple[Samples, NDArray[np.generic]] | None,
+        validation: tuple[Samples, NDArray[np.generic]] | None,
         out: str | Path | None,
         feature_names: Sequence[str],
         class_names: Sequence[str],
@@ -194,11 +199,15 @@ class Federation:
         column_rules: ColumnRules | None,
     ) -> None:
         """Check what stands beside the settings against them and each other, and keep it."""
-        self.spec, self.silos, self.test, self.validation = spec, silos, test, validation
+        if not spec.batch_size:  # every round uses all of a silo's rows
+            silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
+        self.spec, self.silos = spec, silos
         self.out, self.table = out, table
         self.feature_names = feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = class_names or (() if table is None else table.classes)
         self._check_some()
+        self.layout = layout_of(silos, spec.standardise, spec.missing)
+        self.test, self.validation = self._packed("test", test), self._packed("validation", validation)
         self.column_rules = self._rules_of_columns(column_rules)
         self._check_silos()
         self._check_names()
@@ -206,7 +215,7 @@ class Federation:
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
-        self.model = copy.deepcopy(model).to(self._dtype)
+        self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
         self.outputs = self._count_outputs()
         self._check_rows("test", self.test)
         self._check_rows("validation", self.validation)
@@ -319,8 +328,12 @@ class Federation:
     def _rules_of_columns(self, given: ColumnRules | None) -> ColumnRules:
         """Return how input columns are prepared; tokens are left as they are."""
         columns = row_shape(self.silos)[-1] if self.silos[0].x.dtype.kind == "f" else 0
-        scaled = self.spec.standardise
-        if given is None and self.table is not None:
+        scaled = bool(self.spec.standardise)
+        if self.layout is not None:
+            rules = ColumnRules.alike(columns)
+            rules.scaled[self.layout.standardised] = True
+            return rules
+        if given is None and self.table is not None and self.table.features:
             given = rules_of(self.table)
         if given is None:
             return ColumnRules.alike(columns, scaled=scaled, fill="none" if self.spec.missing == "error" else "mean")
@@ -410,6 +423,9 @@ class Federation:
             if not silo.remote:
                 self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
 
+    def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
+        return None if given is None else (packed_as(given[0], self.layout, part), given[1])
+
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
         if given is None:
             return
@@ -427,7 +443,7 @@ class Federation:
 
         columns: which x has, where they are split; empty for all.
         """
-        if x.dtype.kind != "f":
+        if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
             return
         wrong = ~np.isfinite(x)
         if self.column_rules.may_lack:
@@ -451,7 +467,8 @@ class Federation:
                 outputs = model(sample)
         except Exception as error:
             raise ParameterError(
-                f"the model cannot take rows of shape {list(sample.shape[1:])}: {type(error).__name__}: {error}"
+                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
             shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -491,6 +508,7 @@ class Federation:
             model_source=self.spec.model_source,
             table=self.spec.table,
             tested=self._tested,
+            layout=self.layout,
             classes=counted_classes(self.spec.task, self.outputs) if self.spec.look else 0,
         )
 
@@ -517,6 +535,7 @@ class Federation:
             modules.schema(self.model),
             seed,
             rounds if self.spec.protocol.rate_depends_on_rounds else 0,
+            *([self.layout.dump()] if self.layout else []),
             *([sorted(set(self.spec.engine.edge)), self.spec.engine.edge_precision] if self.spec.engine.edge else []),
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
@@ -543,6 +562,13 @@ class Federation:
         if place.round > rounds:
             raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
         return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
+
+
+def _named(standardise: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
+    """Return the names of arrays to standardise as a tuple, of one too."""
+    if isinstance(standardise, bool):
+        return standardise
+    return (standardise,) if isinstance(standardise, str) else tuple(standardise)
 
 
 def _refuse_others(states: Mapping[str, State], players: Roles) -> None:

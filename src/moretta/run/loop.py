@@ -18,6 +18,7 @@ from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
+from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
@@ -215,9 +216,11 @@ class Session:
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
 
     def _module(self, tensors: Tensors) -> nn.Module:
-        """Return a model that takes rows as the silos have them."""
+        """Return a model that takes rows as the silos have them, several arrays by keyword."""
         module, preparation = copy.deepcopy(self._of.model), self._players.fitted.preparation
         modules.load(module, tensors)
         if preparation.changes_nothing and not self._of.column_rules.may_lack:
-            return module.eval()
+            return takes_arrays(module).eval()
+        if self._of.layout is not None:
+            return standardises(takes_arrays(module), self._of.layout, preparation).eval()
         return Prepared(module, preparation).eval()

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import blocks
 from moretta.errors import ParameterError
 
 VERSION = b"moretta/1"
@@ -56,7 +57,8 @@ def digest_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
     digest = hashlib.sha256()
     for name, array in sorted(tensors.items()):
         digest.update(encode_parts(name, array.dtype.str, str(array.shape)))
-        digest.update(np.ascontiguousarray(array).data)
+        for block in blocks(array):
+            digest.update(np.ascontiguousarray(block).data)
     return digest.digest()
 
 

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError
@@ -43,9 +44,11 @@ LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
-BLOCK = 1 << 14  # rows that are added up at once
+BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have many columns:
+BLOCK_NUMBERS = 1 << 20
 MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
+ALL = np.empty(0, np.int64)  # columns
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
 
 
@@ -53,18 +56,33 @@ FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding o
 class AskMoments(Message):
     """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over values that are there.
 
-    order: 0, 1 or 2. center: float64[columns].
+    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns; none for all.
     """
 
     what: str
     order: int
     center: Array
+    columns: Array
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for another order or a center that is not a vector of numbers."""
+        """Raise `moretta.errors.PeerError` for another order, a center that is no vector of numbers, or bad indices."""
         if self.order not in (0, 1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
             raise PeerError(f"{self.TAG}: expected order 0, 1 or 2 and a center float64[columns]")
+        ascending = self.columns.ndim == 1 and self.columns.dtype == np.int64 and (np.diff(self.columns) > 0).all()
+        if not ascending or (self.columns < 0).any():
+            raise PeerError(f"{self.TAG}: expected the indices of columns, int64[columns], ascending")
+
+    def of(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Return the columns of inputs [..., columns] that are asked of.
+
+        Raises `moretta.errors.PeerError` where there are not so many.
+        """
+        if not self.columns.size:
+            return inputs
+        if self.columns[-1] >= inputs.shape[-1]:
+            raise PeerError(f"{self.TAG}: expected indices of {inputs.shape[-1]} columns, got {self.columns[-1]}")
+        return inputs[..., self.columns]
 
 
 @message("secure-aggregation/ask-histogram")
@@ -110,21 +128,28 @@ class Moments:
 
 
 def moments(
-    aggregator: Aggregator, now: Stamp, columns: int, what: str = "inputs", *, may_lack: bool = False
+    aggregator: Aggregator,
+    now: Stamp,
+    columns: int,
+    what: str = "inputs",
+    *,
+    may_lack: bool = False,
+    of: NDArray[np.int64] = ALL,
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    may_lack: whether values of `MAY_LACK` may be absent, so that those that are there are counted first.
+    of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
+    `MAY_LACK` may be absent, so that those that are there are counted first.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
     `moretta.errors.ParameterError` for a column in which no silo has any value.
     """
     counted = list[int]()
     if may_lack:
-        zeroth = yield from _sums(aggregator, now, what, 0, np.zeros(columns))
+        zeroth = yield from _sums(aggregator, now, what, 0, np.zeros(columns), of)
         if isinstance(zeroth, Aborted):
             return zeroth
         counted = zeroth
-    first = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
+    first = yield from _sums(aggregator, now, what, 1, np.zeros(columns), of)
     if isinstance(first, Aborted):
         return first
     rows, odd = divmod(first[0], 1 << GRID_BITS)
@@ -134,7 +159,7 @@ def moments(
     mean = _divide(first[1:], present)
     if not columns:
         return Moments(rows, mean, mean, present)
-    second = yield from _sums(aggregator, now, what, 2, mean)
+    second = yield from _sums(aggregator, now, what, 2, mean, of)
     if isinstance(second, Aborted):
         return second
     deviation = np.sqrt(np.maximum(_divide(second[1:], present), 0.0))
@@ -148,7 +173,7 @@ def counts(
 
     Raises `moretta.errors.PeerError` for sums that no such matrices have.
     """
-    found = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
+    found = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
     if isinstance(found, Aborted):
         return found
     whole = [number >> GRID_BITS for number in found]
@@ -167,7 +192,10 @@ def histograms(
     high: NDArray[np.float64],
     what: str,
 ) -> Exchange[NDArray[np.int64] | Aborted]:
-    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS]."""
+    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS].
+
+    Raises `moretta.errors.PeerError` for counts below 0.
+    """
     name = _histogram_of(what)
     silos = len(aggregator.cohort)
     wanted = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
@@ -176,7 +204,10 @@ def histograms(
     if isinstance(total, Aborted):
         return total
     least, most = np.rint(total.means[name] * total.weight).astype(np.int64)
-    return np.asarray(least + (most << LIMB_BITS))
+    found = least + (most << LIMB_BITS)
+    if (found < 0).any():
+        raise PeerError(f"{now}: expected counts of values of `{what}`, got some below 0")
+    return np.asarray(found)
 
 
 def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -187,7 +218,7 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
     """
     found = np.empty(len(counts))
     for column, bins in enumerate(counts):
-        total, before = int(bins.sum()), 0
+        total = int(bins.sum())
         if total <= 0:
             raise ParameterError("no silo has any value in a column whose median is to be filled in; leave it out")
         number = int(np.searchsorted(np.cumsum(bins), total / 2))
@@ -225,7 +256,7 @@ def answer_histogram(
 
     Raises `moretta.errors.PeerError` for columns that the matrix has not.
     """
-    matrix = _named(message.what, columns)
+    matrix = loaded(_named(message.what, columns))
     if matrix.ndim != 2 or not 0 <= int(message.columns.min()) <= int(message.columns.max()) < matrix.shape[1]:
         raise PeerError(f"`{message.what}`: expected indices of its columns, got others")
     counts = np.zeros((len(message.columns), BINS), np.int64)
@@ -240,7 +271,7 @@ def answer_histogram(
 
 
 def _sums(
-    aggregator: Aggregator, now: Stamp, what: str, order: int, center: NDArray[np.float64]
+    aggregator: Aggregator, now: Stamp, what: str, order: int, center: NDArray[np.float64], of: NDArray[np.int64]
 ) -> Exchange[list[int] | Aborted]:
     """Return the silos' rows and column sums in units of 2^-120, exact."""
     silos = len(aggregator.cohort)
@@ -248,7 +279,7 @@ def _sums(
         raise ParameterError(f"expected at most {MOST_SILOS} silos for common statistics, got {silos}")
     name = _tensor(what, order)
     wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
-    ask = AskMoments(stamp=now, what=what, order=order, center=center, encoding=wanted.fraction_bits)
+    ask = AskMoments(stamp=now, what=what, order=order, center=center, columns=of, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
@@ -290,15 +321,17 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
     """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
     if not len(matrix):
         raise ParameterError(f"`{what}`: expected at least one row")
-    blocks = np.empty((-(-len(matrix) // BLOCK), matrix.shape[1]))
+    step = min(BLOCK, max(1, BLOCK_NUMBERS // max(1, matrix.shape[1])))
+    blocks, good = np.empty((-(-len(matrix) // step), matrix.shape[1])), np.ones(matrix.shape[1], np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # both are checked below
         for number in range(len(blocks)):
-            block = (matrix[number * BLOCK : (number + 1) * BLOCK] - center) ** order
-            block[np.isnan(matrix[number * BLOCK : (number + 1) * BLOCK])] = 0.0  # absent
+            values = matrix[number * step : (number + 1) * step]
+            block, absent = (values - center) ** order, np.isnan(values)
+            good &= ~(np.isinf(values) if what == MAY_LACK else np.isinf(values) | absent).any(axis=0)
+            block[absent] = 0.0
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
         magnitude = np.abs(blocks).sum(axis=0)
-    good = ~np.isinf(matrix) if what == MAY_LACK else np.isfinite(matrix)
-    _refuse(what, np.logical_and.reduce(good, axis=0), ParameterError("a missing or infinite value"))
+    _refuse(what, good, ParameterError("a missing or infinite value"))
     _refuse(what, magnitude < LARGEST, RangeError("values too large to be summed (2^118 and more)"))
     return [math.fsum(column) for column in blocks.T.tolist()]
 

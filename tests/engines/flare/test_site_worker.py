@@ -40,7 +40,7 @@ from moretta.engines.flare.envelope import (
 )
 from moretta.engines.flare.signing import ServerSession, Trust
 from moretta.engines.flare.site_worker import UNFIT, SiteWorker
-from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError
+from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, UnreadableRow
 from moretta.secure_aggregation.identity import Identity
 
 CODEC = Codec(SCHEMA)
@@ -264,6 +264,7 @@ def leaves(message: Message) -> object:
 
 FAILURES: list[tuple[Exception | Callable[[Message], object], str, str]] = [
     (ParameterError("a column is missing"), "bad input", "a column is missing"),
+    (UnreadableRow("labels.csv row 7: the file has changed"), "bad input", UNFIT),
     (PeerError("not that"), "refused", "not that"),
     (CodecError("unreadable"), "refused", "unreadable"),
     (MisuseError("not now"), "refused", "not now"),

@@ -25,6 +25,7 @@ from moretta.audit.evidence import work
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import clipped_sum
+from moretta.protocols.common.lazy_tensor import chunks
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -240,7 +241,7 @@ def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, 
     modules.load(model, at)
     if not program:
         model.eval()
-    outputs: Any = torch.cat([model(chunk) for chunk in torch.split(torch.tensor(x), modules.CHUNK)]).double()
+    outputs: Any = torch.cat([model(chunk) for chunk in chunks(torch.tensor(x))]).double()
     if not program:
         model.train()
     labels = torch.tensor(y)

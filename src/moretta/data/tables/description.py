@@ -25,7 +25,8 @@ def lines_of(schema: Schema) -> list[str]:
                 by_kind.setdefault("categories", []).append(f"{name} ({_listed(words)})")
             case Ordered(categories=words):
                 by_kind.setdefault("ordered categories", []).append(f"{name} ({_listed(words, ' < ')})")
-    kinds = {"not trained on (id)": "id", "kept together (group)": "group", "not read (drop)": "drop"}
+    kinds = {"images (file)": "file", "not trained on (id)": "id", "kept together (group)": "group"}
+    kinds |= {"not read (drop)": "drop"}
     for said, kind in kinds.items():
         if found := [name for name, column in schema.columns.items() if column.kind == kind]:
             by_kind[said] = found

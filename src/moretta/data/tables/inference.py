@@ -23,6 +23,7 @@ from moretta.data.tables.schema import (
     ColumnKind,
     Date,
     Drop,
+    File,
     Grouping,
     Id,
     Number,
@@ -100,6 +101,31 @@ def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[s
     if not [name for name in columns if name not in (target, wanted.id_column, *wanted.drop)]:
         raise ParameterError(f"{where} has no column beside the target {target!r}; expected at least one")
     return {name: _guess(name, column, name == target, wanted, form) for name, column in columns.items()}
+
+
+def infer_labels(columns: Columns, wanted: Hints, group_column: str | None, where: str, form: Format) -> Schema:
+    """Return the schema of a table that names files of images in its column "file", where it has none.
+
+    Columns that are not named are left out. Raises `moretta.errors.ParameterError`, with the remedy, for a column that
+    is not there, and for a target that cannot be known for sure.
+    """
+    named = {"file": "file", "id-column": wanted.id_column, "group-column": group_column}
+    named["the target"] = wanted.target or list(columns)[-1]
+    names = [name for name in named.values() if name is not None]
+    for key, name in named.items():
+        if name is not None and name not in columns:
+            raise ParameterError(f'{where} has no column "{name}" for {key}; {did_you_mean(name, columns)}')
+    if len(set(names)) < len(names):
+        raise ParameterError(
+            f'{where}: file, id-column, group-column and the target must be different columns, and "{names[-1]}" is '
+            "the target; name another"
+        )
+    guess = _target(columns[names[-1]], wanted, form)
+    if guess.doubt:
+        raise ParameterError(f"{where}: column {names[-1]!r} {guess.doubt}")
+    kinds: dict[str | None, ColumnKind] = {"file": File(), wanted.id_column: Id(), group_column: Grouping()}
+    kinds[names[-1]] = guess.column
+    return Schema(columns={name: kinds.get(name, Drop()) for name in columns})
 
 
 def _guess(name: str, column: Column, is_target: bool, wanted: Hints, form: Format) -> Guess:

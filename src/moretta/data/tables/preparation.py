@@ -129,9 +129,9 @@ class Preparation:
     deviation: NDArray[np.float64]
 
     @classmethod
-    def nothing(cls) -> Preparation:
-        """Return the preparation that changes nothing."""
-        return cls(np.zeros(1), np.zeros(1), np.ones(1))
+    def nothing(cls, columns: int = 1) -> Preparation:
+        """Return the preparation that changes nothing, of so many columns, or of all alike."""
+        return cls(np.zeros(columns), np.zeros(columns), np.ones(columns))
 
     @classmethod
     def loads(cls, figures: Mapping[str, Any]) -> Preparation:

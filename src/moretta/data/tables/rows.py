@@ -96,9 +96,9 @@ def expansion_of(schema: Schema) -> Expansion:
             found.append((name, place, PLAIN, 0))
         if feature.blanks in ("category", "indicator"):
             found.append((f"{name}={ABSENT_CATEGORY}", place, MARK, 0))
-    names, source, kinds, codes = zip(*found, strict=True)
-    arrays = np.array(source, np.int64), np.array(kinds, np.int8), np.array(codes, np.float64)
-    return Expansion(tuple(schema.features), names, *arrays)
+    names = tuple(name for name, *_ in found)
+    source, kinds, codes = (np.array([one[place] for one in found], np.float64) for place in (1, 2, 3))
+    return Expansion(tuple(schema.features), names, source.astype(np.int64), kinds.astype(np.int8), codes)
 
 
 def rules_of(schema: Schema) -> ColumnRules:
@@ -265,6 +265,7 @@ def _names(columns: Columns, name: str | None, where: str, form: Format) -> NDAr
 def _check_columns(columns: Columns, schema: Schema, where: str, *, labelled: bool, training: bool) -> None:
     wanted = list(schema.features)
     wanted += [name for name in (schema.name_of("group"), schema.name_of("id")) if name is not None and training]
+    wanted += [name for name in (schema.name_of("file"),) if name is not None]
     target = schema.name_of("target")
     if labelled:
         if target is None:

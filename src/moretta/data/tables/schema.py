@@ -24,6 +24,9 @@ format = "%d.%m.%Y"
 [columns.patient]
 kind = "group"                # whom rows are about: never on both sides of a split; kind = "id": each row's own
 
+[columns.file]
+kind = "file"                 # paths of images below a folder, which are the inputs; then no other column is one
+
 [columns.outcome]
 kind = "target"
 classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
@@ -138,6 +141,12 @@ class Grouping(Section):
     kind: Literal["group"] = "group"
 
 
+class File(Section):
+    """The path of an image below a folder; the images are the model's inputs."""
+
+    kind: Literal["file"] = "file"
+
+
 class Drop(Section):
     """A column that is not read."""
 
@@ -160,9 +169,11 @@ class Target(Section):
         return self
 
 
-ColumnKind = Annotated[Number | Category | Ordered | Date | Id | Grouping | Target | Drop, Field(discriminator="kind")]
+ColumnKind = Annotated[
+    Number | Category | Ordered | Date | Id | Grouping | File | Target | Drop, Field(discriminator="kind")
+]
 Feature = Number | Category | Ordered | Date
-KINDS = ("number", "category", "ordered", "date", "id", "group", "target", "drop")
+KINDS = ("number", "category", "ordered", "date", "id", "group", "file", "target", "drop")
 
 
 class Schema(Section):
@@ -175,12 +186,17 @@ class Schema(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for kind in ("id", "group", "target"):
+        for kind in ("id", "group", "file", "target"):
             several = [name for name, column in self.columns.items() if column.kind == kind]
             if len(several) > 1:
                 raise ParameterError(f"schema: {' and '.join(several)} are both of kind {kind}; expected one")
-        if not self.features:
+        if not self.features and self.name_of("file") is None:
             raise ParameterError("schema: expected at least one column of kind number, category, ordered or date")
+        if self.features and self.name_of("file") is not None:
+            raise ParameterError(
+                f"schema: the images that {self.name_of('file')} names are the inputs, so {next(iter(self.features))} "
+                'cannot be one; say kind = "drop", "id", "group" or "target"'
+            )
         return self
 
     @classmethod
@@ -193,7 +209,7 @@ class Schema(Section):
         """The columns that become inputs of the model, in order."""
         return {n: c for n, c in self.columns.items() if isinstance(c, Number | Category | Ordered | Date)}
 
-    def name_of(self, kind: Literal["id", "group", "target"]) -> str | None:
+    def name_of(self, kind: Literal["id", "group", "file", "target"]) -> str | None:
         """Return the name of the one column of a kind, if there is one."""
         return next((name for name, column in self.columns.items() if column.kind == kind), None)
 
@@ -221,7 +237,7 @@ class Schema(Section):
         kept = {
             name: column
             for name, column in self.columns.items()
-            if name in features or column.kind in ("id", "group") or (labelled and column.kind == "target")
+            if name in features or column.kind in ("id", "group", "file") or (labelled and column.kind == "target")
         }
         return self.model_copy(update={"columns": kept})
 

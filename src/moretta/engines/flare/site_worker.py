@@ -40,7 +40,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import Gate, OtherProcess, Trust
-from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError, UnreadableRow
 
 log = logging.getLogger("moretta")
 
@@ -262,6 +262,9 @@ class SiteWorker:
                 self.ended.set()
                 return WorkDone(), b""
             return self._play(silo, client, codec, body)
+        except UnreadableRow as error:
+            log.error("cannot answer: %s", error)
+            return _failed("bad input", UNFIT), b""
         except ParameterError as error:
             return _failed("bad input", error), b""
         except Disconnected as error:

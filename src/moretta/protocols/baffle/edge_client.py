@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.engines.child import ChildClient
 from moretta.engines.kept_lines import HelpedFile
@@ -66,6 +68,16 @@ def check_sigma(sigma: float, precision: str) -> None:
         )
 
 
+def check_tokens(layout: SampleLayout | None, precision: str) -> None:
+    """Raise ParameterError where token ids lie beside numbers and would be rounded as those are."""
+    if layout is not None and layout.has_integers and precision == "float16":
+        tokens = ", ".join(one.name for one in layout.arrays if one.integers)
+        raise ParameterError(
+            f'edge-precision = "float16" would round the token ids of {tokens}, which lie beside numbers in a row; use '
+            '"float32" or "int8-activations"'
+        )
+
+
 def check_memory(limit: float | None, where: str) -> None:
     """Raise ParameterError where no edge client has room. limit: MiB; where: the section of its key."""
     if limit is not None and limit < FLOOR_MIB:
@@ -75,13 +87,19 @@ def check_memory(limit: float | None, where: str) -> None:
         )
 
 
-def check_site(protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str) -> None:
-    """Raise an error where a site cannot play a silo. limit: of memory, MiB. precision: of the graph that it runs."""
+def check_site(
+    protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str, layout: SampleLayout | None
+) -> None:
+    """Raise an error where a site cannot play a silo.
+
+    limit: of memory, MiB. precision: of the graph that it runs. layout: of samples of several arrays.
+    """
     if secure.scheme != "none":
         protocol.check_limit(secure.largest)
     check_packages(RUNS)
     check_memory(limit, "limits")
     check_sigma(protocol.sigma, precision)
+    check_tokens(layout, precision)
 
 
 def privacy_of(protocol: BAFFLE, rows: int, size: int, sharers: int, state: State) -> Mapping[str, float | str]:
@@ -138,7 +156,7 @@ def edge_client(
     def root() -> SecretRoot:
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, name)
 
-    recipe, privacy, (x, y) = protocol.recipe(rounds), protocol.privacy, rows
+    recipe, privacy, x, y = protocol.recipe(rounds), protocol.privacy, loaded(rows[0]), rows[1]
     sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
     credentials = secure.credentials(name, roster)
     keys = None if insecure is None else root()

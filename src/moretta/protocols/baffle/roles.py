@@ -13,7 +13,7 @@ from torch import nn
 from moretta.contract.roles import Client as Role
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, edge_client
+from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, check_tokens, edge_client
 from moretta.protocols.baffle.edge_graphs import check, exporter
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.server import Server
@@ -155,6 +155,7 @@ def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
         )
     if setting.engine.edge:
         check_sigma(protocol.sigma, setting.engine.edge_precision)
+        check_tokens(setting.layout, setting.engine.edge_precision)
 
 
 def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:

@@ -351,7 +351,7 @@ class Client:
             delta, local = head_pass(
                 self._layers,
                 self.model(),
-                torch.from_numpy(z).to(self._rows.x),
+                torch.from_numpy(z).to(self._rows.device, self._rows.dtype),
                 targets,
                 self._params.loss_function,
                 self.phase,

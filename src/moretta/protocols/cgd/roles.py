@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client as Role
 from moretta.data.alignment.exchange import Aligner, align
@@ -246,7 +247,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(protocol, setting)
-    x = x.reshape(len(x), -1)
+    x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
     simulation = Simulation(

@@ -30,8 +30,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.data.withholding import LEAST_SHOWN, shown, total
@@ -41,12 +43,22 @@ from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.augmentation import crop_and_flip
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.counted import CLASSES, Counted, restored
+from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
 from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, counts, histograms, median_of, moments
+from moretta.secure_aggregation.statistics import (
+    ALL,
+    FLAT,
+    MAY_LACK,
+    Moments,
+    counts,
+    histograms,
+    median_of,
+    moments,
+)
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 log = logging.getLogger("moretta")
@@ -62,7 +74,15 @@ _LATE = Missing(
 
 def prepared(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype) -> Tensor:
     """Return inputs prepared (`Preparation.apply`), as a tensor of its own."""
-    return torch.tensor(preparation.apply(x, _numpy(dtype)))
+    return torch.tensor(preparation.apply(loaded(x), _numpy(dtype)))
+
+
+def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dtype, device: str = "cpu") -> Inputs:
+    """Return the same on a device; of lazy rows batch by batch."""
+    rows: Any = x
+    if isinstance(rows, LazyRows):
+        return LazyTensor(rows, lambda read: prepared(read, preparation, dtype).to(device))
+    return prepared(x, preparation, dtype).to(device)
 
 
 def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
@@ -99,8 +119,8 @@ def _of(
 class SiloRows:
     """A silo's rows, its batches and its half of the enrolment.
 
-    x: the inputs, [rows, ...]; y: the targets as the loss wants them (`targets`), [rows, outputs] or int64[rows].
-    augment: whether inputs are images that are varied at each use (`crop_and_flip`).
+    x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
+    [rows, outputs] or int64[rows]. augment: whether inputs are images that are varied at each use (`crop_and_flip`).
     held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
     whom its rows are about. classes: how many a look before training counts; 0 for no look.
     """
@@ -121,15 +141,15 @@ class SiloRows:
     ) -> None:
         self.subjects = subjects or Subjects()
         self._classes = classes
-        self._raw, self._dtype, self._device, self._augment = x, dtype, device, augment
+        self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
         self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
         self.y = y.to(device)
         self.batches = batches
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
         self.x = self._prepared(self._raw)
 
-    def _prepared(self, x: NDArray[np.generic]) -> Tensor:
-        return prepared(x, self._preparation, self._dtype).to(self._device)
+    def _prepared(self, x: NDArray[np.generic]) -> Inputs:
+        return inputs_of(x, self._preparation, self.dtype, self.device)
 
     def prepare_alone(self, rules: ColumnRules) -> Preparation:
         """Prepare by one's own columns, which nobody else has; return how."""
@@ -209,8 +229,8 @@ class SiloRows:
         seed = np.random.SeedSequence([*self.batches.entropy, *drawn]).generate_state(1, np.uint64)
         # Not torch.manual_seed: without a GPU it formats a stack trace at every call, a third of a millisecond.
         generators = [torch.default_generator]
-        if self._device.startswith("cuda"):
-            generators.append(torch.cuda.default_generators[torch.device(self._device).index or 0])
+        if self.device.startswith("cuda"):
+            generators.append(torch.cuda.default_generators[torch.device(self.device).index or 0])
         saved = [generator.get_state() for generator in generators]
         for generator in generators:
             generator.manual_seed(int(seed[0] >> np.uint64(1)))
@@ -224,7 +244,7 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows.
+    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. layout: of samples of several arrays.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
@@ -241,13 +261,14 @@ class Enrolment:
         figures: Sequence[str] = (),
         table: str = "",
         comparison: Comparison | None = None,
+        layout: SampleLayout | None = None,
         classes: int = 0,
     ) -> None:
         self.counted: Counted | None = None
         self._classes = classes
         self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
-        self._has_statistics = False
+        self._layout, self._has_statistics = layout, False
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -320,10 +341,12 @@ class Enrolment:
             fitted = yield from self._fit(now)
             if isinstance(fitted, Aborted):
                 return fitted
-        wanted = ("inputs", "targets") if self._ask_scales else ()
+        numbers = ALL if self._layout is None else self._layout.numbers
+        has_scale = not self._rules.fitted and (self._layout is None or numbers.size > 0)
+        wanted = {"inputs": numbers} if has_scale else {}
         found: dict[str, Moments] = {}
-        for what in wanted if not self._rules.fitted else wanted[1:]:
-            result = yield from moments(self.aggregation, now, 1, what=what)
+        for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
+            result = yield from moments(self.aggregation, now, 1, what=what, of=of)
             if isinstance(result, Aborted):
                 return result
             found[what] = result
@@ -338,6 +361,8 @@ class Enrolment:
     def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
         rules, what = self._rules, MAY_LACK
+        if self._layout is not None:
+            return (yield from self._fit_some(now, self._layout.standardised))
         found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
         if isinstance(found, Aborted):
             return found
@@ -352,6 +377,15 @@ class Enrolment:
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
         self.preparation = _of(rules, fill, found.mean, found.deviation)
         self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
+        return None
+
+    def _fit_some(self, now: Stamp, columns: NDArray[np.int64]) -> Exchange[Aborted | None]:
+        """Find how the columns are prepared that are standardised, and ask nothing of ids, masks and images."""
+        found = yield from moments(self.aggregation, now, len(columns), what=MAY_LACK, of=columns)
+        if isinstance(found, Aborted):
+            return found
+        part = Preparation(np.zeros(len(columns)), found.mean, usable(found.deviation))
+        self.preparation = Preparation.nothing(self._rules.columns).joined(columns.tolist(), part)
         return None
 
     def state(self) -> State:

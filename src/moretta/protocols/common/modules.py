@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
+from moretta.protocols.common.lazy_tensor import Inputs, chunks
 from moretta.protocols.common.training import Training
-
-CHUNK = 2048  # rows in one forward without gradients
 
 
 def arrays(module: nn.Module) -> dict[str, Array]:
@@ -112,11 +111,11 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
 
 
 @torch.no_grad()
-def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def outputs_of(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
     was_training = model.training
     model.eval()
-    outputs = torch.cat([model(chunk) for chunk in torch.split(inputs, CHUNK)])
+    outputs = torch.cat(list(map(model, chunks(inputs))))  # unlike a loop, map holds no chunk while the next is made
     model.train(was_training)
     return outputs
 

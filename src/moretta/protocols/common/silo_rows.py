@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -126,7 +126,7 @@ class Rows:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
         match message:
             case AskMoments():
-                return answer_moments(contributor, message, {message.what: self._columns(message.what)})
+                return answer_moments(contributor, message, {message.what: self._columns(message.what, message.of)})
             case AskHistogram():
                 return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
             case AskApart():
@@ -151,8 +151,8 @@ class Rows:
             raise unexpected("a silo", message)
         return reply
 
-    def _columns(self, what: str) -> NDArray[np.generic]:
-        """Return what statistics are asked of, [entries, columns]."""
+    def _columns(self, what: str, chosen: Callable[[Array], Array] = lambda x: x) -> NDArray[np.generic]:
+        """Return what statistics are asked of, [entries, columns]. chosen: picks the columns of the inputs."""
         if what == CLASSES and self._classes:
             return class_columns(self.y, self._classes)
         if what == "rows":
@@ -161,6 +161,6 @@ class Rows:
             return self.y.astype(np.float64).reshape(-1, 1)
         if what not in ("inputs", "input columns"):
             raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
-        inputs = self.x if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
+        inputs = chosen(self.x) if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
         columns = inputs.shape[-1] if what == "input columns" else 1
         return inputs.reshape(-1, columns)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.lazy_rows import joined
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
 from moretta.data.holders import check_ids, check_order, grid_of
@@ -83,7 +84,9 @@ def enrolment_of(
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
     schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
-    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison, setting.classes)
+    return Enrolment(
+        summing, schema, columns, size, ask_scales, figures, table, comparison, setting.layout, setting.classes
+    )
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -176,7 +179,7 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
             whole[:, list(silos[name].columns)] = silos[name].x
         blocks.append(whole)
     y = enrolment.targets(np.concatenate(labels), setting.outputs, protocol.loss, POOL, setting.dtype)
-    return np.concatenate(blocks), y, counts
+    return joined(blocks), y, counts
 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
@@ -200,6 +203,7 @@ def bound_to(protocol: Training, setting: Setting) -> bytes:
         batch_size=setting.batch_size,
         augment=setting.augment,
         seed=setting.seed,
+        layout=setting.layout,
     )
 
 

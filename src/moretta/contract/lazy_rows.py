@@ -1,0 +1,191 @@
+"""Rows that are made when they are indexed, so that a data set may be larger than memory.
+
+`LazyRows` stands where an array [rows, ...] does. An index or a slice of it is an array of those rows alone, a part of
+it is lazy again, and what goes over all rows takes `blocks`. So only a batch is in memory, and nothing decoded lies on
+disk. `numpy.asarray` loads all rows, or refuses where they do not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast, final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from moretta.contract.messages import Array
+from moretta.errors import ParameterError
+
+BLOCK_BYTES = 1 << 22  # of the rows of a block
+CHECKED_BYTES = 1 << 28  # from so many on it is looked whether rows fit into memory
+COPIES = 2  # of rows that are loaded: as they are, and as a tensor
+
+
+@final
+class LazyRows:
+    """Rows float32[rows, ...], all finite, each made by a function of its number.
+
+    make: returns the sample of a row's number, float32 of one shape; it raises ParameterError where it cannot. Nothing
+    is kept, so it must return the same again. shape: of a sample. index: the numbers of the rows, int64[rows].
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, make: Callable[[int], Array], shape: Sequence[int], index: NDArray[np.int64]) -> None:
+        self._make, self._index = make, index
+        self.shape = (len(index), *shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the rows have, as of an array."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the rows take once they are made."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __repr__(self) -> str:
+        return f"LazyRows({list(self.shape)})"
+
+    def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]:
+        """Make some rows. Raises ParameterError where they are not as promised, or far too many for this machine."""
+        numbers = self._index[key]
+        check_fits(LazyRows(self._make, self.shape[1:], numbers))
+        rows = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        for place, number in enumerate(numbers):
+            sample = self._make(int(number))
+            if sample.shape != rows.shape[1:]:
+                raise ParameterError(f"expected samples of shape {list(rows.shape[1:])}, got {list(sample.shape)}")
+            rows[place] = sample
+        if not np.isfinite(rows).all():
+            raise ParameterError("expected finite inputs, got NaN or infinity in a row that was read just now")
+        return rows
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Make all rows, or refuse."""
+        return self[:] if dtype is None else self[:].astype(dtype, copy=False)
+
+    def part(self, key: slice | NDArray[Any]) -> LazyRows:
+        """Return some of the rows, which are still lazy."""
+        return LazyRows(self._make, self.shape[1:], self._index[key])
+
+    def reshape(self, rows: int, columns: int) -> LazyColumns:
+        """Return the entries as a matrix of so many columns. rows: -1, as of an array."""
+        return LazyColumns(self, columns)
+
+
+@final
+class LazyColumns:
+    """The entries of lazy rows as a matrix [entries / columns, columns]; slices of it are arrays.
+
+    It is for one pass from the beginning to the end: the rows of the last slice are kept for the next.
+    """
+
+    ndim = 2
+
+    def __init__(self, rows: LazyRows, columns: int) -> None:
+        self._rows, self._columns, self.dtype = rows, columns, rows.dtype
+        self._each = math.prod(rows.shape[1:]) // columns  # rows of the matrix in a sample
+        self.shape = (len(rows) * self._each, columns)
+        self._begin, self._block = 0, np.empty((0, columns), rows.dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: slice) -> NDArray[np.float32]:
+        start, stop, _ = key.indices(len(self))
+        parts = []
+        while start < stop:
+            if not self._begin <= start < self._begin + len(self._block):
+                self._read(start // self._each)
+            part = self._block[start - self._begin : stop - self._begin]
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else np.concatenate([self._block[:0], *parts])
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Make all entries, or refuse."""
+        entries = self._rows[:].reshape(self.shape)
+        return entries if dtype is None else entries.astype(dtype, copy=False)
+
+    def _read(self, row: int) -> None:
+        self._begin = row * self._each
+        self._block = self._rows[row : row + block_rows(self._rows)].reshape(-1, self._columns)
+
+
+def block_rows(x: Array | LazyRows) -> int:
+    """Return how many rows of x make a block: those of 4 MiB, at least one."""
+    return max(1, BLOCK_BYTES // max(1, math.prod(x.shape[1:]) * x.dtype.itemsize))
+
+
+def blocks(x: Array) -> Iterator[Array]:
+    """Yield all rows of x in order, a block at a time; an array of no axes, or without rows, as it is."""
+    if x.ndim == 0 or not len(x):
+        yield np.asarray(x)
+        return
+    step = block_rows(x)
+    yield from (x[start : start + step] for start in range(0, len(x), step))
+
+
+def taken(x: Array, key: slice | NDArray[Any]) -> Array:
+    """Return some rows of x, which stay lazy where they are: of an array x[key]."""
+    rows: Any = x
+    if isinstance(rows, LazyRows):
+        return as_array(rows.part(key))
+    found: Array = rows[key]
+    return found
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Return the rows of all parts one after the other, lazy where one of them is."""
+    if not any(isinstance(one, LazyRows) for one in parts):
+        return np.concatenate(parts)
+    starts = np.cumsum([0, *map(len, parts)])
+
+    def make(number: int) -> Array:
+        of = int(np.searchsorted(starts, number, side="right")) - 1
+        row = number - int(starts[of])
+        found: Array = parts[of][row : row + 1][0]
+        return found
+
+    return as_array(LazyRows(make, parts[0].shape[1:], np.arange(starts[-1])))
+
+
+def as_array(rows: LazyRows) -> Array:
+    """Return lazy rows, in the eyes of a type checker as what they stand for."""
+    return cast(Array, rows)
+
+
+def loaded(x: Array) -> Array:
+    """Return x as an array in memory. Raises ParameterError where lazy rows do not fit."""
+    return np.asarray(x)
+
+
+def check_fits(x: Array | LazyRows) -> None:
+    """Raise ParameterError where lazy rows, loaded at once, would not fit into what memory is free."""
+    if not isinstance(x, LazyRows) or x.nbytes < CHECKED_BYTES:
+        return
+    free, needed = free_memory(), COPIES * x.nbytes
+    if needed > free:
+        raise ParameterError(
+            f"{len(x)} rows at once take {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free; use "
+            "smaller batches ([data] batch-size), smaller images, or another machine"
+        )
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that are free: of the machine, and of what a container may take of it."""
+    import psutil  # where rows are arrays nobody asks
+
+    found = [int(psutil.virtual_memory().available)]
+    with suppress(OSError, ValueError):  # "max" is no number
+        most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(max(most - used, 0))
+    return min(found)

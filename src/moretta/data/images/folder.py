@@ -1,0 +1,213 @@
+"""Images of one's own: a folder of files, and a table that says which of them are samples and what they show.
+
+    labels.csv       file,patient,label           one line a sample; `file` is a path below the folder
+    images/          a/0001.png, a/0002.dcm ...   see `moretta.data.images.pixels`
+
+A file becomes float32[channels, size, size] in [0, 1]. Files that the table does not name are not read. Sentences about
+an image give its row in the table, not counting the header, as its name may say whom it shows.
+
+Every file is read and decoded once, before anything is trained, and its SHA-256 kept. Images that come to more than
+`IN_MEMORY` bytes are then decoded again whenever a batch has them (`moretta.contract.lazy_rows`), from files that must
+not have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.lazy_rows import LazyRows, as_array
+from moretta.contract.messages import Array
+from moretta.contract.wording import did_you_mean
+from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
+from moretta.data.tables.files import Column, Format, read_columns
+from moretta.data.tables.rows import encode, words_of
+from moretta.data.tables.schema import Schema
+from moretta.errors import ParameterError, UnreadableRow
+
+FOLDER = "image-folder"  # the source's name
+FILE = "file"  # the column of paths, where no schema names another
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm")  # of images in a folder that comes without a table
+IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images [rows, channels, size, size], with what the table says of each row.
+
+    y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
+    """
+
+    x: Array
+    y: Array
+    ids: NDArray[np.str_] | None
+    groups: NDArray[np.str_] | None
+
+
+def read_labelled(
+    folder: Path,
+    labels: Path,
+    form: ImageForm,
+    schema: Schema,
+    *,
+    written: Format | None = None,
+    labelled: bool = True,
+    where: str | None = None,
+    in_memory: int | None = None,
+) -> LabelledImages:
+    """Read the images that a table names, by the schema of the table, which has a column of kind "file".
+
+    written: how a .csv table is written. labelled: whether targets are wanted. where: what sentences call the table.
+    in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
+    Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
+    not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
+    """
+    columns, where = read_columns(labels, written), where or labels.name
+    rows = encode(columns, schema, where, written, labelled=labelled)
+    name = schema.name_of("file")
+    if name is None:
+        raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
+    paths, said = _paths(columns[name], where)
+    x = read_images(_files(folder, paths, said), said, form, in_memory)
+    return LabelledImages(x, rows.y, rows.ids, rows.groups)
+
+
+def read_unlabelled(
+    folder: Path, form: ImageForm, table: Path | None = None, written: Format | None = None, name: str = FILE
+) -> tuple[Array, tuple[str, ...]]:
+    """Return images [rows, channels, size, size], lazy as those to train on, and the path of each below the folder.
+
+    table: has a column `name`, their paths; None takes all files of the folder and the folders in it that end as images
+    do (`ENDINGS`) and are not hidden, sorted by their path. Raises as `read_labelled`.
+    """
+    _check_folder(folder)
+    if table is not None:
+        columns = read_columns(table, written)
+        if name not in columns:
+            raise ParameterError(
+                f'{table.name} has no column "{name}", the paths of images; {did_you_mean(name, columns)}'
+            )
+        paths, said = _paths(columns[name], table.name)
+    else:
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+        paths = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
+        said = paths
+    if not paths:
+        raise ParameterError(f"{folder} holds no images ({', '.join(ENDINGS)}); name another folder")
+    return read_images(_files(folder, paths, said), said, form), tuple(paths)
+
+
+def _paths(column: Column, where: str) -> tuple[list[str], list[str]]:
+    """Return the paths that a table names, and what sentences call each."""
+    paths = [str(word) for word in words_of(column)]
+    return paths, [f"{where} row {number}" for number in range(1, len(paths) + 1)]
+
+
+def read_images(files: Sequence[Path], said: Sequence[str], form: ImageForm, in_memory: int | None = None) -> Array:
+    """Return the images of files, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
+
+    said: what sentences call each of them. in_memory: bytes above which they are lazy, None for `IN_MEMORY`.
+    Raises ParameterError for a file that cannot be read or is no image, and for images that differ in what the form
+    leaves open.
+    """
+    images = _Images(files, said, form)
+    shape = images.decoded(0, images.content(0)).shape
+    rows: Array | None = None
+    if len(files) * math.prod(shape) * 4 <= (IN_MEMORY if in_memory is None else in_memory):
+        rows = np.empty((len(files), *shape), np.float32)
+    for number in range(len(files)):
+        sample = images.first(number)
+        if rows is not None:
+            rows[number] = sample
+    return as_array(LazyRows(images.again, shape, np.arange(len(files)))) if rows is None else rows
+
+
+class _Images:
+    """Image files, and how they become samples. What the form leaves open follows from the first."""
+
+    def __init__(self, files: Sequence[Path], said: Sequence[str], form: ImageForm) -> None:
+        self._files, self._said, self._form = files, said, form
+        self._digests = list[bytes]()
+        self._like: tuple[int, ...] | None = None
+
+    def content(self, number: int) -> bytes:
+        try:
+            return self._files[number].read_bytes()
+        except OSError as error:
+            raise ParameterError(
+                f"{self._said[number]}: the file cannot be read ({error.strerror}); give the right to it, or remove it"
+            ) from None
+
+    def first(self, number: int) -> Pixels:
+        """Return a sample, read for the first time; call it once for each number in turn."""
+        content = self.content(number)
+        self._digests.append(hashlib.sha256(content).digest())
+        return self.decoded(number, content)
+
+    def again(self, number: int) -> Pixels:
+        """Return a sample of a file that must be what it was. Raises UnreadableRow where it is not."""
+        try:
+            content = self.content(number)
+        except ParameterError as error:
+            raise UnreadableRow(str(error)) from None
+        if hashlib.sha256(content).digest() != self._digests[number]:
+            raise UnreadableRow(
+                f"{self._said[number]}: the file has changed since the run began; put it back, or begin the run anew"
+            )
+        return self.decoded(number, content)
+
+    def decoded(self, number: int, content: bytes) -> Pixels:
+        where = self._said[number]
+        pixels, spacing = read_image(content, where, self._form)
+        self._like = self._like or pixels.shape
+        self._check_like(where, pixels.shape, self._like)
+        return formed(pixels, spacing, self._form, where)
+
+    def _check_like(self, where: str, shape: tuple[int, ...], first: tuple[int, ...]) -> None:
+        """Raise ParameterError where an image differs from the first in what the form leaves open."""
+        if self._form.channels is None and shape[0] != first[0]:
+            kinds = {1: "grey", 3: "coloured"}
+            raise ParameterError(
+                f"{where} is {kinds[shape[0]]}, and the first image is {kinds[first[0]]}; make all alike by channels = "
+                "1 or channels = 3"
+            )
+        if self._form.size is None and (shape[1:] != first[1:] or shape[1] != shape[2]):
+            raise ParameterError(
+                f"{where} has {shape[2]} x {shape[1]} pixels, and without image-size all images must be squares of one "
+                f"size (the first has {first[2]} x {first[1]}); give image-size"
+            )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ParameterError(f"there is no folder {folder} of images; a relative path starts at the run file's folder")
+
+
+def _files(folder: Path, names: Sequence[str], said: Sequence[str]) -> list[Path]:
+    """Return the files that names below a folder stand for, each another one."""
+    _check_folder(folder)
+    root, seen = os.path.realpath(folder), dict[str, str]()
+    for name, where in zip(names, said, strict=True):
+        if not name:
+            raise ParameterError(f"{where} names no file; give the path of one below the folder, or remove the row")
+        ways = (PurePosixPath(name), PureWindowsPath(name))
+        if "\0" in name or any(way.anchor or ".." in way.parts for way in ways):
+            raise ParameterError(f"{where} leads out of the folder of images; give the path of a file below it")
+        path = os.path.realpath(folder / name)
+        if not Path(path).is_relative_to(root):
+            raise ParameterError(f"{where} leads out of the folder of images by a link; put the file itself there")
+        if not os.path.isfile(path):
+            raise ParameterError(
+                f"{where}: there is no such file in the folder of images; put it there, or remove the row"
+            )
+        if path in seen:
+            raise ParameterError(f"{where} names the same file as {seen[path]}; keep one of them")
+        seen[path] = where
+    return [Path(path) for path in seen]

@@ -1,0 +1,161 @@
+"""One image file as pixels in [0, 1]: PNG, JPEG and TIFF by Pillow, DICOM by pydicom (`dicom`).
+
+Whatever else a file holds, such as EXIF tags (their orientation too), text and thumbnails, is not read.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.data.images.dicom import MOST_PIXELS, GreyWindow, is_dicom, read_dicom
+from moretta.errors import MissingExtra, ParameterError
+
+Pixels = NDArray[np.float32]  # [channels, height, width]
+
+FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
+MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
+GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: as Pillow has it
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What images become.
+
+    size: pixels a side; None takes square images of one size as they are. channels: 1 or 3; None takes images that are
+    all grey or all coloured. window: center and width, of DICOM images. spacing: mm from pixel to pixel, of DICOM
+    images: they are resampled to it, then cut or filled with 0 about their middle; None squeezes images to a square.
+    """
+
+    size: int | None = None
+    channels: int | None = None
+    window: tuple[float, float] | None = None
+    spacing: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise ParameterError(f"image-size: expected 1 or more pixels, got {self.size}")
+        if self.channels not in (None, 1, 3):
+            raise ParameterError(f"channels: expected 1, grey, or 3, coloured, got {self.channels}")
+        if self.window is not None:
+            GreyWindow(*self.window)
+        if self.spacing is not None and not (math.isfinite(self.spacing) and self.spacing > 0):
+            raise ParameterError(f"spacing: expected mm from pixel to pixel, got {self.spacing}")
+        if self.spacing is not None and self.size is None:
+            raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
+
+
+def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
+    """Return a file's pixels as they are, float32[1 or 3, height, width] in [0, 1], and mm between them where known.
+
+    where: begins each error's sentence. Raises ParameterError for what is no image, or none that the form is for, and
+    MissingExtra without what reads it.
+    """
+    if is_dicom(content):
+        return read_dicom(content, where, form.window)
+    if form.window is not None or form.spacing is not None:
+        raise ParameterError(f"{where} is no DICOM file, and window and spacing are for these; remove them")
+    return _by_pillow(content, where), None
+
+
+def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm, where: str) -> Pixels:
+    """Return pixels as the form has them. spacing: mm from one to the next, down and across, where known.
+
+    Raises ParameterError where the form asks for another spacing than can be made.
+    """
+    pixels = _in_channels(pixels, form.channels)
+    if form.spacing is not None and form.size is not None:
+        return _cut(_spaced(pixels, spacing, form.spacing, where), form.size)
+    return pixels if form.size is None else _resized(pixels, form.size, form.size)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra('folders of images need Pillow; run: pip install "moretta[images]"') from error
+    return Image
+
+
+def _by_pillow(content: bytes, where: str) -> Pixels:
+    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold; of transparency nothing."""
+    pillow = _pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning would quote the file
+        try:
+            with pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+                if image.format in FORMATS and getattr(image, "n_frames", 1) > 1:
+                    raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
+                if math.prod(image.size) > MOST_PIXELS:
+                    raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
+                return _fractions(image, where)
+        except ParameterError:
+            raise
+        except Exception:  # noqa: BLE001  # a broken file raises anything
+            raise ParameterError(
+                f"{where} is no PNG, JPEG, TIFF or DICOM image that can be read; save it anew or remove it"
+            ) from None
+
+
+def _fractions(image: Any, where: str) -> Pixels:
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return (np.asarray(image).astype(np.float32) / np.float32(65535))[None]
+    if image.mode in ("I", "F"):
+        raise ParameterError(f"{where} has 32 bits a pixel, of no known range; save it with 8 or 16")
+    grey = image.mode in ("1", "L", "LA")
+    pixels = np.asarray(image.convert("L" if grey else "RGB"), np.float32) / np.float32(255)
+    return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _in_channels(pixels: Pixels, channels: int | None) -> Pixels:
+    if channels is None or len(pixels) == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=0)
+    return np.clip(np.tensordot(GREYS, pixels, 1), 0, 1)[None]
+
+
+def _spaced(pixels: Pixels, found: tuple[float, float] | None, asked: float, where: str) -> Pixels:
+    """Return an image whose pixels are `asked` mm apart. found: how far apart they are, down and across."""
+    if found is None:
+        raise ParameterError(
+            f"{where} does not say how far its pixels are apart (PixelSpacing), and spacing = {asked:g} needs that; "
+            "leave it out, or remove spacing"
+        )
+    ratios = [one / asked for one in found]
+    height, width = (ratio * length for ratio, length in zip(ratios, pixels.shape[1:], strict=True))
+    if not (0 < height < MOST_ACROSS and 0 < width < MOST_ACROSS):
+        raise ParameterError(
+            f"{where} would have {width:.0f} x {height:.0f} pixels {asked:g} mm apart; correct spacing"
+        )
+    return _resized(pixels, max(1, round(height)), max(1, round(width)))
+
+
+def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Return an image of another size, bilinear over all pixels that become one, as Pillow does it."""
+    if pixels.shape[1:] == (height, width):
+        return pixels
+    pillow = _pillow()
+    planes = [pillow.fromarray(plane).resize((width, height), pillow.Resampling.BILINEAR) for plane in pixels]
+    return np.clip(np.stack([np.asarray(plane, np.float32) for plane in planes]), 0, 1)
+
+
+def _cut(pixels: Pixels, size: int) -> Pixels:
+    """Return the square about the middle, with 0 where the image does not reach."""
+    made = np.zeros((len(pixels), size, size), np.float32)
+    (into, outof), (into_across, outof_across) = (_middle(length, size) for length in pixels.shape[1:])
+    made[:, into, into_across] = pixels[:, outof, outof_across]
+    return made
+
+
+def _middle(length: int, size: int) -> tuple[slice, slice]:
+    """Return where the middle of a side goes in one of another length, and where it comes from."""
+    kept = min(length, size)
+    into, outof = (size - kept) // 2, (length - kept) // 2
+    return slice(into, into + kept), slice(outof, outof + kept)

@@ -1,0 +1,180 @@
+"""Runs on folders of images: by a run file on one machine, and as the server's and a site's side of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import call
+
+from moretta.config import run_files, silo_file
+from moretta.contract.lazy_rows import LazyRows
+from moretta.data.images import folder as folders
+from moretta.deployment import shared_settings
+from moretta.engines.run_folder import read_model
+from moretta.errors import ParameterError
+
+Image = pytest.importorskip("PIL.Image")
+ROWS = 24
+RUN = """
+[run]
+rounds = 2
+seed = 7
+[data]
+source = "image-folder"
+path = "scans"
+labels = "labels.csv"
+target = "finding"
+group-column = "patient"
+id-column = "scan"
+image-size = 8
+channels = 1
+silos = 2
+batch-size = 4
+[model]
+source = "mlp"
+hidden = [4]
+[protocol]
+name = "fedsgd"
+learning-rate = 0.2
+"""
+SCHEMA = """
+[columns.file]
+kind = "file"
+[columns.patient]
+kind = "group"
+[columns.scan]
+kind = "id"
+[columns.finding]
+kind = "target"
+classes = ["clear", "nodule"]
+"""
+SITES = """
+[run]
+rounds = 2
+seed = 7
+[data]
+source = "sites"
+schema = "schema.toml"
+inputs = [1, 8, 8]
+silos = 2
+batch-size = 4
+[model]
+source = "mlp"
+hidden = [4]
+[protocol]
+name = "fedsgd"
+[engine]
+name = "flare"
+sites = ["north", "south"]
+"""
+SILO = """
+[silo]
+name = "north"
+[data]
+source = "image-folder"
+path = "scans"
+labels = "labels.csv"
+test-fraction = 0.25
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write images, of which those with a finding are brighter, with a table and the run files."""
+    random, lines = np.random.default_rng(0), ["file,patient,scan,finding"]
+    (tmp_path / "scans").mkdir()
+    for number in range(ROWS):
+        pixels = random.integers(0, 120, (12, 12)) + 100 * (number % 2)
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "scans" / f"{number}.png")
+        lines.append(f"{number}.png,Rossi-{number // 2},scan-{number},{('clear', 'nodule')[number % 2]}")
+    (tmp_path / "labels.csv").write_text("\n".join([*lines, ""]))
+    for name, text in (("run", RUN), ("sites", SITES), ("silo", SILO), ("schema", SCHEMA)):
+        (tmp_path / f"{name}.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_larger_than_memory_trains_to_the_same_bytes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("there", folders.IN_MEMORY), ("read", 0)):
+        monkeypatch.setattr(folders, "IN_MEMORY", most)
+        done = call("train", "run.toml", "--out", name, "--json")
+        assert done.code == 0, done.err
+    there, read = (read_model(here / name / "released.safetensors") for name in ("there", "read"))
+    assert there.keys() == read.keys()
+    for name, tensor in there.items():
+        np.testing.assert_array_equal(read[name], tensor)
+
+
+def test_nothing_that_a_run_writes_says_whom_images_are_about(here: Path) -> None:
+    done = call("train", "run.toml", "--out", "out", "--json")
+    assert done.code == 0, done.err
+    assert "images (file): file" in done.err
+    assert "target: finding, classes clear, nodule" in done.err
+    assert "Rossi" not in done.out + done.err
+    written = [path for path in (here / "out").rglob("*") if path.is_file()]
+    assert len(written) > 5
+    for path in written:
+        content = path.read_bytes()
+        assert b"Rossi" not in content, path
+        assert b"scan-" not in content, path
+
+
+def test_one_broken_image_is_one_sentence_and_nothing_is_trained(here: Path) -> None:
+    (here / "scans" / "5.png").write_bytes(b"no image")
+    done = call("train", "run.toml", "--out", "out")
+    assert done.code == 2
+    assert done.sentence == (
+        "labels.csv row 6 is no PNG, JPEG, TIFF or DICOM image that can be read; save it anew or remove it"
+    )
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("most", [folders.IN_MEMORY, 0])
+def test_a_site_has_its_images_as_the_run_wants_them(here: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(folders, "IN_MEMORY", most)
+    run_file = run_files.load(here / "sites.toml")
+    server = shared_settings.server_side(run_file, here / "out")
+    told = run_files.loads(shared_settings.shared_text(run_file), here / "told.toml")
+    site = shared_settings.site_side(told, silo_file.load(here / "silo.toml"))
+    assert shared_settings.model_digest(site, told) == shared_settings.model_digest(server, run_file)
+    mine = next(silo for silo in site.silos if not silo.remote)
+    assert isinstance(mine.x, LazyRows) == (most == 0)
+    assert (len(mine.x), mine.x.shape[1:]) == (18, (1, 8, 8))
+    assert mine.held_out is not None
+    assert len(mine.held_out[0]) == 6
+    brightness = np.asarray(mine.x).mean(axis=(1, 2, 3))
+    np.testing.assert_array_equal(brightness > 0.4, mine.y == 1)
+    assert mine.groups is not None
+    assert all((np.unique(mine.groups, return_counts=True)[1] == 2).tolist())  # both scans of a patient
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("inputs = [1, 8, 8]\n", "", r"\[data\] inputs: expected the shape that images become, \[1 or 3, size, size\]"),
+        ("[1, 8, 8]", "[2, 8, 8]", r"\[data\] inputs: expected the shape that images become"),
+        ("[1, 8, 8]", "[1, 8, 9]", r"\[data\] inputs: expected the shape that images become"),
+        (
+            "silos = 2",
+            "silos = 2\nclasses = 2",
+            r"\[data\] classes, outputs, tokens, missing and partition are not for",
+        ),
+        ("silos = 2", "silos = 2\nchannels = 1", r"\[data\] channels is about rows, and with source = .sites. each"),
+        ("silos = 2", "silos = 2\nwindow = [40]", r"\[data\] window: expected the center and the width of the values"),
+    ],
+)
+def test_a_run_says_once_what_images_become(here: Path, old: str, new: str, sentence: str) -> None:
+    (here / "sites.toml").write_text(SITES.replace(old, new))
+    with pytest.raises(ParameterError, match=sentence):
+        run_files.load(here / "sites.toml")
+
+
+def test_window_and_spacing_are_the_same_at_all_sites(here: Path) -> None:
+    (here / "sites.toml").write_text(SITES.replace("silos = 2", "silos = 2\nwindow = [40, 400]\nspacing = 0.7"))
+    run_file = run_files.load(here / "sites.toml")
+    told = run_files.loads(shared_settings.shared_text(run_file), here / "told.toml")
+    assert (told.data.window, told.data.spacing) == ((40, 400), 0.7)
+    with pytest.raises(ParameterError, match=r"labels.csv row 1 is no DICOM file, and window and spacing"):
+        shared_settings.site_side(told, silo_file.load(here / "silo.toml"))
