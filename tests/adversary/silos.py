@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
@@ -107,7 +108,7 @@ def _setting(world: World, folder: Path, run: str, session: int) -> Setting:
         silos=silos,
         secure_aggregation=SecureAggregation(**secure),
         batch_size=world.batch,
-        columns=COLUMNS,
+        columns=ColumnRules.alike(COLUMNS, scaled=True),
         dtype=torch.float64,
         device="cpu",
         seed=3,

@@ -229,7 +229,7 @@ def test_an_aggregators_state_has_no_weights(case: str) -> None:
     for name in [name for name in state if name.endswith("/counted")]:  # whose rows were counted, and how many are all
         assert set(state.pop(name).split("\n")) == set(groups[name.rpartition("/")[0]].members)
     assert {name.rpartition("/")[2] for name in state} <= {
-        "rows", "input_mean", "input_deviation", "has_statistics", "scales"
+        "rows", "input_fill", "input_mean", "input_deviation", "has_statistics", "scales"
     }  # fmt: skip
     largest = max(np.asarray(value).size for value in state.values()) if state else 0
     assert largest <= max(silo.x.shape[1] for silo in silos) + 2

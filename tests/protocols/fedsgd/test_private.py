@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from moretta import Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
 from moretta.config import run_files
 from moretta.contract.messages import Stamp
+from moretta.data.tables.preparation import Preparation
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Privacy, epsilon
@@ -220,7 +221,7 @@ def test_a_take_has_the_same_upload_in_all_attempts_and_whatever_differs_has_oth
     changed[-1] += 1e-6  # a row that need not even be in the lot
     assert norm(first, private(noise=1.0, own=rows(changed)).upload(model, parameters, NOW)) > 0.1
     scaled = rows(inputs())
-    scaled._scales = np.full(1, 1e-9), np.ones(1)
+    scaled._preparation = Preparation(np.zeros(1), np.full(1, 1e-9), np.ones(1))
     assert norm(first, private(noise=1.0, own=scaled).upload(model, parameters, NOW)) > 0.1
     moved = {name: value + (name == "0.bias") * 1e-9 for name, value in parameters.items()}
     # The gradients are all but the same: what differs is lot and noise.
