@@ -1,4 +1,5 @@
 # make demo      three hospitals train on real records, four protocols, one page (under a minute after installation)
+# make hospitals made-up tables as hospitals have them: schema, look, alignment, two protocols, predictions (two minutes)
 # make test      everything that CI runs: lint, types, tests, API pages
 # make test-all  the same and the slow checks
 
@@ -6,12 +7,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := runs/demo
+HOSPITALS := runs/hospitals
 
-.PHONY: demo test test-all lint types-of-tests api clean
+.PHONY: demo hospitals test test-all lint types-of-tests api clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
 	$(BIN)/moretta compare examples/wdbc.toml --protocols centralised,local,fedsgd,pbpfl --out $(DEMO)
+	@echo "With tables as hospitals have them: make hospitals (examples/hospitals/)"
+
+hospitals: .venv/torch.stamp
+	@rm -rf $(HOSPITALS)
+	$(BIN)/python examples/hospitals/make.py $(HOSPITALS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/hospitals/play.sh $(HOSPITALS)
+	@echo "$(HOSPITALS)/predictions.csv, $(HOSPITALS)/pbpfl/report.html"
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20

@@ -258,8 +258,10 @@ def test_bad_usage_is_exit_code_2(arguments: list[str], here: Path) -> None:
 def test_a_run_that_fails_is_exit_code_1_and_leaves_a_whole_checkpoint(here: Path) -> None:
     done = call("train", "run.toml", "--out", "mine", "--set", "engine.deadline=1e-9", "--json")
     assert done.code == 1
-    assert "go on with --resume" in done.sentence
-    assert "silo-1" in done.sentence
+    assert done.out == ""
+    sentence = done.err.splitlines()[-1]  # after what it trains on
+    assert "go on with --resume" in sentence
+    assert "silo-1" in sentence
     assert last_checkpoint(here / "mine" / "checkpoint") is not None
     assert not (here / "mine" / "result.json").exists()
     assert call("train", "run.toml", "--out", "mine", "--resume", "--json").told["rounds"] == 3

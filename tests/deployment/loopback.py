@@ -22,6 +22,7 @@ from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.flare.sites import Sites
+from moretta.engines.run_folder import read_model
 from moretta.engines.views import Recorder
 from moretta.protocols.common import modules
 from moretta.run import record
@@ -184,7 +185,7 @@ class Machines:
         released = b""
         if ended.released is not None:
             inputs = json.loads((out / "inputs.json").read_text())
-            released = pack_released(inputs, modules.arrays(ended.released))
+            released = pack_released(inputs, read_model(out / "released.safetensors"))
         self.made[-1].end(released)
         return ended
 

@@ -52,7 +52,7 @@ RECORDS = [
     record(secure={"scheme": "none", "ring_bits": None}),
     {"protocol": "?", "task": "regression", "rounds": 1, "silos": 2, "test": {}},  # what an older run may lack
     record(dropped=LATE, run={"participation": 0.5, "seed": 7}, engine={"name": "in-process"}),
-    record(run={"seed": 7}, engine={"name": "flare"}, data={"score-at-silos": True, "test": "test.npz"}),
+    record(run={"seed": 7}, engine={"name": "flare"}, data={"score-at-silos": True, "test": "test.npz", "look": True}),
     record(engine={"name": "fused"}, protocol={"momentum": 0.9, "loss": "cross-entropy"}),
     record(facts=NOISE, **{"secure-aggregation": {"weights": "public", "roster": "roster.toml"}}),
     record(facts={"free_scales": 0.0, "forced_to_one": 3.0}, protocol={"scales": "powers-of-two", "variant": "paper"}),

@@ -10,7 +10,7 @@ import pytest
 
 import moretta.report
 from moretta.errors import MissingExtra, ParameterError
-from moretta.report.page import _template, write_report
+from moretta.report.page import template, write_report
 from moretta.report.plots import colour
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -107,11 +107,11 @@ def test_all_text_of_a_run_is_escaped(make_run, tmp_path):
 def test_templates_escape_everything():
     templates = sorted((Path(moretta.report.__file__).parent / "templates").iterdir())
     assert len(templates) > 5
-    for template in templates:
-        assert not re.search(r"\|\s*(safe|tojson|xmlattr)|autoescape|Markup", template.read_text().partition("#}")[2])
+    for file in templates:
+        assert not re.search(r"\|\s*(safe|tojson|xmlattr)|autoescape|Markup", file.read_text().partition("#}")[2])
     with pytest.raises(jinja2.UndefinedError):
-        _template().render()
-    assert _template().environment.autoescape is True
+        template("page.html.j2").render()
+    assert template("page.html.j2").environment.autoescape is True
 
 
 def test_a_fixed_secret_seed_is_shouted_about(make_run, tmp_path):

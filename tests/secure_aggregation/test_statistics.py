@@ -10,7 +10,15 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Aborted
 from moretta.errors import ParameterError, PeerError, RangeError
 from moretta.secure_aggregation.schemes import aggregator, contributor
-from moretta.secure_aggregation.statistics import AskMoments, Moments, answer_moments, from_limbs, moments, to_limbs
+from moretta.secure_aggregation.statistics import (
+    ALL,
+    AskMoments,
+    Moments,
+    answer_moments,
+    from_limbs,
+    moments,
+    to_limbs,
+)
 
 WAYS = [("none", 64), ("pairwise", 64), ("pairwise", 32)]
 
@@ -86,14 +94,14 @@ def test_data_that_cannot_be_summed_names_its_column(matrix: np.ndarray, sentenc
     assert isinstance(aborted, Aborted)
     assert set(aborted.missing) == {"s1"}
     room = contributor("none", "s1")
-    ask = AskMoments(stamp=NOW, what="inputs", order=1, center=np.zeros(2), encoding={})
+    ask = AskMoments(stamp=NOW, what="inputs", order=1, center=np.zeros(2), columns=ALL, encoding={})
     with pytest.raises(ParameterError, match=sentence):
         answer_moments(room, ask, {"inputs": matrix})
 
 
 def test_the_first_error_is_of_its_kind() -> None:
     room = contributor("none", "s1")
-    ask = AskMoments(stamp=NOW, what="inputs", order=2, center=np.zeros(1), encoding={})
+    ask = AskMoments(stamp=NOW, what="inputs", order=2, center=np.zeros(1), columns=ALL, encoding={})
     with pytest.raises(RangeError):
         answer_moments(room, ask, {"inputs": np.array([[1e200]])})
     with pytest.raises(PeerError, match=r"one of the matrices \['other'\]"):
@@ -104,7 +112,7 @@ def test_the_first_error_is_of_its_kind() -> None:
                                                (1, np.zeros(1, dtype=np.float32))])  # fmt: skip
 def test_bad_asks(order: int, center: np.ndarray) -> None:
     with pytest.raises(PeerError):
-        AskMoments(stamp=NOW, what="inputs", order=order, center=center, encoding={})
+        AskMoments(stamp=NOW, what="inputs", order=order, center=center, columns=ALL, encoding={})
 
 
 @given(st.lists(st.floats(-(2.0**118), 2.0**118, allow_subnormal=True), max_size=4))

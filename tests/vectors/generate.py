@@ -1076,6 +1076,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "what": "inputs",
                 "order": 1,
                 "center": f64([0.0, 2.5]),
+                "columns": np.array([1, 4]),
                 "encoding": {"moments/1/inputs": 41, "most weight": 3},
             },
         ),
@@ -1478,6 +1479,9 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("center", "a center of float32", _as("center", dtype="float32")),
         ("center", "a center of two axes", _as("center", [[0.0, 2.5]])),
         ("center", "a center without axes", _as("center", 0.5)),
+        ("columns", "columns of int32", _as("columns", dtype="int32")),
+        ("columns", "a column twice", _as("columns", 1, 1)),
+        ("columns", "a column below the first", _as("columns", -1, 4)),
     ],
     "secure-aggregation/ask-histogram": [
         ("columns", "columns of int32", _as("columns", dtype="int32")),

@@ -64,8 +64,8 @@ def _train_each(
     folders = [home / name for name in runs]
     comparison.refuse_existing(folders)
     comparison.rehearse(list(runs.values()))
-    for changed, folder in zip(runs.values(), folders, strict=True):
-        train_with_bar(changed, folder, resume=False)
+    for number, (changed, folder) in enumerate(zip(runs.values(), folders, strict=True)):
+        train_with_bar(changed, folder, resume=False, opening=number == 0)
     return folders
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from moretta.commands.terminal import screen
+from moretta.commands.terminal import screen, tell
 from moretta.config import run_files
-from moretta.data.tables.description import lines_of
 from moretta.errors import MorettaError, RunFailed
 
 if TYPE_CHECKING:
@@ -18,14 +17,20 @@ if TYPE_CHECKING:
     from moretta.run.federation import Result
 
 
-def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool) -> Result:
-    """Train a run file's model into a run folder. Raises RunFailed if a person interrupts it."""
+def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, opening: bool = True) -> Result:
+    """Train a run file's model into a run folder. Raises RunFailed if a person interrupts it.
+
+    opening: whether to say first what it trains on.
+    """
     from moretta.run.assembly import federation_of
+    from moretta.run.looking import opening_of
 
     federation = federation_of(run_file, folder)
-    if federation.table is not None:
-        for line in lines_of(federation.table):
-            screen.print(line, markup=False, highlight=False)
+
+    def begin() -> None:
+        for line in opening_of(federation) if opening and not resume else ():
+            tell(line)
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -47,7 +52,9 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool) -> R
                 bar.update(task, figures=text)
 
         try:
-            return federation.train(run_file.run.rounds, run_file.run.seed, resume=resume, progress=progress)
+            return federation.train(
+                run_file.run.rounds, run_file.run.seed, resume=resume, progress=progress, begin=begin
+            )
         except KeyboardInterrupt:  # typer would only say that it aborted
             raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
         except (MorettaError, OSError):

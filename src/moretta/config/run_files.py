@@ -2,6 +2,7 @@
 
     [run]                 rounds, seeds, where the results go
     [data]                where rows come from and how they are dealt out to silos
+    [data.files]          a table for each silo, under source = "files"
     [model]               a built-in name or module:function, and its constructor's arguments
     [protocol]            the settings of one protocol, chosen by its name
     [secure-aggregation]  how uploads are summed (may be left out)
@@ -30,7 +31,7 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from moretta.config import wording
-from moretta.config.sections import Data, Model, Run
+from moretta.config.sections import Data, FileOfRows, Model, Run
 from moretta.contract.settings import Section, kebab
 from moretta.contract.wording import either, shown, unfit
 from moretta.data.tables import schema
@@ -179,6 +180,11 @@ class RunFile(Section):
                     "[data] inputs, classes, outputs and missing follow from the schema of the table; remove them"
                 )
             return
+        if data.in_files:
+            raise ParameterError(
+                '[data] source = "files" needs schema, which says what the columns of all files mean (moretta schema '
+                "init FILE proposes one)"
+            )
         if data.at_sites and (data.inputs is None or (data.classes is None) == (data.outputs is None)):
             raise ParameterError(
                 '[data] source = "sites" needs schema, which says what a table\'s columns mean, or for arrays inputs, '
@@ -193,7 +199,7 @@ class RunFile(Section):
     def _check_images(self) -> None:
         """Raise ParameterError unless what images at sites become is said, and said once."""
         data = self.data
-        inputs = data.inputs or ()
+        inputs = () if data.inputs is None or isinstance(data.inputs, dict) else data.inputs
         if len(inputs) != 3 or inputs[0] not in (1, 3) or inputs[1] != inputs[2]:
             raise ParameterError(
                 "[data] inputs: expected the shape that images become, [1 or 3, size, size], as the schema names files "
@@ -388,8 +394,9 @@ def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
     if not isinstance(protocol, str) or protocol not in PROTOCOLS:
         raise ParameterError(wording.wrong_choice("protocol", "name", protocol, PROTOCOLS))
     data, sites = tables["data"], tables.get("engine", {}).get("sites")
-    if sites and "silos" not in data:
-        data = {"silos": len(sites), **data}
+    named = _files(data) or sites
+    if named and "silos" not in data:
+        data = {"silos": len(named), **data}
     return RunFile(
         run=section("run", Run, run),
         data=section("data", Data, data),
@@ -415,6 +422,21 @@ def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Sc
         raise ParameterError(f"[data] schema: expected a path in quotes, got {shown(named)}")
     base = rest["run"].get("base", "")
     return rest, schema.load(path.absolute().parent / (base if isinstance(base, str) else "") / named)
+
+
+def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section [data.files] as given, each of its own sections validated by itself."""
+    files = data.get("files", {})
+    if not isinstance(files, dict):
+        raise ParameterError(
+            f'[data.files]: expected a table for each silo, as north = "north.csv"; got {shown(files)}'
+        )
+    for name, given in files.items():
+        if isinstance(given, dict):
+            section(f"data.files.{name}", FileOfRows, given)
+        elif not isinstance(given, str) or not given:
+            raise ParameterError(f"[data.files] {name}: expected a path in quotes, got {shown(given)}")
+    return files
 
 
 def _check_table(name: str, table: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,7 +17,8 @@ from pydantic import Field, JsonValue, PositiveInt, field_validator, model_valid
 from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Words, kebab
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
-from moretta.data.grid import check_grid
+from moretta.data.grid import GRIDS, check_grid
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
@@ -77,15 +79,41 @@ OF_ROWS_HERE = (
 
 
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
+NOT_OF_FILES = (
+    "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
+    *(name for name in OF_SITES if name != "test"),
+)  # fmt: skip
+
+
+class FileOfRows(Section):
+    """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`).
+
+    alignment: a file of `moretta align`, where another silo holds other columns of these rows.
+    """
+
+    source: Words
+    separator: Separator | None = None
+    decimal: Literal[".", ","] = "."
+    file_encoding: Words = "utf-8"
+    absent: tuple[Words, ...] = ()
+    alignment: Path | None = None
+
+    @property
+    def form(self) -> Format:
+        """How it is written."""
+        return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
 
 class Data(Section):
     """Where the rows come from, and who holds which.
 
-    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "sites": each silo's rows are on a
+    source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "files": each silo's rows are in a
+        table of its own, which `files` names; or "sites": each silo's rows are on a
         machine of its own, which alone knows where (`moretta.config.silo_file`). Then only these keys apply: `silos`,
         `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment`, and the last ones, which
         say what the rows are like.
+    files: a table for each silo by its name: a path, of a file that is written as `separator` and so on say, or a
+        section `FileOfRows`. All are read by `schema`. In a grid they stand row part by row part.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
@@ -120,17 +148,23 @@ class Data(Section):
     window: of DICOM images, center and width of the values that become 0 to 1; None: as each file says.
     spacing: of DICOM images, the mm from pixel to pixel that they are resampled to; None: as they are. Of rows at sites
         too, as are `window` and the shape in `inputs`.
-    standardise: None is true for tables and false for images and for module:function.
+    standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
+        those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
     augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
-    inputs: of rows at sites, the shape of a sample. tokens: whether samples are token ids.
+    inputs: of rows at sites, the shape of a sample, or the shape of each of its arrays by name
+        (`moretta.data.layout`). tokens: whether samples are token ids, or the names of the arrays that hold such.
     classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
-    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none.
+    look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
+        result.json (`moretta look` shows rows on one machine).
+    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none. Of
+        files whose silos hold different columns, a table of whole rows.
     score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
         of its silo.toml), and sum their scores in secret; see `moretta.protocols.common.scoring`.
     """
 
     source: Words
+    files: Annotated[dict[Words, Words | FileOfRows], SERVER] = {}  # noqa: RUF012  # pydantic copies it
     silos: PositiveInt = 3
     partition: Literal["iid", "dirichlet", "by-label", "by-domain", "by-feature", "grid"] = "iid"
     alpha: Positive | None = None
@@ -158,15 +192,16 @@ class Data(Section):
     channels: Literal[1, 3] | None = None
     window: tuple[float, float] | None = None
     spacing: Positive | None = None
-    standardise: bool | None = None
+    standardise: bool | tuple[Words, ...] | None = None
     augment: Literal["none", "crop-flip"] = "none"
-    inputs: tuple[PositiveInt, ...] | None = None
-    tokens: bool = False
+    inputs: tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]] | None = None
+    tokens: bool | tuple[Words, ...] = False
     classes: Annotated[int, Field(ge=2)] | None = None
     outputs: PositiveInt | None = None
     least_rows: PositiveInt | None = None
     test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool = False
+    look: bool = False
 
     @property
     def form(self) -> Format:
@@ -177,6 +212,24 @@ class Data(Section):
     def at_sites(self) -> bool:
         """Whether rows are on machines of their own."""
         return self.source == "sites"
+
+    @property
+    def in_files(self) -> bool:
+        """Whether each silo's rows are in a file of their own here."""
+        return self.source == "files"
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """Of rows at sites, how the arrays of a sample are packed; None where a sample is one array."""
+        if not isinstance(self.inputs, dict):
+            return None
+        tokens, standardised = (() if isinstance(names, bool) else names for names in (self.tokens, self.standardise))
+        return SampleLayout.declared(self.inputs, tokens or (), standardised or ())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of rows at sites, the shape of a sample, packed where it has several arrays."""
+        return self.inputs if isinstance(self.inputs, tuple) else (self.layout.size,) if self.layout else ()
 
     @field_validator("grid", mode="before")
     @classmethod
@@ -245,6 +298,9 @@ class Data(Section):
         """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
         given = [name for name in type(self).model_fields if name in self.model_fields_set]
         changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        if self.in_files or self.files:
+            self._check_files(changed)
+            return
         if not self.at_sites:
             for name in changed:
                 if name in OF_SITES:
@@ -261,6 +317,68 @@ class Data(Section):
         if self.partition not in ("iid", "grid", "by-feature"):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
+            )
+        self._check_arrays()
+
+    def _check_arrays(self) -> None:
+        """Raise ParameterError where several arrays a sample, and which are tokens or standardised, do not fit."""
+        if not isinstance(self.inputs, dict):
+            for name in ("tokens", "standardise"):
+                if isinstance(getattr(self, name), tuple):
+                    raise ParameterError(
+                        f"[data] {name} lists arrays, and inputs is the shape of one; say true or false"
+                    )
+            return
+        if self.tokens is True:
+            raise ParameterError('[data] tokens: name the arrays of inputs that hold token ids, for example ["ids"]')
+        try:
+            layout = self.layout
+        except ParameterError as error:
+            raise ParameterError(f"[data] {error}") from None
+        columns = [one.name for one in layout.arrays if one.may_be_standardised] if layout else []
+        if self.standardise is True or (self.standardise is None and columns):
+            raise ParameterError(
+                f"[data] standardise: name those of {', '.join(columns) or 'the arrays'} that are to be standardised, "
+                "as a list, or none, []: nobody sees the rows of all sites, and whether one is a mask"
+            )
+        if self.partition in GRIDS:
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" splits the columns of one array, and inputs names several'
+            )
+
+    def _check_files(self, changed: Sequence[str]) -> None:
+        """Raise ParameterError for keys that do not go with a file for each silo."""
+        if not self.in_files or not self.files:
+            raise ParameterError(
+                '[data] source = "files" and a section [data.files] belong together, which names a table for each '
+                f'silo, for example north = "north.csv"; got source = {shown(self.source)} and {len(self.files)} files'
+            )
+        if len(self.files) != self.silos:
+            raise ParameterError(
+                f"[data] files names {len(self.files)} silos and silos is {self.silos}; remove silos, or the grid that "
+                "says so"
+            )
+        in_grid = self.partition in ("grid", "by-feature")
+        wrong = dict.fromkeys(NOT_OF_FILES, "is not for rows that are in a file for each silo, read by a schema")
+        if in_grid:
+            held = "would hold back rows that other holders of columns train on; give test, a table of whole rows"
+            wrong |= {"test_fraction": held, "validation_fraction": held}
+        else:
+            wrong["test"] = "is for silos that hold different columns; set test-fraction, which every file gives"
+        for name in changed:
+            if name in wrong:
+                raise ParameterError(f"[data] {kebab(name)} {wrong[name]}; remove it")
+        aligned = [
+            name for name, file in self.files.items() if not isinstance(file, str) and file.alignment is not None
+        ]
+        if aligned and not in_grid:
+            raise ParameterError(
+                f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; "
+                'remove it, or give partition = "by-feature" and columns'
+            )
+        if not in_grid and self.partition != "iid":
+            raise ParameterError(
+                f'[data] partition = "{self.partition}" deals rows out, and files have theirs; remove it'
             )
 
 

@@ -37,7 +37,7 @@ class Specification:
     aggregation: SecureAggregation = field(default_factory=SecureAggregation)
     engine: Engine = field(default_factory=Engine)
     batch_size: int = 32
-    standardise: bool = False
+    standardise: bool | tuple[str, ...] = False
     missing: str = "error"
     table: str = ""
     dtype: str = "float32"
@@ -52,6 +52,7 @@ class Specification:
     insecure_secret_seed: int | None = field(default=None, repr=False)
     least_rows: int | None = None
     score_at_silos: bool = False
+    look: bool = False
     model_source: str = ""
     text: str = ""
     digest: str = ""
@@ -79,6 +80,11 @@ class Specification:
         every = self.evaluate_every
         if every is not None and (type(every) is not int or every < 1):
             raise ParameterError(f"evaluate_every = {every}: expected a whole number, at least 1, or None")
+        if self.look and (entry.pooled or self.engine.simulates):
+            raise ParameterError(
+                f"[data] look counts by a secure sum, and here nobody sums: {entry.name} under engine = "
+                f'"{name}" has all rows in one place; remove it, and see moretta look'
+            )
         if self.score_at_silos and (entry.pooled or self.engine.simulates):
             raise ParameterError(
                 f"[data] score-at-silos sums what silos score, and here nobody sums: {entry.name} under engine = "
@@ -160,6 +166,7 @@ def of_run_file(
         insecure_secret_seed=run.insecure_secret_seed if insecure_secret_seed is None else insecure_secret_seed,
         least_rows=data.least_rows,
         score_at_silos=data.score_at_silos,
+        look=data.look,
         model_source=model_source,
         missing=data.missing,
         table="" if table is None else table.digest,

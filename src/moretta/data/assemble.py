@@ -12,6 +12,7 @@ from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.folder import LabelledImages
 from moretta.data.images.sets import scaled
+from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.inference import Missing, Task
 from moretta.data.tables.preparation import ColumnRules
@@ -32,9 +33,13 @@ class Wish:
     seed: int
 
 
-def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
-    """A table that was read by its schema, split by the wished fractions."""
-    y, task, classes = _targets_of(rows.y, table, wish)
+def from_table(rows: TableRows, table: Schema, wish: Wish, *, domain: Array | None = None) -> Dataset:
+    """A table that was read by its schema, split by the wished fractions; domain: [rows], split in proportion too."""
+    (y, task, classes), parts = _targets_of(rows.y, table, wish), None
+    if domain is not None:
+        strata = np.unique(domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
+        test, validation, train = split(strata, (wish.test, wish.validation), wish.seed, wish.name, rows.groups)
+        parts = test, validation, train
     expansion = expansion_of(table)
     return split_rows(
         wish,
@@ -45,10 +50,12 @@ def from_table(rows: TableRows, table: Schema, wish: Wish) -> Dataset:
         feature_names=expansion.names,
         origins=expansion.origins,
         class_names=table.classes if classes else (),
+        domain=domain,
         ids=rows.ids,
         groups=rows.groups,
         column_rules=rules_of(table),
         table=table,
+        parts=parts,
     )
 
 
@@ -97,6 +104,7 @@ def split_rows(
     ids: Array | None = None,
     groups: Array | None = None,
     standardise: bool = True,
+    layout: SampleLayout | None = None,
     parts: tuple[RowNumbers, RowNumbers, RowNumbers] | None = None,
 ) -> Dataset:
     """A source without a test part: one is drawn (or given as `parts`: test, validation, train).
@@ -125,18 +133,27 @@ def split_rows(
         column_rules=column_rules,
         table=table,
         standardise=standardise,
+        layout=layout,
     )
 
 
 def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
 
-    Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test, or domain, id and group,
-    [rows] each. A group is all in one part, and no id or group of training rows is among those of test rows.
+    In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
+    (`moretta.data.layout`). Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test,
+    or domain, id and group, [rows] each. A group is all in one part, and no id or group of training rows is among those
+    of test rows.
     Raises ParameterError if the arrays are others or do not fit together.
     """
+    arrays, layout = packed_parts(arrays, wish.name)
+    if layout is not None and wish.missing != "error":
+        raise ParameterError(
+            f'{wish.name}: missing = "{wish.missing}" is for one table, and a sample here has the arrays '
+            f"{', '.join(layout.names)}; fill in their absent values beforehand"
+        )
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        return from_parts(arrays, wish)
+        return from_parts(arrays, wish, layout=layout)
     if not {"x", "y"} <= arrays.keys():
         raise ParameterError(
             f"{wish.name}: expected arrays x_train, y_train, x_test, y_test, or x and y; "
@@ -152,17 +169,23 @@ def from_arrays(arrays: Mapping[str, Array], wish: Wish) -> Dataset:
         y,
         task,
         classes,
-        feature_names=names,
+        feature_names=() if layout else names,
         column_rules=rules,
         domain=arrays.get("domain"),
         ids=arrays.get("id"),
         groups=arrays.get("group"),
         standardise=_is_table(x, wish.name),
+        layout=layout,
     )
 
 
 def from_parts(
-    arrays: Mapping[str, Array], wish: Wish, *, pixels: bool = False, class_names: tuple[str, ...] = ()
+    arrays: Mapping[str, Array],
+    wish: Wish,
+    *,
+    pixels: bool = False,
+    class_names: tuple[str, ...] = (),
+    layout: SampleLayout | None = None,
 ) -> Dataset:
     """A source with a test part; the task is decided on all targets together, so that both parts have the same."""
     y_train, y_test = arrays["y_train"], arrays["y_test"]
@@ -195,7 +218,7 @@ def from_parts(
         x_validation=x[validation],
         y_validation=y_train[validation],
         classes=classes,
-        feature_names=names,
+        feature_names=() if layout else names,
         class_names=class_names if task == "classification" else (),
         domain=_domain(arrays.get("domain_train"), len(x), wish.name, train),
         domain_test=arrays.get("domain_test"),
@@ -203,6 +226,7 @@ def from_parts(
         groups=_texts(groups, train),
         column_rules=rules,
         standardise=_is_table(x, wish.name),
+        layout=layout,
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import check_finite, check_fit, check_pair, check_targets_finite
+from moretta.data.layout import SampleLayout
 from moretta.data.tables.inference import Task
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.schema import Schema
@@ -72,9 +73,9 @@ class Dataset:
     for the by-domain partition, `domain_test` [rows of test] likewise, to score each domain by itself
     (`test_rows_by_domain`), and `ids` str[rows of train] whose it is. `column_rules` says in which columns x may hold
     NaN, an absent value, and what is filled in once training has found it; None: in none. `table` is the schema of a
-    source that is a table. `standardise` is what the source advises: true for tables. Raises ParameterError, naming the
-    part and the column, if anything does not fit. That training rows are finite is checked by `SiloData`, which can
-    name the silo.
+    source that is a table. `standardise` is what the source advises: true for tables. `layout` says how the arrays of a
+    sample are packed in x, where it has several (`moretta.data.layout`). Raises ParameterError, naming the part and the
+    column, if anything does not fit. That training rows are finite is checked by `SiloData`, which can name the silo.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Dataset:
     table: Schema | None = None
     groups: NDArray[np.str_] | None = None
     standardise: bool = True
+    layout: SampleLayout | None = None
 
     def __post_init__(self) -> None:
         if self.x_validation.ndim == 1 and len(self.x_validation) == 0:  # not given: the same shape with no rows

@@ -18,6 +18,7 @@ from moretta.data.checks import as_features, as_targets, check_finite, check_fit
 from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import read_npz
+from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.references import is_reference
 from moretta.data.sources import called
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
@@ -30,10 +31,10 @@ from moretta.errors import ParameterError
 class ExpectedRows:
     """What a run expects of every owner's rows.
 
-    inputs: the shape of a sample. tokens: whether samples are token ids. classes: how many there are; None where
-    targets are numbers, `outputs` a row. labelled: whether these rows have targets at all. may_lack: whether values may
-    be absent. table: what the columns of these rows mean, where they are a table's. image: what images become, where
-    the table names their files.
+    inputs: the shape of a sample, packed where it has a layout. tokens: whether samples are token ids. classes: how
+    many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
+    may_lack: whether values may be absent. table: what the columns of these rows mean, where they are a table's. image:
+    what images become, where the table names their files.
     """
 
     inputs: tuple[int, ...]
@@ -43,6 +44,7 @@ class ExpectedRows:
     labelled: bool = True
     may_lack: bool = False
     table: Schema | None = None
+    layout: SampleLayout | None = None
     image: ImageForm | None = None
 
 
@@ -98,6 +100,12 @@ def read_rows(
         raise ParameterError(
             f"{where}: source = {source!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
             f'"module:function" of this site\'s own rows, or "{FOLDER}"'
+        )
+    arrays, layout = packed_parts(arrays, f"{where}: {source}", wanted.layout)
+    if layout is not None and wanted.layout is None:
+        raise ParameterError(
+            f"{where}: {source}: expected samples as one array, as [data] inputs of the run says; got the arrays "
+            f"{', '.join(layout.names)}"
         )
     given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
     if given_x is None or (given_y is None and wanted.labelled):

@@ -80,6 +80,11 @@ def distribute(
     if how in GRIDS:
         if alpha is not None:
             raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
+        if dataset.layout is not None:
+            raise ParameterError(
+                f'partition = "{how}" deals the columns of one array, and a sample of {dataset.name} has the arrays '
+                f"{', '.join(dataset.layout.names)}; join them to one array, or deal whole rows"
+            )
         dataset = flat(dataset)
         shards = deal(dataset, shape, columns, label_holder, sizes, seed)
     else:

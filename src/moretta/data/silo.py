@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import blocks, taken
+from moretta.data.layout import SampleLayout, Samples, is_mask, pack, packed_as
 from moretta.errors import ParameterError
 
 
@@ -29,6 +31,8 @@ class Subjects:
 class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
+    x may be given as a mapping of arrays, [rows, ...] each, which a model takes by keyword; it is then held packed, and
+    `layout` says how (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
     row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
     the same rows in the same order. columns: the indices of x's columns among all. ids: the person or thing that each
     row is about. y may be empty where another silo of the row holds the labels.
@@ -51,6 +55,35 @@ class Silo:
     held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
     groups: NDArray[np.str_] | None = None
     aligned: bool = False
+    layout: SampleLayout | None = None
+
+    if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
+
+        def __init__(
+            self,
+            name: str,
+            x: Samples,
+            y: NDArray[np.generic],
+            row: str = "",
+            columns: tuple[int, ...] = (),
+            ids: NDArray[np.str_] | None = None,
+            remote: bool = False,
+            labelled: bool = True,
+            held_out: tuple[Samples, NDArray[np.generic]] | None = None,
+            groups: NDArray[np.str_] | None = None,
+            aligned: bool = False,
+            layout: SampleLayout | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        where = f"silo `{self.name}`"
+        if isinstance(self.x, Mapping):
+            packed, layout = pack(self.x, where)
+            object.__setattr__(self, "x", packed)
+            object.__setattr__(self, "layout", layout)
+        if self.held_out is not None:
+            x, y = self.held_out
+            object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))
 
     @property
     def subjects(self) -> Subjects:
@@ -100,6 +133,47 @@ def check_least(silo: Silo, least: int | None) -> None:
             f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "
             f"states rests on it; got {len(silo.x)}"
         )
+
+
+def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> SampleLayout | None:
+    """Return the layout of silos' samples, with the arrays that are to be standardised; None for samples of one array.
+
+    standardise: which arrays; true for those of numbers in one axis that are no mask, as far as the silos' rows show.
+    Raises `moretta.errors.ParameterError`, naming silo and array, where silos have other arrays.
+    """
+    first = silos[0]
+    for silo in silos:
+        if (silo.layout is None) != (first.layout is None):
+            one, several = (first, silo) if first.layout is None else (silo, first)
+            raise ParameterError(f"silo `{one.name}` has one array a sample, and `{several.name}` several by name")
+        if silo.layout is not None and first.layout is not None:
+            silo.layout.check_same(first.layout, f"silo `{silo.name}`", f"silo `{first.name}`")
+            if silo.columns:
+                raise ParameterError(f"silo `{silo.name}`: columns of samples of several arrays cannot be split")
+    named = not isinstance(standardise, bool)
+    if first.layout is None:
+        if named and standardise:
+            raise ParameterError("standardise names arrays, and a sample is one array; say true or false")
+        return None
+    if missing != "error":
+        raise ParameterError("missing is for samples of one array; fill in absent values of several beforehand")
+    if isinstance(standardise, bool):
+        standardise = _numbers_of(silos, first.layout) if standardise else ()
+    return first.layout.standardising(standardise)
+
+
+def _numbers_of(silos: Sequence[Silo], layout: SampleLayout) -> list[str]:
+    """Return the arrays that have columns of numbers, and are no mask in all silos."""
+    if any(silo.remote for silo in silos):
+        raise ParameterError(
+            "standardise: rows are on other machines, so nobody sees which arrays are masks of 0 and 1; name those to "
+            "be standardised, as a list"
+        )
+    return [
+        one.name
+        for one in layout.arrays
+        if one.may_be_standardised and not all(is_mask(silo.x[:, layout.places[one.name]]) for silo in silos)
+    ]
 
 
 def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """From the `[data]` section of a run file to a `Dataset`: built-in names, tables, .npz and `module:function`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -224,7 +225,10 @@ def _parts_of_domains(images: Images, domain: Array, wish: Wish) -> tuple[RowNum
 
 
 def called(source: str, base: Path) -> dict[str, Array]:
-    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError."""
+    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError.
+
+    Where x_train and x_test are mappings of arrays, those are ``x_train.ids`` and so on, as in an .npz file.
+    """
     function = resolve(source, base)
     try:
         with beside(base):
@@ -235,8 +239,10 @@ def called(source: str, base: Path) -> dict[str, Array]:
     if not isinstance(made, tuple | list) or len(made) != 4:
         got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
         raise ParameterError(f"{expected}, got {got}")
+    parts = dict[str, object]()
+    for name, part in zip(("x_train", "y_train", "x_test", "y_test"), made, strict=True):
+        parts |= {f"{name}.{key}": one for key, one in part.items()} if isinstance(part, Mapping) else {name: part}
     try:
-        arrays = [np.asarray(part) for part in made]
+        return {name: np.asarray(part) for name, part in parts.items()}
     except (ValueError, TypeError, RuntimeError) as error:
         raise ParameterError(f"{expected} as arrays, but one is none ({said(error)})") from error
-    return dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True))

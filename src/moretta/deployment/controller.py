@@ -28,7 +28,7 @@ from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
 from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
 from moretta.engines.flare.sites import Send, Sites
-from moretta.engines.run_folder import read_json
+from moretta.engines.run_folder import read_json, read_model
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.common import modules
@@ -177,7 +177,7 @@ def _released(result: Result, out: Path) -> bytes:
     if result.released is None:
         return b""
     inputs = {name: value for name, value in read_json(out / "inputs.json").items() if name != "format"}
-    return pack_released(inputs, modules.arrays(result.released))
+    return pack_released(inputs, read_model(out / "released.safetensors"))
 
 
 def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:

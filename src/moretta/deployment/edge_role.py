@@ -24,7 +24,7 @@ from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.common.scoring import HeldOut, figures_of
-from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_scores, settings_digest
+from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_look, check_scores, settings_digest
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.targets import encode
 from moretta.protocols.registry import edge_of
@@ -48,7 +48,11 @@ class EdgeRole:
                 "silo.toml"
             )
         self._edge.check_site(
-            protocol, run_file.secure_aggregation, file.limits.memory_limit_mib, file.limits.edge_precision
+            protocol,
+            run_file.secure_aggregation,
+            file.limits.memory_limit_mib,
+            file.limits.edge_precision,
+            data.layout,
         )
         self._protocol, self._run_file, self._file = protocol, run_file, file
         self._secure = shared_settings.aggregation_at(run_file, file)
@@ -61,6 +65,8 @@ class EdgeRole:
         check_least(self._silo, data.least_rows)
         if data.score_at_silos:
             check_scores(protocol, self.silos)
+        if data.look:
+            check_look(protocol, self.silos)
         self._roster = None if self._secure.roster is None else Roster.load(self._secure.roster)
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
@@ -108,6 +114,7 @@ class EdgeRole:
             helped=helped,
             bound=self._bound(hello),
             subjects=silo.subjects,
+            classes=shared_settings.classes_of_look(self._run_file, hello.outputs),
         )
         return client, schema_of(self._edge.MESSAGES)
 
@@ -134,6 +141,7 @@ class EdgeRole:
             batch_size=data.batch_size,
             augment=data.augment == "crop-flip",
             seed=run.seed,
+            layout=data.layout,
         )
 
     def _targets(self, y: NDArray[np.generic], hello: Hello) -> Array:

@@ -19,7 +19,6 @@ import numpy as np
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.config.sections import Data
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
 from moretta.contract.lazy_rows import taken
@@ -28,11 +27,12 @@ from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.silo import Silo, Subjects
+from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
-from moretta.data.tables.rows import expansion_of, rules_of
-from moretta.data.tables.schema import Schema
+from moretta.data.tables.rows import rules_of
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -165,7 +165,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     mine = silos[name]
     wanted = _wanted(run_file)
     if wanted.table is not None and mine.columns:
-        wanted = replace(wanted, table=_of_part(wanted.table, mine))
+        wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
     of = site.data
     read = read_rows(of.source, wanted, f"silo `{name}`", form=of.form, path=of.path, labels=of.labels, base=site.base)
@@ -184,12 +184,6 @@ def _in_order(silo: Silo, site: SiloFile) -> Silo:
     found = Alignment.load(site.base / site.data.alignment)
     rows = found.applied(silo.x, silo.y, silo.subject_ids, silo.groups, f"silo `{silo.name}`")
     return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups)
-
-
-def _of_part(table: Schema, silo: Silo) -> Schema:
-    """Return the schema of the columns that one holder of a row of the grid has."""
-    origins = expansion_of(table).origins
-    return table.only([origins[column] for column in silo.columns], labelled=silo.labelled)
 
 
 def _holding_back(silo: Silo, fraction: float) -> Silo:
@@ -226,10 +220,11 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
 def silos_of(run_file: RunFile) -> list[Silo]:
     """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
-    kind = np.int64 if data.tokens else np.float32
-    shape = _wanted(run_file).inputs
+    kind = np.int64 if data.tokens is True else np.float32
+    shape, layout = _wanted(run_file).inputs, data.layout
     if data.partition not in GRIDS:
-        return [Silo(name, np.empty((0, *shape), kind), np.empty(0, np.int64), remote=True) for name in names]
+        x, y = np.empty((0, *shape), kind), np.empty(0, np.int64)
+        return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts = _column_parts(run_file)
     rows = len(names) // len(parts)
     holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
@@ -260,6 +255,11 @@ def table_of(run_file: RunFile) -> str:
     return "" if run_file.table is None else run_file.table.digest
 
 
+def classes_of_look(run_file: RunFile, outputs: int) -> int:
+    """Return how many classes a look before training counts, 0 for no look. outputs: of the model."""
+    return counted_classes(task_of(run_file), outputs) if run_file.data.look else 0
+
+
 def _wanted(run_file: RunFile) -> ExpectedRows:
     data, table = run_file.data, run_file.table
     if table is not None:
@@ -268,19 +268,20 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
         classes, rules = len(table.classes) or None, rules_of(table)
         outputs = None if classes else 1
         if data.inputs is not None:  # images, as `RunFile` has seen to
-            image = ImageForm(data.inputs[1], data.inputs[0], data.window, data.spacing)
-            return ExpectedRows(data.inputs, False, classes, outputs, table=table, image=image)
+            image = ImageForm(data.shape[1], data.shape[0], data.window, data.spacing)
+            return ExpectedRows(data.shape, False, classes, outputs, table=table, image=image)
         return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
-    return ExpectedRows(data.inputs, data.tokens, data.classes, data.outputs, may_lack=data.missing != "error")
+    tokens, may_lack = data.tokens is True, data.missing != "error"
+    return ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
 
 
 def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     """Return the indices of each column part's columns."""
     data = run_file.data
     if run_file.table is not None:
-        return _table_parts(data, run_file.table)
+        return table_parts(run_file.table, data.columns, data.grid[1] if data.grid is not None else 1)
     total = int(np.prod(_wanted(run_file).inputs))
     if data.columns is None:
         parts = data.grid[1] if data.grid is not None else 1
@@ -295,22 +296,6 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     return found
 
 
-def _table_parts(data: Data, table: Schema) -> list[tuple[int, ...]]:
-    """Return the same of a table, whose columns are named: all that a column becomes goes to one part."""
-    features, origins = list(table.features), expansion_of(table).origins
-    parts: Sequence[Sequence[object]] = data.columns or ()
-    if data.columns is None:
-        cuts = cut(np.arange(len(features)), data.grid[1] if data.grid is not None else 1, None)
-        parts = [[features[place] for place in places] for places in cuts]
-    named = [name for part in parts for name in part]
-    if sorted(map(str, named)) != sorted(features):
-        raise ParameterError(
-            f"[data] columns: expected each column of the schema that is an input in one part, by its name "
-            f"({', '.join(features):.200}); got {', '.join(map(str, named)):.200}"
-        )
-    return [tuple(column for column, origin in enumerate(origins) if origin in part) for part in parts]
-
-
 def _model(run_file: RunFile, seed: int) -> nn.Module:
     """Build the model. seed: of its weights."""
     wanted = _wanted(run_file)
@@ -321,6 +306,7 @@ def _model(run_file: RunFile, seed: int) -> nn.Module:
         outputs=classes or wanted.outputs or 1,
         base=run_file.base,
         seed=seed,
+        layout=wanted.layout,
         **run_file.model.arguments,
     )
 
@@ -338,7 +324,7 @@ def _specification(
         run_file,
         task=task_of(run_file),
         table=run_file.table,
-        standardise=len(wanted.inputs) == 1 and not wanted.tokens,
+        standardise=len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None,
         model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         aggregation=aggregation,
         device=device,

@@ -76,16 +76,19 @@ class RunFolder:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Send Moretta's warnings to ``log.txt`` for as long as the run lasts."""
+        """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts."""
         logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         propagate, logger.propagate = logger.propagate, False  # a terminal shows dropped silos in its own way
         logger.addHandler(handler)
+        level = logger.level
+        logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
         try:
             yield
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
+            logger.setLevel(level)
             handler.close()
 
     def append(self, line: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moretta.contract.wording import did_you_mean
+from moretta.data.layout import SampleLayout
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.errors import MissingExtra, ParameterError
 
@@ -36,13 +37,21 @@ def source_digest(source: str, arguments: Mapping[str, Any], base: Path = Path("
 
 
 def build(
-    source: str, *, inputs: tuple[int, ...], outputs: int, base: Path = Path("."), seed: int = 0, **arguments: Any
+    source: str,
+    *,
+    inputs: tuple[int, ...],
+    outputs: int,
+    base: Path = Path("."),
+    seed: int = 0,
+    layout: SampleLayout | None = None,
+    **arguments: Any,
 ) -> nn.Module:
     """Build a model for samples of shape `inputs`, with `outputs` outputs.
 
     `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
     with `arguments` only. Dashes in argument names become underscores. Initial weights depend on `seed` alone; torch's
-    global generator is unchanged.
+    global generator is unchanged. layout: of samples of several arrays, which the model takes by keyword, and packed
+    (`moretta.models.by_keyword`).
     Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
     for a function that fails or returns no module; MissingExtra without torch.
     """
@@ -56,6 +65,11 @@ def build(
         # not torch.manual_seed: that would also seed accelerators, whose state is not forked here
         torch.default_generator.manual_seed(seed)
         if source in BUILT_IN:
+            if layout is not None:
+                raise ParameterError(
+                    f'model "{source}" takes one array, and a sample has {layout}; give a "module:function" whose '
+                    "module takes them by keyword"
+                )
             return _built_in(source, inputs, outputs, arguments)
         if not is_reference(source):
             raise ParameterError(
@@ -72,7 +86,9 @@ def build(
             ) from error
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
-    return model
+    from moretta.models.by_keyword import takes_packed  # it needs torch
+
+    return takes_packed(model, layout)
 
 
 def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any]) -> nn.Module:

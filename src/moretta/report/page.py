@@ -37,13 +37,17 @@ def write_report(folders: Sequence[Path], out: Path, differences: Mapping[str, f
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
     written = page([read_run(folder) for folder in folders], differences)
+    write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may be of silos' own rows
+    return out
+
+
+def write_page(out: Path, written: str, mode: int = 0o644) -> None:
+    """Write a page to `out`, whole or not at all. Raises ParameterError for a file that cannot be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        mode = 0o600 if "<img " in written else 0o644  # pictures may be of silos' own rows
         write_atomically(out, written.encode("utf-8", "replace"), mode)  # a folder's name need not be UTF-8
     except OSError as error:
         raise ParameterError(f"The report cannot be written to {out}: {error.strerror}.") from error
-    return out
 
 
 def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> str:
@@ -51,7 +55,7 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
     names = labels(records)
     pictures = [list(audit.pictures(record)) for record in records]
     runs = list(zip(names, records, pictures, strict=True))
-    return _template().render(
+    return template("page.html.j2").render(
         audit=audit,
         labels=list(names),
         records=records,
@@ -71,7 +75,8 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
     )
 
 
-def _template() -> Template:
+def template(name: str) -> Template:
+    """Return a template beside this file. Raises MissingExtra without Jinja2."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
@@ -88,7 +93,7 @@ def _template() -> Template:
         "power": _power,
         "thousands": "{:,}".format,
     }
-    return templates.get_template("page.html.j2")
+    return templates.get_template(name)
 
 
 def _power(value: str) -> tuple[str, str]:

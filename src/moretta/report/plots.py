@@ -269,23 +269,28 @@ def colour(protocol: str) -> str:
 def _svg(
     records: Sequence[RunRecord], key: str, title: str, draw: Callable[[Figure], None], *, bars: int | None = None
 ) -> Markup:
-    """Draw one figure and make its SVG fit for the inside of a page.
+    """Draw one figure of runs. bars: how many bars a run has, which decides the height; None for curves."""
+    height = 3.1 if bars is None else 0.9 + (0.24 + 0.2 * bars) * len(records)
+    described = f"{title}: {', '.join(labels(records))}. The numbers are in the comparison table."
+    return drawn(key, title, described, draw, height)
 
-    bars: how many bars a run has, which decides the height; None for curves. The same records give the same bytes.
+
+def drawn(key: str, title: str, described: str, draw: Callable[[Figure], None], height: float) -> Markup:
+    """Draw one figure and make its SVG fit for the inside of a page. key: of its ids. height: inches, of 5.2 wide.
+
+    The same figure gives the same bytes.
     """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra('The figures of a report need matplotlib: pip install "moretta[torch]".') from None
-    height = 3.1 if bars is None else 0.9 + (0.24 + 0.2 * bars) * len(records)
     with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": key}):
         warnings.simplefilter("ignore")  # glyphs that the measuring font lacks: the browser has its own fonts
         figure = Figure(figsize=(5.2, height), layout="constrained")
         draw(figure)
         written = StringIO()
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    described = f"{title}: {', '.join(labels(records))}. The numbers are in the comparison table."
     return _inline(written.getvalue(), key, title, described)
 
 

@@ -13,6 +13,7 @@ from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
+from moretta.data.layout import SampleLayout, gather
 from moretta.errors import ParameterError
 from moretta.run import consent
 from moretta.run.assembly import federation_of
@@ -35,8 +36,8 @@ def audit_folder(
     Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python, whose
     rows are not in it, and as `moretta.audit.auditor.audit`.
     """
-    given = None if background is None else read_background(background)
     federation, rounds, seed = _played(folder, allow_code)
+    given = None if background is None else read_background(background, federation.layout)
     return audit(
         folder,
         federation,
@@ -71,11 +72,15 @@ def _played(folder: Path, allow_code: bool) -> tuple[Federation, int, int]:
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
 
 
-def read_background(path: Path) -> tuple[Array, Array]:
-    """Return rows that attackers may have: x and y of a .npz file, as silos have theirs."""
+def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:
+    """Return rows that attackers may have: x and y of a .npz file, as silos have theirs.
+
+    layout: of samples of several arrays, which the file has as x.NAME; they are packed.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            x, y = held["x"], held["y"]
+            x = held["x"] if layout is None else layout.pack(gather(held, "x"), f"--background {path}")
+            y = held["y"]
     except FileNotFoundError:
         raise ParameterError(f"--background {path}: there is no such file; expected .npz with x and y") from None
     except OSError as error:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from safetensors.numpy import save
+from torch import Tensor, nn
 
 from moretta.engines.files import write_atomically
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import MissingExtra, ParameterError
+from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
 from moretta.run.raw_rows import Prepared
 
@@ -32,9 +34,10 @@ def export(
 
     The graph's input is `x`, rows as the data has them, NaN where a value is absent, any number of rows: filling in and
     scaling are in the graph. Of a table `x` is float32[rows, features], where a category enters as its place in the
-    list that the schema in inputs.json has; the graph's metadata holds the same. Its output is `outputs`. The
-    state_dict's metadata holds inputs.json too. model, allow_code: as of `moretta.run.finished.load`; a state_dict
-    needs no code. Raises `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
+    list that the schema in inputs.json has; the graph's metadata holds the same. Where a sample has several arrays the
+    graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
+    model, allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
+    `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
     """
     if out.suffix not in (".safetensors", ".onnx"):
         raise ParameterError(f"{out}: expected a file that ends in .safetensors or .onnx")
@@ -92,19 +95,25 @@ def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
-    expansion = model.expansion
-    shape = model.shape if expansion is None else (len(expansion.features),)
-    rows = torch.zeros(2, *shape, dtype=torch.float32 if expansion is not None else model.dtype)
+    module: nn.Module = Prepared(model.module, model.preparation, model.expansion)
+    shape = model.shape if model.expansion is None else (len(model.expansion.features),)
+    rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
+    dimension = {0: torch.export.Dim("rows")}
+    given: dict[str, Tensor] = {"x": rows}
+    dimensions: tuple[Any, ...] = (dimension,)
+    if model.layout is not None:
+        module, given = Packing(module), Unpack(model.layout).arrays(rows.float())
+        dimensions = (tuple(dimension for _ in given),)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own deprecations
         try:
             program = torch.onnx.export(
-                Prepared(model.module, model.preparation, expansion),
-                (rows,),
-                input_names=["x"],
+                module,
+                tuple(given.values()),
+                input_names=list(given),
                 output_names=["outputs"],
-                dynamic_shapes=({0: torch.export.Dim("rows")},),
+                dynamic_shapes=dimensions,
                 dynamo=True,
                 verbose=False,
             )

@@ -32,7 +32,8 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, row_shape
+from moretta.data.layout import Samples, packed_as
+from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -41,14 +42,17 @@ from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError
+from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
+from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
-from moretta.protocols.common.setting import Setting, check_scores
+from moretta.protocols.common.setting import Setting, check_look, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run.checkpoints import restore_states
+from moretta.run.evaluation import LabelledRows
 from moretta.run.loop import Progress, Session, Transport
 from moretta.run.result import Result
 from moretta.secure_aggregation.agreement import RUN_DIGEST
@@ -70,8 +74,9 @@ class Federation:
     model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
     letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures. batch_size:
     rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
-    that come through the secure sum. missing: "error", or "mean": NaN is an absent value, which becomes the column's
-    mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
+    that come through the secure sum; of samples of several arrays (`Silo`) those of numbers in one axis that are no
+    mask of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes the
+    column's mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
     (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task: None takes
     whole-number targets for classes. validation: inputs and targets for early stopping: after `early_stopping` rounds
     that have not lowered the loss on them, the run stops and returns to its best round; patience is counted in rounds
@@ -82,7 +87,8 @@ class Federation:
     folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows are remote.
     score_at_silos: at the end, have the silos score the outcome on the rows that each holds back (`Silo.held_out`), and
     sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built
-    by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python.
+    by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python. look:
+    count rows and classes of all silos together before round one, for `data` in the result.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -92,13 +98,13 @@ class Federation:
         model: nn.Module,
         silos: Sequence[Silo],
         protocol: Training,
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        test: tuple[Samples, NDArray[np.generic]] | None = None,
+        validation: tuple[Samples, NDArray[np.generic]] | None = None,
         aggregation: SecureAggregation | None = None,
         engine: Engine | None = None,
         out: str | Path | None = None,
         batch_size: int = 32,
-        standardise: bool = False,
+        standardise: bool | Sequence[str] = False,
         missing: str = "error",
         dtype: str = "float32",
         device: str = "cpu",
@@ -118,6 +124,7 @@ class Federation:
         table: Schema | None = None,
         least_rows: int | None = None,
         score_at_silos: bool = False,
+        look: bool = False,
         model_source: str = "",
     ) -> None:
         if task is None and silos:
@@ -128,7 +135,7 @@ class Federation:
             aggregation=aggregation or SecureAggregation(),
             engine=engine or Engine(),
             batch_size=batch_size,
-            standardise=standardise,
+            standardise=_named(standardise),
             missing=missing,
             dtype=dtype,
             device=device,
@@ -142,6 +149,7 @@ class Federation:
             insecure_secret_seed=insecure_secret_seed,
             least_rows=least_rows,
             score_at_silos=score_at_silos,
+            look=look,
             model_source=model_source,
             table="" if table is None else table.digest,
             text=run_file[0] if run_file else "",
@@ -158,8 +166,8 @@ class Federation:
         model: nn.Module,
         silos: Sequence[Silo],
         *,
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None,
+        test: tuple[Samples, NDArray[np.generic]] | None = None,
+        validation: tuple[Samples, NDArray[np.generic]] | None = None,
         out: str | Path | None = None,
         feature_names: Sequence[str] = (),
         class_names: Sequence[str] = (),
@@ -182,8 +190,8 @@ class Federation:
         spec: Specification,
         model: nn.Module,
         silos: Sequence[Silo],
-        test: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-        validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
+        test: tuple[Samples, NDArray[np.generic]] | None,
+        validation: tuple[Samples, NDArray[np.generic]] | None,
         out: str | Path | None,
         feature_names: Sequence[str],
         class_names: Sequence[str],
@@ -193,11 +201,13 @@ class Federation:
         """Check what stands beside the settings against them and each other, and keep it."""
         if not spec.batch_size:  # every round uses all of a silo's rows
             silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
-        self.spec, self.silos, self.test, self.validation = spec, silos, test, validation
+        self.spec, self.silos = spec, silos
         self.out, self.table = out, table
         self.feature_names = feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = class_names or (() if table is None else table.classes)
         self._check_some()
+        self.layout = layout_of(silos, spec.standardise, spec.missing)
+        self.test, self.validation = self._packed("test", test), self._packed("validation", validation)
         self.column_rules = self._rules_of_columns(column_rules)
         self._check_silos()
         self._check_names()
@@ -205,13 +215,15 @@ class Federation:
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
-        self.model = copy.deepcopy(model).to(self._dtype)
+        self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
         self.outputs = self._count_outputs()
         self._check_rows("test", self.test)
         self._check_rows("validation", self.validation)
         self._check_training()
         if spec.score_at_silos:
             self._check_scores()
+        if spec.look:
+            check_look(spec.protocol, self.silos)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
@@ -242,11 +254,13 @@ class Federation:
         resume: bool = False,
         progress: Progress | None = None,
         transport: Transport | None = None,
+        begin: Callable[[], None] | None = None,
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
-        transport: what delivers messages to remote silos; None where all are here.
+        transport: what delivers messages to remote silos; None where all are here. begin: called before the first
+        round, once no setting can be refused any more.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         if rounds < 1:
@@ -276,6 +290,8 @@ class Federation:
         session = None
         try:
             session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
+            if begin is not None:
+                begin()
             with folder.logging() if folder else nullcontext():
                 return replace(session.play(), played=(self, rounds, seed))
         except ParameterError:
@@ -312,7 +328,11 @@ class Federation:
     def _rules_of_columns(self, given: ColumnRules | None) -> ColumnRules:
         """Return how input columns are prepared; tokens are left as they are."""
         columns = row_shape(self.silos)[-1] if self.silos[0].x.dtype.kind == "f" else 0
-        scaled = self.spec.standardise
+        scaled = bool(self.spec.standardise)
+        if self.layout is not None:
+            rules = ColumnRules.alike(columns)
+            rules.scaled[self.layout.standardised] = True
+            return rules
         if given is None and self.table is not None and self.table.features:
             given = rules_of(self.table)
         if given is None:
@@ -403,6 +423,9 @@ class Federation:
             if not silo.remote:
                 self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
 
+    def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
+        return None if given is None else (packed_as(given[0], self.layout, part), given[1])
+
     def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
         if given is None:
             return
@@ -444,7 +467,8 @@ class Federation:
                 outputs = model(sample)
         except Exception as error:
             raise ParameterError(
-                f"the model cannot take rows of shape {list(sample.shape[1:])}: {type(error).__name__}: {error}"
+                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
             shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -484,6 +508,8 @@ class Federation:
             model_source=self.spec.model_source,
             table=self.spec.table,
             tested=self._tested,
+            layout=self.layout,
+            classes=counted_classes(self.spec.task, self.outputs) if self.spec.look else 0,
         )
 
     def _run_id(self, seed: int) -> str:
@@ -509,6 +535,7 @@ class Federation:
             modules.schema(self.model),
             seed,
             rounds if self.spec.protocol.rate_depends_on_rounds else 0,
+            *([self.layout.dump()] if self.layout else []),
             *([sorted(set(self.spec.engine.edge)), self.spec.engine.edge_precision] if self.spec.engine.edge else []),
         ]
         return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
@@ -535,6 +562,13 @@ class Federation:
         if place.round > rounds:
             raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
         return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
+
+
+def _named(standardise: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
+    """Return the names of arrays to standardise as a tuple, of one too."""
+    if isinstance(standardise, bool):
+        return standardise
+    return (standardise,) if isinstance(standardise, str) else tuple(standardise)
 
 
 def _refuse_others(states: Mapping[str, State], players: Roles) -> None:

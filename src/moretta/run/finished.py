@@ -11,6 +11,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.data.layout import SampleLayout
 from moretta.data.tables import schema
 from moretta.data.tables.files import Format
 from moretta.data.tables.preparation import Expansion, Preparation
@@ -29,7 +30,7 @@ class FinishedModel:
 
     shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
     form: how its .csv files are written. fills_absent: whether a value may be absent. classes: their names, if known.
-    source: of the run's data.
+    source: of the run's data. layout: how a row of several arrays is packed.
     """
 
     module: nn.Module
@@ -44,6 +45,7 @@ class FinishedModel:
     classes: Sequence[str]
     dtype: torch.dtype
     source: str
+    layout: SampleLayout | None = None
 
     @property
     def expansion(self) -> Expansion | None:
@@ -72,12 +74,14 @@ def load(
     )
     shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
     run_file = _run_file(folder, model, allow_code)
+    layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
     module = catalogue.build(
         model or (run_file.model.source if run_file else ""),
         inputs=shape,
         outputs=int(inputs["outputs"]),
         base=run_file.base if run_file else Path(),
         seed=run_file.run.seed if run_file else 0,
+        layout=layout,
         **(run_file.model.arguments if run_file else {}),
     ).to(dtype)
     modules.load(module, tensors)
@@ -94,6 +98,7 @@ def load(
         classes=list(inputs["classes"]),
         dtype=dtype,
         source=run_file.data.source if run_file else "",
+        layout=layout,
     )
 
 

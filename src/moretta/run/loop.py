@@ -18,6 +18,7 @@ from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
+from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
@@ -29,6 +30,7 @@ from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, recorder_of
+from moretta.run.summed_look import told_of_sums
 from moretta.run.trainable import Trainable
 
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
@@ -194,7 +196,15 @@ class Session:
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else self._files.views_digest(),
             warnings=self._players.warnings,
+            data=self._data(),
         )
+
+    def _data(self) -> Mapping[str, Any] | None:
+        """Return what a look before training may show, where one was wanted."""
+        found, of = self._players.counted(), self._of
+        if found is None:
+            return None
+        return told_of_sums(found, len(of.silos), of.feature_names, of.class_names, of.table)
 
     def _scores(self, outcome: Outcome, by_silos: Mapping[str, float]) -> dict[str, Any]:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""
@@ -206,9 +216,11 @@ class Session:
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
 
     def _module(self, tensors: Tensors) -> nn.Module:
-        """Return a model that takes rows as the silos have them."""
+        """Return a model that takes rows as the silos have them, several arrays by keyword."""
         module, preparation = copy.deepcopy(self._of.model), self._players.fitted.preparation
         modules.load(module, tensors)
         if preparation.changes_nothing and not self._of.column_rules.may_lack:
-            return module.eval()
+            return takes_arrays(module).eval()
+        if self._of.layout is not None:
+            return standardises(takes_arrays(module), self._of.layout, preparation).eval()
         return Prepared(module, preparation).eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, check_finite
 from moretta.data.images.sets import SETS, read_npz, scaled
+from moretta.data.layout import gather
 from moretta.data.tables.files import Format, is_table, read_columns
 from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
@@ -49,10 +50,11 @@ def predict(
     """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
 
     Return how many rows and outputs there are. A table has the columns of the training data (its target may be there
-    or not), an .npz file an array `x`, and perhaps `id`. What is absent is filled in as in training, by what the
-    training rows had, so that no prediction depends on the file's other rows. The released model gives exact
-    predictions; it is the one that silos hold. form: how a .csv file is written. model: of a run made from Python, the
-    "module:function" that builds its architecture. allow_code: as of `moretta.run.finished.load`.
+    or not), an .npz file an array `x`, or `x.ids`, `x.mask` and so on where a sample has several, and perhaps `id`.
+    What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
+    file's other rows. The released model gives exact predictions; it is the one that silos hold. form: how a .csv file
+    is written. model: of a run made from Python, the "module:function" that builds its architecture. allow_code: as of
+    `moretta.run.finished.load`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
     """
     if out.suffix not in (".csv", ".npy"):
@@ -62,7 +64,10 @@ def predict(
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     given = _rows(rows, found, form)
     try:
-        outputs = outputs_of(found.module, prepared(given.x, found.preparation, found.dtype)).numpy()
+        x = prepared(given.x, found.preparation, found.dtype)
+        # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
+        # depend on who else is in the file, not in its last digit either.
+        outputs = (outputs_of(found.module, x, 1) if x.ndim == 2 else outputs_of(found.module, x)).numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ParameterError(
             f"{rows}: the model cannot take these rows of {given.x.dtype} ({error}); save numbers as floats, and "
@@ -92,17 +97,25 @@ def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
 
 def _arrays(path: Path, model: FinishedModel) -> _Rows:
     arrays = read_npz(path)
-    if "x" not in arrays:
-        raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
-    pixels = model.source in SETS and arrays["x"].dtype == np.uint8
-    x = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
-    schema = _of_arrays(model)
-    if schema is not None and x.ndim == 2 and x.shape[1] == len(schema.features) < len(model.columns):
-        x = expansion_of(schema).apply(x)  # with marks of what is absent
+    if model.layout is not None:
+        x: Array = model.layout.pack(gather(arrays, "x"), f"{path}: x")
+    else:
+        x = _array(path, arrays, model)
     names = arrays.get("id")
     if names is not None and names.shape != (len(x),):
         raise ParameterError(f"{path}: expected one id a row, {len(x)}; got {list(names.shape)}")
     return _Rows(x, "id", None if names is None else names.astype(np.str_))
+
+
+def _array(path: Path, arrays: Mapping[str, Array], model: FinishedModel) -> Array:
+    if "x" not in arrays:
+        raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
+    pixels = model.source in SETS and arrays["x"].dtype == np.uint8
+    x: Array = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
+    schema = _of_arrays(model)
+    if schema is not None and x.ndim == 2 and x.shape[1] == len(schema.features) < len(model.columns):
+        x = expansion_of(schema).apply(x)  # with marks of what is absent
+    return x
 
 
 def _table(path: Path, model: FinishedModel, form: Format) -> _Rows:

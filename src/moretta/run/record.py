@@ -41,7 +41,8 @@ class RunEnd:
 
     run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
     has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
-    to, None without early stopping. views: the digest of what was recorded. warnings: of the roles.
+    to, None without early stopping. views: the digest of what was recorded. warnings: of the roles. data: what a
+    look before training may show, where one was wanted.
     """
 
     run: str
@@ -54,6 +55,7 @@ class RunEnd:
     best_round: int | None
     views: str
     warnings: Sequence[str]
+    data: Mapping[str, Any] | None = None
 
 
 def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
         "parameters": plan.parameters,
         "task": plan.spec.task,
         "test": end.scores,
+        **({} if end.data is None else {"data": dict(end.data)}),
         "bytes": total_bytes(history),
         "seconds": total_seconds(history),
         "dropped": [gone for line in history for gone in line["dropped"]] + [asdict(gone) for gone in end.dropped],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from moretta.contract.messages import Array
+from moretta.data.layout import Samples, packed_as
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Result:
         self,
         *,
         thorough: bool = False,
-        background: tuple[Array, Array] | None = None,
+        background: tuple[Samples, Array] | None = None,
         progress: Callable[[int, int, str], None] | None = None,
     ) -> Audit:
         """Attack what the run recorded, and return what each role could learn (`moretta.audit`).
@@ -78,4 +79,7 @@ class Result:
                 "an audit reads a run folder; train with Federation(.., out=FOLDER, record_views=True)"
             )
         federation, rounds, seed = self.played
-        return audit(self.folder, federation, rounds, seed, thorough=thorough, background=background, progress=progress)
+        held = None
+        if background is not None:
+            held = packed_as(background[0], federation.layout, "background"), background[1]
+        return audit(self.folder, federation, rounds, seed, thorough=thorough, background=held, progress=progress)

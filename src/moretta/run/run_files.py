@@ -110,6 +110,7 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
     """Return the content of ``inputs.json``: what a model's inputs and outputs mean."""
     return {
         "shape": list(row_shape(of.silos)),
+        **({} if of.layout is None else {"arrays": of.layout.dump()}),
         "outputs": of.outputs,
         "columns": list(of.feature_names),
         "fill": agreed.fill.tolist(),

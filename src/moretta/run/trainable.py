@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.schema import Schema
@@ -32,6 +33,10 @@ class Trainable(Protocol):
     @property
     def silos(self) -> Sequence[Silo]:
         """Everybody who trains, here or remote."""
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """How a sample of several arrays is packed; None where it is one array."""
 
     @property
     def test(self) -> LabelledRows | None:

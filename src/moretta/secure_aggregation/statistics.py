@@ -48,6 +48,7 @@ BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have man
 BLOCK_NUMBERS = 1 << 20
 MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
+ALL = np.empty(0, np.int64)  # columns
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
 
 
@@ -55,18 +56,33 @@ FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding o
 class AskMoments(Message):
     """Upload your rows and, by column, your sum of (x - center)^order of the matrix `what`, over values that are there.
 
-    order: 0, 1 or 2. center: float64[columns].
+    order: 0, 1 or 2. center: float64[columns]. columns: int64[c], which of the inputs' columns; none for all.
     """
 
     what: str
     order: int
     center: Array
+    columns: Array
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for another order or a center that is not a vector of numbers."""
+        """Raise `moretta.errors.PeerError` for another order, a center that is no vector of numbers, or bad indices."""
         if self.order not in (0, 1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
             raise PeerError(f"{self.TAG}: expected order 0, 1 or 2 and a center float64[columns]")
+        ascending = self.columns.ndim == 1 and self.columns.dtype == np.int64 and (np.diff(self.columns) > 0).all()
+        if not ascending or (self.columns < 0).any():
+            raise PeerError(f"{self.TAG}: expected the indices of columns, int64[columns], ascending")
+
+    def of(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Return the columns of inputs [..., columns] that are asked of.
+
+        Raises `moretta.errors.PeerError` where there are not so many.
+        """
+        if not self.columns.size:
+            return inputs
+        if self.columns[-1] >= inputs.shape[-1]:
+            raise PeerError(f"{self.TAG}: expected indices of {inputs.shape[-1]} columns, got {self.columns[-1]}")
+        return inputs[..., self.columns]
 
 
 @message("secure-aggregation/ask-histogram")
@@ -112,21 +128,28 @@ class Moments:
 
 
 def moments(
-    aggregator: Aggregator, now: Stamp, columns: int, what: str = "inputs", *, may_lack: bool = False
+    aggregator: Aggregator,
+    now: Stamp,
+    columns: int,
+    what: str = "inputs",
+    *,
+    may_lack: bool = False,
+    of: NDArray[np.int64] = ALL,
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
-    may_lack: whether values of `MAY_LACK` may be absent, so that those that are there are counted first.
+    of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
+    `MAY_LACK` may be absent, so that those that are there are counted first.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
     `moretta.errors.ParameterError` for a column in which no silo has any value.
     """
     counted = list[int]()
     if may_lack:
-        zeroth = yield from _sums(aggregator, now, what, 0, np.zeros(columns))
+        zeroth = yield from _sums(aggregator, now, what, 0, np.zeros(columns), of)
         if isinstance(zeroth, Aborted):
             return zeroth
         counted = zeroth
-    first = yield from _sums(aggregator, now, what, 1, np.zeros(columns))
+    first = yield from _sums(aggregator, now, what, 1, np.zeros(columns), of)
     if isinstance(first, Aborted):
         return first
     rows, odd = divmod(first[0], 1 << GRID_BITS)
@@ -136,11 +159,29 @@ def moments(
     mean = _divide(first[1:], present)
     if not columns:
         return Moments(rows, mean, mean, present)
-    second = yield from _sums(aggregator, now, what, 2, mean)
+    second = yield from _sums(aggregator, now, what, 2, mean, of)
     if isinstance(second, Aborted):
         return second
     deviation = np.sqrt(np.maximum(_divide(second[1:], present), 0.0))
     return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0), present)
+
+
+def counts(
+    aggregator: Aggregator, now: Stamp, columns: int, what: str
+) -> Exchange[tuple[int, NDArray[np.int64]] | Aborted]:
+    """Return rows and column sums of the silos' matrices of zeros and ones `what`: the server's half, one sum.
+
+    Raises `moretta.errors.PeerError` for sums that no such matrices have.
+    """
+    found = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
+    if isinstance(found, Aborted):
+        return found
+    whole = [number >> GRID_BITS for number in found]
+    rows, sums = whole[0], np.array(whole[1:], np.int64)
+    odd = any(number % (1 << GRID_BITS) for number in found)
+    if odd or rows < len(aggregator.cohort) or (sums < 0).any() or (sums > rows).any():
+        raise PeerError(f"{now}: expected counts of rows of `{what}`, at least one row a silo, got {rows} in all")
+    return rows, sums
 
 
 def histograms(
@@ -151,7 +192,10 @@ def histograms(
     high: NDArray[np.float64],
     what: str,
 ) -> Exchange[NDArray[np.int64] | Aborted]:
-    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS]."""
+    """Return how many values of all silos are in each part of each column's range, int64[columns, BINS].
+
+    Raises `moretta.errors.PeerError` for counts below 0.
+    """
     name = _histogram_of(what)
     silos = len(aggregator.cohort)
     wanted = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
@@ -160,7 +204,10 @@ def histograms(
     if isinstance(total, Aborted):
         return total
     least, most = np.rint(total.means[name] * total.weight).astype(np.int64)
-    return np.asarray(least + (most << LIMB_BITS))
+    found = least + (most << LIMB_BITS)
+    if (found < 0).any():
+        raise PeerError(f"{now}: expected counts of values of `{what}`, got some below 0")
+    return np.asarray(found)
 
 
 def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -171,7 +218,7 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
     """
     found = np.empty(len(counts))
     for column, bins in enumerate(counts):
-        total, before = int(bins.sum()), 0
+        total = int(bins.sum())
         if total <= 0:
             raise ParameterError("no silo has any value in a column whose median is to be filled in; leave it out")
         number = int(np.searchsorted(np.cumsum(bins), total / 2))
@@ -224,7 +271,7 @@ def answer_histogram(
 
 
 def _sums(
-    aggregator: Aggregator, now: Stamp, what: str, order: int, center: NDArray[np.float64]
+    aggregator: Aggregator, now: Stamp, what: str, order: int, center: NDArray[np.float64], of: NDArray[np.int64]
 ) -> Exchange[list[int] | Aborted]:
     """Return the silos' rows and column sums in units of 2^-120, exact."""
     silos = len(aggregator.cohort)
@@ -232,7 +279,7 @@ def _sums(
         raise ParameterError(f"expected at most {MOST_SILOS} silos for common statistics, got {silos}")
     name = _tensor(what, order)
     wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
-    ask = AskMoments(stamp=now, what=what, order=order, center=center, encoding=wanted.fraction_bits)
+    ask = AskMoments(stamp=now, what=what, order=order, center=center, columns=of, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total

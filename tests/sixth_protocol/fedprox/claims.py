@@ -6,6 +6,7 @@ from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.shared_claims import (
     COLUMNS_OF_ALL,
     COLUMNS_OF_THE_OTHER,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
     LISTENERS,
@@ -40,6 +41,7 @@ CLAIMS = (
     of_two(UPLOAD),
     COLUMNS_OF_THE_OTHER,
     SCORES,
+    COUNTED_FIRST,
     *TEST_ROWS,
     *LISTENERS,
     *NOTES,

@@ -119,6 +119,7 @@ class Case:
             inputs=self.run.shape,
             outputs=self.run.outputs,
             base=Path(self.architecture.base),
+            layout=self.run.layout,
             **self.architecture.arguments,
         )
         with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed
@@ -178,7 +179,9 @@ def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
     """
     import torch
 
-    blank = copy.deepcopy(model).train()
+    from moretta.models.by_keyword import with_one_argument
+
+    blank = with_one_argument(copy.deepcopy(model).train())
     with torch.no_grad():
         for parameter in blank.parameters():
             parameter.zero_()

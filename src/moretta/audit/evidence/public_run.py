@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from moretta.data.layout import SampleLayout
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class PublicRun:
     nothing secret and no path. shape: of one row of inputs. dtype: "float32" or "float64". recorded: the rounds of
     which there are views. rows: how many each silo has; others' sizes are taken to be known (they show in the lengths
     of messages under cross-entropy, and in how long an epoch is). rounds: how many were played. head, head_bias: the
-    names of the last linear layer's parameters, empty where none is of [outputs, ..].
+    names of the last linear layer's parameters, empty where none is of [outputs, ..]. arrays: of a sample of several,
+    as `moretta.data.layout.SampleLayout.dump` has them; none of a sample of one.
     """
 
     id: str
@@ -33,10 +36,21 @@ class PublicRun:
     recorded: tuple[int, ...]
     head: str = ""
     head_bias: str = ""
+    arrays: Mapping[str, Any] = field(default_factory=dict)
 
     def setting(self, key: str, section: str = "protocol") -> Any:
         """Return one setting, None where the run has none of that name."""
         return self.settings.get(section, {}).get(key)
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """How a sample of several arrays is packed; None where it is one array."""
+        return SampleLayout.load(self.arrays) if self.arrays else None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether token ids lie beside numbers in a packed row."""
+        return self.layout is not None and self.layout.has_integers
 
     @property
     def masked(self) -> bool:

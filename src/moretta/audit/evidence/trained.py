@@ -9,6 +9,7 @@ from torch import nn
 
 from moretta.config.specification import Specification
 from moretta.contract.messages import Array
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo
 from moretta.protocols.common.players import Roles
 
@@ -31,6 +32,10 @@ class Trained(Protocol):
     @property
     def test(self) -> tuple[Array, Array] | None:
         """Rows that nobody trained on."""
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """How a sample of several arrays is packed; None where it is one array."""
 
     @property
     def outputs(self) -> int:

@@ -318,6 +318,7 @@ def _public(record: Mapping[str, Any], federation: Trained, recorded: tuple[int,
         rounds=record["rounds"],
         recorded=recorded,
         **_head(federation),
+        arrays={} if federation.layout is None else federation.layout.dump(),
     )
 
 

@@ -102,6 +102,15 @@ class Expansion:
         found[:, mark] = absent[:, mark]
         return found
 
+    def undo(self, x: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Return the coded rows of inputs, float64[rows, features], NaN where a value is absent."""
+        coded = np.full((len(x), len(self.features)), np.nan)
+        plain = self.kinds == PLAIN
+        coded[:, self.source[plain]] = x[:, plain]
+        for column in np.flatnonzero(self.kinds == ONE_OF):
+            coded[x[:, column] == 1, self.source[column]] = self.codes[column]
+        return coded
+
     @property
     def origins(self) -> tuple[str, ...]:
         """The coded column's name of each input."""
@@ -120,9 +129,9 @@ class Preparation:
     deviation: NDArray[np.float64]
 
     @classmethod
-    def nothing(cls) -> Preparation:
-        """Return the preparation that changes nothing."""
-        return cls(np.zeros(1), np.zeros(1), np.ones(1))
+    def nothing(cls, columns: int = 1) -> Preparation:
+        """Return the preparation that changes nothing, of so many columns, or of all alike."""
+        return cls(np.zeros(columns), np.zeros(columns), np.ones(columns))
 
     @classmethod
     def loads(cls, figures: Mapping[str, Any]) -> Preparation:

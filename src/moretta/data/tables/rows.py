@@ -110,7 +110,7 @@ def rules_of(schema: Schema) -> ColumnRules:
         feature = features[expansion.source[column]]
         fills[column] = FILLS[feature.blanks]
         if feature.blanks == "median":
-            low[column], high[column] = _range(feature)
+            low[column], high[column] = limits_of(feature)
     return ColumnRules(np.zeros(count, np.bool_), fills, low, high)
 
 
@@ -186,7 +186,10 @@ class _Reader:
         self.refuse(wrong, "something else than a number", not_numbers(self._column[wrong], decimal))
         bare = as_numbers(words, decimal)
         if bare is None:  # a point where the decimal sign is a comma
-            raise ParameterError(f"{self._where}: column {self._name!r} mixes decimal points and commas; use one")
+            raise ParameterError(
+                f'{self._where}: column {self._name!r} has numbers with a point, and decimal = "," is said of the '
+                "file; say what it has, and write all alike"
+            )
         return self._finite(bare * factor)
 
     def _finite(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -210,7 +213,7 @@ class _Reader:
         else:
             found = np.array([_day(word, feature.format) for word in self._column])
             self.refuse(np.isinf(found), f"no date of the form {feature.format!r}", "mend them, or give format")
-        return self._within(found, None if feature.range is None else _range(feature))
+        return self._within(found, None if feature.range is None else limits_of(feature))
 
     def _places(self, known: Sequence[str], *, unseen_is_blank: bool = False) -> NDArray[np.float64]:
         """Return each word's place among the known ones; NaN where there is none, and what is not known is refused."""
@@ -293,8 +296,8 @@ def _day(word: str, form: str) -> float:
         return np.inf
 
 
-def _range(feature: Feature) -> tuple[float, float]:
-    """Return the least and the most that a feature may be, as coded."""
+def limits_of(feature: Feature) -> tuple[float, float]:
+    """Return the least and the most that a feature with a range may be, as coded."""
     match feature:
         case Ordered():
             return 0.0, float(len(feature.categories) - 1)

@@ -237,7 +237,9 @@ class Schema(Section):
         kept = {
             name: column
             for name, column in self.columns.items()
-            if name in features or column.kind in ("id", "group", "file") or (labelled and column.kind == "target")
+            if name in features
+            or column.kind in ("id", "group", "file", "drop")
+            or (labelled and column.kind == "target")
         }
         return self.model_copy(update={"columns": kept})
 

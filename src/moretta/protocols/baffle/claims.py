@@ -8,6 +8,7 @@ from moretta.protocols.common.claims import Claim, Record, setting, under
 from moretta.protocols.common.shared_claims import (
     ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     LABELS_OF_OTHERS,
     LISTENERS,
@@ -75,6 +76,7 @@ CLAIMS = (
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
     SCORES,
+    COUNTED_FIRST,
     *ABSENT_VALUES,
     *TEST_ROWS,
     Claim(

@@ -15,6 +15,7 @@ import numpy as np
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.engines.child import ChildClient
 from moretta.engines.kept_lines import HelpedFile
@@ -67,6 +68,16 @@ def check_sigma(sigma: float, precision: str) -> None:
         )
 
 
+def check_tokens(layout: SampleLayout | None, precision: str) -> None:
+    """Raise ParameterError where token ids lie beside numbers and would be rounded as those are."""
+    if layout is not None and layout.has_integers and precision == "float16":
+        tokens = ", ".join(one.name for one in layout.arrays if one.integers)
+        raise ParameterError(
+            f'edge-precision = "float16" would round the token ids of {tokens}, which lie beside numbers in a row; use '
+            '"float32" or "int8-activations"'
+        )
+
+
 def check_memory(limit: float | None, where: str) -> None:
     """Raise ParameterError where no edge client has room. limit: MiB; where: the section of its key."""
     if limit is not None and limit < FLOOR_MIB:
@@ -76,13 +87,19 @@ def check_memory(limit: float | None, where: str) -> None:
         )
 
 
-def check_site(protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str) -> None:
-    """Raise an error where a site cannot play a silo. limit: of memory, MiB. precision: of the graph that it runs."""
+def check_site(
+    protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str, layout: SampleLayout | None
+) -> None:
+    """Raise an error where a site cannot play a silo.
+
+    limit: of memory, MiB. precision: of the graph that it runs. layout: of samples of several arrays.
+    """
     if secure.scheme != "none":
         protocol.check_limit(secure.largest)
     check_packages(RUNS)
     check_memory(limit, "limits")
     check_sigma(protocol.sigma, precision)
+    check_tokens(layout, precision)
 
 
 def privacy_of(protocol: BAFFLE, rows: int, size: int, sharers: int, state: State) -> Mapping[str, float | str]:
@@ -122,6 +139,7 @@ def edge_client(
     run: str = "",
     helped: HelpedFile | None = None,
     subjects: Subjects | None = None,
+    classes: int = 0,
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
@@ -129,7 +147,8 @@ def edge_client(
     with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
     tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
-    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). subjects: whom
+    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). classes: how
+    many a look before training counts. subjects: whom
     rows are about, which the process is not told. Raises
     `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
@@ -174,6 +193,7 @@ def edge_client(
         held_out=0 if held_out is None else len(held_out.x),
         figures=() if held_out is None else tuple(held_out.figures),
         rounds=rounds,
+        classes=classes,
         run=run,
         helped=helped,
     )

@@ -13,7 +13,7 @@ from torch import nn
 from moretta.contract.roles import Client as Role
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, edge_client
+from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, check_tokens, edge_client
 from moretta.protocols.baffle.edge_graphs import check, exporter
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.server import Server
@@ -92,6 +92,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 helped=setting.helped(silo.name) if setting.helped else None,
                 bound=bound_to(protocol, setting),
                 subjects=silo.subjects,
+                classes=setting.classes,
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
@@ -99,7 +100,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             recipe,
             silo.name,
             TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y, batches, schema, held_out, setting.table, silo.subjects),
+            Rows(silo.x, y, batches, schema, held_out, setting.table, silo.subjects, setting.classes),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),
@@ -154,6 +155,7 @@ def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
         )
     if setting.engine.edge:
         check_sigma(protocol.sigma, setting.engine.edge_precision)
+        check_tokens(setting.layout, setting.engine.edge_precision)
 
 
 def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:

@@ -8,6 +8,7 @@ from moretta.protocols.common.claims import Claim, Record, is_in_the_clear, is_s
 from moretta.protocols.common.shared_claims import (
     ABSENT_VALUES,
     COLUMNS_ALONE,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
     LABELS_OF_OTHERS,
@@ -171,6 +172,7 @@ SCORED = (
         (*SCORES.where, is_blind),
     ),
     *_own(under((SCORES,), reads_sums)),
+    COUNTED_FIRST,
     *ABSENT_VALUES,
     *TEST_ROWS,
 )

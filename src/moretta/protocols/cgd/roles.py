@@ -111,6 +111,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         whole.displaced if len(clients) == len(setting.silos) else None,
         _too_small(grid, groups, joint=joint),
         lambda: next((client.scores for client in clients.values() if client.scores), {}),
+        counted=lambda: next((one.counted for one in enrolments.values()), None),
     )
 
 
@@ -170,6 +171,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         held_out=held_out,
         table=setting.table,
         subjects=silo.subjects,
+        classes=setting.classes,
     )
 
 

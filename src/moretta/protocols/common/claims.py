@@ -227,6 +227,11 @@ def scores_at_silos(record: Record) -> bool:
     return bool(setting(record, "data", "score-at-silos"))
 
 
+def looks_first(record: Record) -> bool:
+    """Whether rows and classes are counted before training (`[data] look`)."""
+    return bool(setting(record, "data", "look"))
+
+
 def has_test_rows(record: Record) -> bool:
     """Whether the server has test rows of its own (`[data] test`)."""
     return setting(record, "data", "test") is not None

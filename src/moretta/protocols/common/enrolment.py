@@ -33,20 +33,32 @@ from torch import Tensor, nn
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
+from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.augmentation import crop_and_flip
 from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.counted import CLASSES, Counted, restored
 from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
 from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, histograms, median_of, moments
+from moretta.secure_aggregation.statistics import (
+    ALL,
+    FLAT,
+    MAY_LACK,
+    Moments,
+    counts,
+    histograms,
+    median_of,
+    moments,
+)
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 log = logging.getLogger("moretta")
@@ -110,7 +122,7 @@ class SiloRows:
     x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
     [rows, outputs] or int64[rows]. augment: whether inputs are images that are varied at each use (`crop_and_flip`).
     held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
-    whom its rows are about.
+    whom its rows are about. classes: how many a look before training counts; 0 for no look.
     """
 
     def __init__(
@@ -125,8 +137,10 @@ class SiloRows:
         held_out: HeldOut | None = None,
         table: str = "",
         subjects: Subjects | None = None,
+        classes: int = 0,
     ) -> None:
         self.subjects = subjects or Subjects()
+        self._classes = classes
         self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
         self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
         self.y = y.to(device)
@@ -179,6 +193,7 @@ class SiloRows:
             modules.schema(model),
             table=self._table,
             subjects=self.subjects,
+            classes=self._classes,
         )
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
@@ -229,11 +244,11 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows.
+    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. layout: of samples of several arrays.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
-    those are about.
+    those are about. classes: how many a look before training counts; 0 for no look.
     """
 
     def __init__(
@@ -246,10 +261,14 @@ class Enrolment:
         figures: Sequence[str] = (),
         table: str = "",
         comparison: Comparison | None = None,
+        layout: SampleLayout | None = None,
+        classes: int = 0,
     ) -> None:
+        self.counted: Counted | None = None
+        self._classes = classes
         self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
-        self._has_statistics = False
+        self._layout, self._has_statistics = layout, False
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -303,15 +322,31 @@ class Enrolment:
         self._rows, self._counted = min(counted.rows, MOST_ROWS), tuple(self.aggregation.cohort)
         return None
 
+    def _look(self, now: Stamp) -> Exchange[Aborted | None]:
+        """Count rows and classes, and log what may be shown of them."""
+        found = yield from counts(self.aggregation, now, self._classes, CLASSES)
+        if isinstance(found, Aborted):
+            return found
+        self.counted = Counted(*found)
+        by_class = f", by class {', '.join(map(str, shown(found[1], LEAST_SHOWN)))}" if self._classes > 1 else ""
+        log.info("%s: %s rows to train on at all silos together%s", now, total(found[1], LEAST_SHOWN), by_class)
+        return None
+
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
+        if self._classes:
+            aborted = yield from self._look(now)
+            if aborted is not None:
+                return aborted
         if self._rules.fitted:
             fitted = yield from self._fit(now)
             if isinstance(fitted, Aborted):
                 return fitted
-        wanted = ("inputs", "targets") if self._ask_scales else ()
+        numbers = ALL if self._layout is None else self._layout.numbers
+        has_scale = not self._rules.fitted and (self._layout is None or numbers.size > 0)
+        wanted = {"inputs": numbers} if has_scale else {}
         found: dict[str, Moments] = {}
-        for what in wanted if not self._rules.fitted else wanted[1:]:
-            result = yield from moments(self.aggregation, now, 1, what=what)
+        for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
+            result = yield from moments(self.aggregation, now, 1, what=what, of=of)
             if isinstance(result, Aborted):
                 return result
             found[what] = result
@@ -326,9 +361,13 @@ class Enrolment:
     def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
         rules, what = self._rules, MAY_LACK
+        if self._layout is not None:
+            return (yield from self._fit_some(now, self._layout.standardised))
         found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
         if isinstance(found, Aborted):
             return found
+        if self.counted is not None:
+            self.counted = self.counted.among(found)
         fill = found.mean.copy()
         if rules.medians.size:
             of = rules.medians
@@ -338,6 +377,15 @@ class Enrolment:
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
         self.preparation = _of(rules, fill, found.mean, found.deviation)
         self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
+        return None
+
+    def _fit_some(self, now: Stamp, columns: NDArray[np.int64]) -> Exchange[Aborted | None]:
+        """Find how the columns are prepared that are standardised, and ask nothing of ids, masks and images."""
+        found = yield from moments(self.aggregation, now, len(columns), what=MAY_LACK, of=columns)
+        if isinstance(found, Aborted):
+            return found
+        part = Preparation(np.zeros(len(columns)), found.mean, usable(found.deviation))
+        self.preparation = Preparation.nothing(self._rules.columns).joined(columns.tolist(), part)
         return None
 
     def state(self) -> State:
@@ -351,11 +399,13 @@ class Enrolment:
             "scales": scales,
         }
         counted: State = {"rows": self._rows, "counted": "\n".join(self._counted)}
+        counted = {**counted, **(self.counted.state() if self.counted else {})}
         return {**agreed, "has_statistics": int(self._has_statistics), **counted}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self._has_statistics = bool(state["has_statistics"])
+        self.counted = restored(state)
         self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
         self.preparation = Preparation(*(np.asarray(state[f"input_{name}"]) for name in ("fill", "mean", "deviation")))
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))

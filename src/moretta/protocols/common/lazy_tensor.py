@@ -36,7 +36,7 @@ class LazyTensor:
 Inputs = Tensor | LazyTensor
 
 
-def chunks(inputs: Inputs) -> Iterator[Tensor]:
-    """Yield inputs [rows, ...] in order, as many rows at a time as a forward without gradients takes."""
-    step = min(CHUNK, max(1, CHUNK_NUMBERS // max(1, math.prod(inputs.shape[1:]))))
+def chunks(inputs: Inputs, most: int = CHUNK) -> Iterator[Tensor]:
+    """Yield inputs [rows, ...] in order, as many rows at a time as a forward without gradients takes, or fewer."""
+    step = min(most, max(1, CHUNK_NUMBERS // max(1, math.prod(inputs.shape[1:]))))
     yield from (inputs[start : start + step] for start in range(0, max(1, len(inputs)), step))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
-from moretta.protocols.common.lazy_tensor import Inputs, chunks
+from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
 from moretta.protocols.common.training import Training
 
 
@@ -111,11 +111,12 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
 
 
 @torch.no_grad()
-def outputs_of(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the outputs of a model in eval mode, [rows, outputs], a chunk of rows at a time."""
+def outputs_of(model: nn.Module, inputs: Inputs, at_a_time: int = CHUNK) -> Tensor:
+    """Return the outputs of a model in eval mode, [rows, outputs], at most so many rows at a time."""
     was_training = model.training
     model.eval()
-    outputs = torch.cat(list(map(model, chunks(inputs))))  # unlike a loop, map holds no chunk while the next is made
+    parts = chunks(inputs, at_a_time)
+    outputs = torch.cat(list(map(model, parts)))  # unlike a loop, map holds no chunk while the next is made
     model.train(was_training)
     return outputs
 

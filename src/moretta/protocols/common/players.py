@@ -9,6 +9,7 @@ from typing import Protocol
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
 from moretta.data.tables.preparation import Preparation
+from moretta.protocols.common.counted import Counted
 from moretta.protocols.common.releases import Releases
 
 
@@ -21,7 +22,7 @@ class Roles:
     displacement: D of confined models, taken as a model of its own. scores: the scores that participants in this
     process have read, where the server does not read them. warnings: sentences for whoever runs this about who takes
     part. releases: the server's count of noised sums, where silos add noise; it must be on disk before any message
-    leaves (`moretta.protocols.common.releases`).
+    leaves (`moretta.protocols.common.releases`). counted: what a look before training has counted at all silos.
     """
 
     server: Server
@@ -35,6 +36,7 @@ class Roles:
     warnings: Sequence[str] = ()
     scores: Callable[[], Mapping[str, float]] = dict
     releases: Releases | None = None
+    counted: Callable[[], Counted | None] = lambda: None
 
 
 @dataclass(frozen=True)

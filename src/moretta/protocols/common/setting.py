@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, Subjects, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
@@ -53,6 +54,15 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
             )
 
 
+def check_look(protocol: Training, silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where a look before training would reveal rows, or cannot be had."""
+    key = "[data] look"
+    if getattr(protocol, "dp_noise", None):
+        raise ParameterError(f"{key}: counts would be a release without noise; remove it or dp-noise")
+    if any(silo.columns for silo in silos):
+        raise ParameterError(f"{key} counts at silos that hold whole samples, and here columns are split; remove it")
+
+
 def settings_digest(
     protocol: Training,
     secure: SecureAggregation,
@@ -63,11 +73,13 @@ def settings_digest(
     batch_size: int,
     augment: bool,
     seed: int,
+    layout: SampleLayout | None,
 ) -> bytes:
     """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
 
     It is the same on every engine and in every session of a run: the number of rounds and paths of files are left out.
-    silos: the names of all. schema: the digest of the model's tensors.
+    silos: the names of all. schema: the digest of the model's tensors. layout: of samples of several arrays, by which
+    one and the same packed row may be other inputs of a model.
     """
     told = {
         "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start"}),
@@ -78,6 +90,7 @@ def settings_digest(
         "batch-size": batch_size,
         "augment": augment,
         "seed": seed,
+        **({} if layout is None else {"arrays": layout.dump()}),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
@@ -94,8 +107,10 @@ class Setting:
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
     run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
     gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known.
-    tested: whom the server's test rows are about, where silos' rows are to be compared with them.
+    digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
+    silos' rows are to be compared with them. layout: of samples of several arrays (`moretta.data.layout`).
+    classes: how many a look before training counts, 1 where targets are
+    numbers, 0 for no look.
     """
 
     built: nn.Module
@@ -121,6 +136,8 @@ class Setting:
     model_source: str = ""
     table: str = ""
     tested: Subjects | None = None
+    layout: SampleLayout | None = None
+    classes: int = 0
 
     @property
     def here(self) -> Sequence[Silo]:

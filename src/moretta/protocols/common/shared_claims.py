@@ -31,6 +31,7 @@ from moretta.protocols.common.claims import (
     is_over_machines,
     is_standardised,
     is_summed,
+    looks_first,
     scheme,
     scores_at_silos,
     setting,
@@ -348,6 +349,16 @@ TEST_ROWS = (
     ),
 )
 
+COUNTED_FIRST = Claim(
+    "server",
+    "learns",
+    "the number of rows, and of rows of each class, of all silos together (without secure aggregation of each)",
+    "Learns, before round one, the number of rows and of rows of each class, {by_whom}.",
+    (looks_first,),
+    (by_whom,),
+    shared=True,
+)
+
 COLUMNS_OF_ALL = Claim(
     "silo",
     "learns",
@@ -474,6 +485,7 @@ SHARED = (
     NOISE,
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
+    COUNTED_FIRST,
     SCORES,
     *ABSENT_VALUES,
     *TEST_ROWS,

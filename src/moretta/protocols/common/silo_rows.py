@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import apart, scoring
 from moretta.protocols.common.apart import AskApart, answer_apart
 from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.counted import CLASSES, class_columns
 from moretta.protocols.common.scoring import HeldOut
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
@@ -88,6 +89,7 @@ class Rows:
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
     table: the digest of its table's schema, empty where it has none. subjects: whom the rows are about.
+    classes: how many a look before training counts; 0 for no look.
     """
 
     def __init__(
@@ -99,7 +101,9 @@ class Rows:
         held_out: HeldOut | None = None,
         table: str = "",
         subjects: Subjects | None = None,
+        classes: int = 0,
     ) -> None:
+        self._classes = classes
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
         self._subjects = subjects or Subjects()
         self._table, self.prepared = table, Preparation.nothing()
@@ -122,7 +126,7 @@ class Rows:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
         match message:
             case AskMoments():
-                return answer_moments(contributor, message, {message.what: self._columns(message.what)})
+                return answer_moments(contributor, message, {message.what: self._columns(message.what, message.of)})
             case AskHistogram():
                 return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
             case AskApart():
@@ -147,14 +151,16 @@ class Rows:
             raise unexpected("a silo", message)
         return reply
 
-    def _columns(self, what: str) -> NDArray[np.generic]:
-        """Return what statistics are asked of, [entries, columns]."""
+    def _columns(self, what: str, chosen: Callable[[Array], Array] = lambda x: x) -> NDArray[np.generic]:
+        """Return what statistics are asked of, [entries, columns]. chosen: picks the columns of the inputs."""
+        if what == CLASSES and self._classes:
+            return class_columns(self.y, self._classes)
         if what == "rows":
             return np.zeros((len(self.x), 0))
         if what == "targets":
             return self.y.astype(np.float64).reshape(-1, 1)
         if what not in ("inputs", "input columns"):
             raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
-        inputs = self.x if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
+        inputs = chosen(self.x) if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
         columns = inputs.shape[-1] if what == "input columns" else 1
         return inputs.reshape(-1, columns)

@@ -50,7 +50,17 @@ def roles_of(
         return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
 
     scheme = agreed.aggregation.scheme
-    return Roles(server, clients, agreed, scheme, schema_of(messages), least, models, releases=releases)
+    return Roles(
+        server,
+        clients,
+        agreed,
+        scheme,
+        schema_of(messages),
+        least,
+        models,
+        releases=releases,
+        counted=lambda: agreed.counted,
+    )
 
 
 def enrolment_of(
@@ -74,7 +84,9 @@ def enrolment_of(
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
     schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
-    return Enrolment(summing, schema, columns, size, ask_scales, figures, table, comparison)
+    return Enrolment(
+        summing, schema, columns, size, ask_scales, figures, table, comparison, setting.layout, setting.classes
+    )
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -118,6 +130,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             held_out=held_out_of(protocol, setting, silo),
             table=setting.table,
             subjects=silo.subjects,
+            classes=setting.classes,
         )
         for silo in setting.here
     }
@@ -190,6 +203,7 @@ def bound_to(protocol: Training, setting: Setting) -> bytes:
         batch_size=setting.batch_size,
         augment=setting.augment,
         seed=setting.seed,
+        layout=setting.layout,
     )
 
 

@@ -15,6 +15,7 @@ from moretta.protocols.common.claims import (
 from moretta.protocols.common.shared_claims import (
     ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
+    COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
     LABELS_OF_OTHERS,
@@ -328,6 +329,7 @@ SILO = (
 CLAIMS = (
     *SERVER,
     SCORES,
+    COUNTED_FIRST,
     *ABSENT_VALUES,
     *TEST_ROWS,
     *SILO,

@@ -22,7 +22,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
         raise ParameterError(
             f"ring-bits = {secure.ring_bits}: PBPFL's corrections multiply the ring's rounding; use ring-bits = 64"
         )
-    sample = torch.zeros(2, *setting.row_shape, dtype=_input_dtype(setting))
+    sample = _sample(setting)
     plan = ScalePlan.of(setting.model, (sample,))
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
     server = Server(
@@ -35,6 +35,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
         secure.largest,
         tuple(sample.shape[1:]),
         setting.rounds,
+        setting.layout,
     )
     clients = {
         name: Client(
@@ -50,5 +51,9 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
     return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
 
 
-def _input_dtype(setting: Setting) -> torch.dtype:
-    return torch.int64 if setting.silos[0].x.dtype.kind in "iu" else setting.dtype
+def _sample(setting: Setting) -> torch.Tensor:
+    """Return rows on which the model can be traced, which say nothing of any silo's."""
+    if setting.layout is not None:
+        return torch.from_numpy(setting.layout.example()).to(setting.dtype)
+    tokens = setting.silos[0].x.dtype.kind in "iu"
+    return torch.zeros(2, *setting.row_shape, dtype=torch.int64 if tokens else setting.dtype)

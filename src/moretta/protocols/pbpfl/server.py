@@ -13,6 +13,7 @@ from torch import nn
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, State, no_phase
+from moretta.data.layout import SampleLayout
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
@@ -70,8 +71,8 @@ class Server:
 
     model: as it starts. It is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the
     run's dtype): `Perturbation.sent` says why. dtype: of the run, in which the model is sent to silos and released.
-    sample_shape: of one row of inputs. limit: the largest |value| of an uploaded entry of the noisy loss's gradient;
-    those of the corrections are rms(alpha) and rms(alpha)^2 times it.
+    sample_shape: of one row of inputs. layout: of its arrays, where it has several. limit: the largest |value| of an
+    uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Server:
         limit: float,
         sample_shape: tuple[int, ...],
         rounds: int,
+        layout: SampleLayout | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._model, self._dtype = params, copy.deepcopy(model).train(), dtype
@@ -92,7 +94,7 @@ class Server:
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._stepper = SummedStep(self._model, params, rounds)
         self._enrolment, self._root, self._limit = enrolment, root, limit
-        self._sample_shape = sample_shape
+        self._sample_shape, self._layout = sample_shape, layout
         self._sizes: Sizes | None = None  # of the last round; none before the first
         self._sizes_so_far = SizesSoFar()
         self._loss = float("inf")
@@ -225,10 +227,14 @@ class Server:
         tables = [
             one.num_embeddings for one in self._model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)
         ]
-        if tables and deviation == 0:  # tokens: they have no scale
+        if tables and deviation == 0 and self._layout is None:  # tokens: they have no scale
             return torch.from_numpy((stream.uniform(math.prod(shape)) * min(tables)).astype(np.int64).reshape(shape))
-        inputs = torch.from_numpy((mean + deviation * stream.normal(math.prod(shape))).reshape(shape))
-        return inputs.to(self._dtype)
+        drawn = stream.normal(math.prod(shape)).reshape(shape)
+        inputs = mean + deviation * drawn
+        if self._layout is not None:
+            inputs[:, self._layout.standardised] = drawn[:, self._layout.standardised]
+            inputs = self._layout.plausible(inputs, min(tables, default=2))
+        return torch.from_numpy(inputs).to(self._dtype)
 
     def _rho(self, sizes: Sizes) -> float:
         """Return this round's |alpha r| / |y|: the setting, or less where float32 could not recover from it."""

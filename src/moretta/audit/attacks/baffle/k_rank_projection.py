@@ -60,7 +60,7 @@ def given(truth: Truth) -> Given:
     rounds = rounds_seen(truth)
     arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
     arrays |= opened(truth, rounds) if truth.run.masked else {}
-    arrays["tokens"] = np.array(truth.rows(truth.run.silos[0]).x.dtype.kind in "iu")
+    arrays["tokens"] = np.array(truth.run.has_tokens or truth.rows(truth.run.silos[0]).x.dtype.kind in "iu")
     return Given(
         views={"server": rounds},
         arrays=arrays,

@@ -74,13 +74,13 @@ def attack(case: Case) -> Claim:
     generator = np.random.Generator(np.random.PCG64(SEED))
     seen = seeded_rounds(case.run, case.heard("server", Message))
     uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
-    draws = _draws(case, seen, max(rows for _, _, rows in uploads), len(uploads))
+    draws, tokens = _draws(case, seen, max(rows for _, _, rows in uploads), len(uploads)), case.run.has_tokens
     data, noise = list[float](), list[float]()
     for number, found, rows in uploads:
         known_x, known_y = case.arrays["x"][:MOST_ROWS].copy(), case.arrays["y"][:MOST_ROWS]
         batches = list[NDArray[np.float64]]()
         while len(batches) < draws:
-            x, y = noise_rows(case.arrays["x"], case.arrays["y"], rows * TOGETHER, generator)
+            x, y = noise_rows(case.arrays["x"], case.arrays["y"], rows * TOGETHER, generator, tokens=tokens)
             slopes = by_row(recipe, forward, seen[number], x, y).reshape(-1, TOGETHER, rows).mean(axis=2)
             batches += list(slopes.T)
         of_data = scalars(recipe, forward, seen[number], known_x, known_y)
@@ -120,12 +120,14 @@ def told(
     return float((found @ towards - middle) / scale), (of_noise[2 * third :] @ towards - middle) / scale
 
 
-def noise_rows(x: Array, y: Array, rows: int, generator: np.random.Generator) -> tuple[Array, Array]:
+def noise_rows(
+    x: Array, y: Array, rows: int, generator: np.random.Generator, *, tokens: bool = False
+) -> tuple[Array, Array]:
     """Return a batch of noise: columns Gaussian with the means and deviations of x, labels of y at random.
 
-    Whole numbers, tokens, are drawn from those of their column.
+    Whole numbers, tokens, are drawn from those of their column, and so is all that they lie beside (`tokens`).
     """
-    if x.dtype.kind in "iu":
+    if tokens or x.dtype.kind in "iu":
         pick = generator.integers(0, len(x), (rows, *x.shape[1:]))
         noise = np.take_along_axis(x, pick, axis=0)
     else:

@@ -53,6 +53,8 @@ def fits(run: PublicRun) -> str:
         return "there is one participant, and nobody else"
     if run.augmented:
         return "inputs are varied each time they are used, so that there is no row to find"
+    if run.has_tokens:
+        return "rows hold token ids, which cannot be moved a little towards those of the gradient"
     return "" if run.recorded else "no round of training was recorded"
 
 

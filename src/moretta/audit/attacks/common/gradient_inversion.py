@@ -65,6 +65,8 @@ def unsuited(run: PublicRun) -> str:
     """Say why batches cannot be searched for, whosever they are."""
     if run.augmented:
         return "rows are cropped and flipped afresh in each round, so there is no fixed row to find"
+    if run.has_tokens:
+        return "rows hold token ids, which cannot be moved a little towards those of the gradient"
     if run.loss not in ("mse", "cross-entropy") or run.setting("class-weights"):
         return "class weights make the rows of a batch count differently"
     if not any(_one_step(run, silo) for silo in run.silos):

@@ -57,9 +57,11 @@ def plan_of(truth: Truth) -> ScalePlan:
     from moretta.protocols.pbpfl.scales import ScalePlan
 
     model, run = copy.deepcopy(truth.federation.model), truth.run
-    sample = torch.tensor(truth.rows(run.silos[0]).x[:1]).repeat(2, *(1 for _ in run.shape))
+    sample = torch.zeros_like(torch.tensor(truth.rows(run.silos[0]).x[:1]).repeat(2, *(1 for _ in run.shape)))
+    if run.layout is not None:
+        sample = torch.from_numpy(run.layout.example()).to(sample)
     try:
-        return ScalePlan.of(model, (torch.zeros_like(sample),))
+        return ScalePlan.of(model, (sample,))
     except UnsupportedModel as error:
         raise ParameterError(f"the scales of this model cannot be worked out: {error}".partition("\n")[0]) from error
 

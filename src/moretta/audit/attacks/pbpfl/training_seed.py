@@ -62,7 +62,13 @@ def _built(made: Architecture, run: PublicRun, seed: int) -> nn.Module:
     from moretta.models import catalogue
 
     built = catalogue.build(
-        made.source, inputs=run.shape, outputs=run.outputs, base=Path(made.base), seed=seed, **made.arguments
+        made.source,
+        inputs=run.shape,
+        outputs=run.outputs,
+        base=Path(made.base),
+        seed=seed,
+        layout=run.layout,
+        **made.arguments,
     )
     return built.to(torch_dtype(run))
 

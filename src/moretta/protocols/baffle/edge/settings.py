@@ -20,7 +20,8 @@ class Settings:
     """Everything about a silo but its rows and its secrets.
 
     scheme, ring_bits, rules, session: of its half of the secure sum; the rules lack their roster. roster, identity:
-    absolute paths ("": none). schema: of the model. table: of the schema of tables. batch_size, seed, run: of its
+    absolute paths ("": none). schema: of the model. table: of the schema of tables. classes: how many a look
+    before training counts. batch_size, seed, run: of its
     batches. privacy, sharers, bound: of the noise on its scalars, if any; bound in hex. precision: of the graph it
     runs. memory_limit_mib: the most memory it may take. micro_batch: rows that run at a time; None: as many as fit, or
     without a limit 4. held_out: how many of its last rows it holds back, to score models on after `rounds` rounds
@@ -48,6 +49,7 @@ class Settings:
     held_out: int = 0
     figures: tuple[str, ...] = ()
     rounds: int = 0
+    classes: int = 0
     run: str = ""
     helped: HelpedFile | None = None
 

@@ -82,6 +82,19 @@ def test_other_patients_train(protocol: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "result.json").read_text())
 
 
+@pytest.mark.parametrize("protocol", ["pbpfl", "baffle"])
+def test_rows_and_classes_of_all_sites_are_counted_where_the_run_says_so(protocol: str, tmp_path: Path) -> None:
+    many = Machines(tmp_path, PROTOCOLS[protocol], rounds=1, data="silos = 3\nbatch-size = 8\nlook = true")
+    many.start()
+    many.serve(tmp_path / "out")
+    many.stop()
+    told = json.loads((tmp_path / "out" / "result.json").read_text())["data"]
+    labels = [np.load(tmp_path / name / "rows.npz")["y"] for name in many.names]
+    assert told["rows"] == {"training": sum(map(len, labels))}
+    assert [cell["rows"] for cell in told["target"]["cells"]] == np.bincount(np.concatenate(labels)).tolist()
+    assert "rows to train on at all silos together, by class" in (tmp_path / "out" / "log.txt").read_text()
+
+
 @pytest.mark.parametrize("key", ["group", "id"])
 def test_a_site_holds_back_whole_patients(key: str, tmp_path: Path) -> None:
     many = Machines(tmp_path)

@@ -1,0 +1,336 @@
+"""A sample that is a mapping of arrays (token ids and their mask, an image and a table), as one row of numbers.
+
+Everything but the model sees the arrays packed: side by side in the order of their names, each flattened, float32[rows,
+size]. Batches, secure sums, files and messages are then those of any other rows. The `SampleLayout` says which entries
+are which array. The model takes the arrays themselves, by keyword (`moretta.models.by_keyword`).
+
+    numbers     floats, and bytes and booleans unscaled; the model has them in the run's dtype
+    integers    of 16 bits or more: token ids and the like, never negative, below 2^24, where float32 is exact; int64
+                in the model
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from moretta.contract.messages import Array
+from moretta.contract.wording import either
+from moretta.errors import ParameterError
+
+Samples = NDArray[np.generic] | Mapping[str, ArrayLike]
+"""Inputs as a user gives them: one array, or a mapping of arrays."""
+
+LARGEST = 1 << 24  # of whole numbers up to here, float32 holds each
+RESERVED = ("self", "outputs")  # of every forward, and of every exported graph
+
+
+@dataclass(frozen=True)
+class InputArray:
+    """One array of a sample. shape: without the axis of rows; empty for one number a row.
+
+    standardised: whether each of its columns is brought to mean 0 and deviation 1; only of numbers in one axis.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    integers: bool = False
+    standardised: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many entries it has in a row."""
+        return prod(self.shape)
+
+    @property
+    def may_be_standardised(self) -> bool:
+        """Whether it has columns of numbers: images and token ids have none."""
+        return not self.integers and len(self.shape) < 2
+
+    @property
+    def kind(self) -> str:
+        """What it holds, in a word."""
+        return "integers" if self.integers else "numbers"
+
+
+@dataclass(frozen=True)
+class SampleLayout:
+    """The arrays of a sample, by name in sorted order. Raises ParameterError for names that no forward could have."""
+
+    arrays: tuple[InputArray, ...]
+
+    def __post_init__(self) -> None:
+        if not self.arrays:
+            raise ParameterError("a sample of arrays by name has none; expected at least one")
+        for one in self.arrays:
+            bad = keyword.iskeyword(one.name) or one.name in RESERVED
+            if bad or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", one.name):
+                raise ParameterError(
+                    f"an array of a sample is called {one.name!r:.80}; expected a name that can be an argument of the "
+                    f"model's forward, and not {either(RESERVED)}"
+                )
+            if 0 in one.shape:
+                raise ParameterError(f"array `{one.name}` has samples of shape {list(one.shape)}, which hold nothing")
+        object.__setattr__(self, "arrays", tuple(sorted(self.arrays, key=lambda one: one.name)))
+
+    @classmethod
+    def declared(
+        cls, inputs: Mapping[str, Sequence[int]], integers: Collection[str], standardised: Collection[str] = ()
+    ) -> SampleLayout:
+        """Return the layout that a run file declares: the shape of each array, and which hold token ids.
+
+        Raises ParameterError where a name in the others is none of the inputs, or an array cannot be standardised.
+        """
+        for key, names in (("tokens", integers), ("standardise", standardised)):
+            if unknown := sorted(set(names) - set(inputs)):
+                raise ParameterError(
+                    f"{key}: there is no array `{unknown[0]:.80}`; inputs has {either(sorted(inputs))}"
+                )
+        arrays = [InputArray(name, tuple(shape), name in integers) for name, shape in inputs.items()]
+        return cls(tuple(arrays)).standardising(standardised)
+
+    @classmethod
+    def load(cls, held: Mapping[str, Mapping[str, Any]]) -> SampleLayout:
+        """Return the layout that `dump` wrote."""
+        return cls(tuple(InputArray(name, **{**one, "shape": tuple(one["shape"])}) for name, one in held.items()))
+
+    def dump(self) -> dict[str, dict[str, Any]]:
+        """Return the layout as plain data, for JSON."""
+        return {
+            one.name: {"shape": list(one.shape), "integers": one.integers, "standardised": one.standardised}
+            for one in self.arrays
+        }
+
+    def __str__(self) -> str:
+        """Return the arrays in words, for messages."""
+        return f"the arrays {', '.join(f'{one.name} {list(one.shape)} of {one.kind}' for one in self.arrays)}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arrays' names."""
+        return tuple(one.name for one in self.arrays)
+
+    @property
+    def size(self) -> int:
+        """How many entries a packed row has."""
+        return sum(one.size for one in self.arrays)
+
+    @cached_property
+    def places(self) -> Mapping[str, slice]:
+        """Where each array lies in a packed row."""
+        found, start = dict[str, slice](), 0
+        for one in self.arrays:
+            found[one.name] = slice(start, start + one.size)
+            start += one.size
+        return found
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether any array holds token ids, which can be neither rounded nor searched for by a gradient."""
+        return any(one.integers for one in self.arrays)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The entries of a packed row that are numbers, int64."""
+        return self._entries(one for one in self.arrays if not one.integers)
+
+    @property
+    def standardised(self) -> NDArray[np.int64]:
+        """The entries of a packed row that are standardised by column, int64."""
+        return self._entries(one for one in self.arrays if one.standardised)
+
+    def _entries(self, arrays: Iterable[InputArray]) -> NDArray[np.int64]:
+        parts = [np.arange(self.places[one.name].start, self.places[one.name].stop) for one in arrays]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def standardising(self, names: Collection[str]) -> SampleLayout:
+        """Return the layout with these arrays standardised by column, and no others. Raises ParameterError."""
+        for one in self.arrays:
+            if one.name in names and not one.may_be_standardised:
+                raise ParameterError(
+                    f"standardise: array `{one.name}` holds {one.kind} of shape {list(one.shape)} a row, which have no "
+                    "columns to standardise; name arrays of numbers in one axis"
+                )
+        if unknown := sorted(set(names) - set(self.names)):
+            raise ParameterError(
+                f"standardise: there is no array `{unknown[0]:.80}`; a sample has {either(self.names)}"
+            )
+        return SampleLayout(tuple(replace(one, standardised=one.name in names) for one in self.arrays))
+
+    def pack(self, arrays: Mapping[str, ArrayLike], where: str) -> NDArray[np.float32]:
+        """Return the arrays of some rows packed, float32[rows, size].
+
+        where: begins each error's sentence. Raises ParameterError, naming the array, where one is missing or too many,
+        of another shape or kind, of another number of rows, NaN, infinite, negative or too large.
+        """
+        return _packed(self, _as_arrays(arrays, where), where)
+
+    def unpack(self, packed: Array) -> dict[str, Array]:
+        """Return the arrays of packed rows: integers as int64, numbers in the dtype of the rows."""
+        parts = {one.name: packed[:, self.places[one.name]].reshape(len(packed), *one.shape) for one in self.arrays}
+        return {one.name: parts[one.name].astype(np.int64) if one.integers else parts[one.name] for one in self.arrays}
+
+    def check_same(self, wanted: SampleLayout, where: str, owner: str) -> None:
+        """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
+
+        where: begins the sentence, whose these arrays are. owner: whose the wanted ones are.
+        """
+        ours, theirs = ({one.name: one for one in layout.arrays} for layout in (self, wanted))
+        for name in sorted(set(ours) ^ set(theirs)):
+            lack = "is missing" if name in theirs else "is one too many"
+            raise ParameterError(f"{where}: array `{name}` {lack}; {owner} has {', '.join(theirs)}")
+        for name, one in ours.items():
+            _check_alike(one, theirs[name], f"{where}: array `{name}`", f"{owner} has")
+
+    def example(self) -> NDArray[np.float64]:
+        """Return four rows that a model can take."""
+        return self.plausible(np.random.default_rng(0).standard_normal((4, self.size)))
+
+    def plausible(self, numbers: NDArray[np.float64], vocabulary: int = 2) -> NDArray[np.float64]:
+        """Return normal numbers [rows, size] made rows that a model can take: with ids below `vocabulary`.
+
+        Numbers in one axis that are not standardised may be a mask, so those are 1 at the beginning of a row, then 0.
+        """
+        rows = numbers.copy()
+        for one in self.arrays:
+            place = self.places[one.name]
+            if one.integers:
+                rows[:, place] = np.floor(np.abs(numbers[:, place]) * vocabulary) % vocabulary
+            elif len(one.shape) == 1 and not one.standardised:
+                ends = (1 + np.arange(len(rows))[:, None] % 4) * max(one.size // 4, 1)
+                rows[:, place] = np.arange(one.size) < ends
+        return rows
+
+
+def pack(arrays: Mapping[str, ArrayLike], where: str) -> tuple[NDArray[np.float32], SampleLayout]:
+    """Return the arrays of some rows packed, and their layout. Raises ParameterError as `SampleLayout.pack` does."""
+    given = _as_arrays(arrays, where)
+    try:
+        layout = SampleLayout(
+            tuple(InputArray(name, array.shape[1:], _is_integers(array)) for name, array in given.items())
+        )
+    except ParameterError as error:
+        raise ParameterError(f"{where}: {error}") from None
+    return _packed(layout, given, where), layout
+
+
+def packed_as(x: Samples, layout: SampleLayout | None, where: str) -> NDArray[np.generic]:
+    """Return samples of which a layout is known as one array. Raises ParameterError where they are not of its kind."""
+    if not isinstance(x, Mapping):
+        return x
+    if layout is None:
+        raise ParameterError(f"{where}: expected one array of inputs, as the silos have; got arrays by name")
+    return layout.pack(x, where)
+
+
+def is_mask(packed: Array) -> bool:
+    """Return whether an array's entries are all 0 or 1, as a mask's are."""
+    return bool(((packed == 0) | (packed == 1)).all())
+
+
+def gather(arrays: Mapping[str, Array], part: str) -> dict[str, Array]:
+    """Return the arrays that a file holds of one part's samples: ``x.ids`` is `ids` of the part ``x``."""
+    return {name.removeprefix(f"{part}."): array for name, array in arrays.items() if name.startswith(f"{part}.")}
+
+
+def packed_parts(
+    arrays: Mapping[str, Array], where: str, layout: SampleLayout | None = None
+) -> tuple[dict[str, Array], SampleLayout | None]:
+    """Return a source's arrays, with samples that are mappings (`gather`) packed under their part's name.
+
+    The layout is that of the first part, or the given one; None where no samples are mappings. Raises ParameterError,
+    naming the part and the array, where parts have other arrays, or a part is given in both ways.
+    """
+    found = {name: array for name, array in arrays.items() if "." not in name}
+    for part in ("x", "x_train", "x_test"):
+        named = gather(arrays, part)
+        if part in found and (named or layout is not None):
+            wanted = f"the arrays {', '.join(f'{part}.{name}' for name in (layout.names if layout else named))}"
+            raise ParameterError(f"{where}: expected {wanted} of a sample alone; got one array `{part}`")
+        if not named:
+            continue
+        if layout is None:
+            found[part], layout = pack(named, f"{where}: {part}")
+        else:
+            found[part] = layout.pack(named, f"{where}: {part}")
+    return found, layout
+
+
+def _as_arrays(arrays: Mapping[str, ArrayLike], where: str) -> dict[str, NDArray[Any]]:
+    found = dict[str, NDArray[Any]]()
+    for name, given in arrays.items():
+        try:
+            array = np.asarray(given)
+        except (ValueError, TypeError, RuntimeError):
+            array = np.empty(0, object)
+        if array.dtype.kind not in "fiub" or array.ndim < 1:
+            raise ParameterError(
+                f"{where}: array `{name!s:.80}`: expected numbers [rows, ...] of one shape a row; got {array.dtype}"
+                f"{list(array.shape)}"
+            )
+        found[str(name)] = array
+    return found
+
+
+def _is_integers(array: NDArray[Any]) -> bool:
+    """Whether these are token ids, as `moretta.data.checks.as_features` has it of a single array."""
+    return array.dtype.kind in "iu" and array.dtype.itemsize > 1
+
+
+def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str) -> NDArray[np.float32]:
+    wanted = {one.name: one for one in layout.arrays}
+    for name in sorted(set(wanted) ^ set(arrays)):
+        lack = "is missing" if name in wanted else "is one too many"
+        raise ParameterError(f"{where}: array `{name:.80}` {lack}; expected {', '.join(layout.names)}")
+    first = layout.arrays[0].name
+    rows = len(arrays[first])
+    packed = np.empty((rows, layout.size), np.float32)
+    for name, one in wanted.items():
+        array, place = arrays[name], f"{where}: array `{name}`"
+        if len(array) != rows:
+            raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all as many")
+        _check_alike(InputArray(name, array.shape[1:], _is_integers(array)), one, place, "expected")
+        with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which is named
+            packed[:, layout.places[name]] = array.reshape(rows, -1)
+        _check_entries(packed[:, layout.places[name]], array, one, place)
+    return packed
+
+
+def _check_alike(got: InputArray, wanted: InputArray, place: str, owner: str) -> None:
+    """Raise ParameterError unless an array has the shape and the kind of the wanted one."""
+    if got.shape != wanted.shape:
+        raise ParameterError(f"{place} has {list(got.shape)} a row, {owner} {list(wanted.shape)}; make them the same")
+    if got.integers != wanted.integers:
+        raise ParameterError(
+            f"{place} holds {got.kind}, {owner} {wanted.kind}; save token ids as integers of 16 bits or more, and "
+            "numbers and masks as floats"
+        )
+
+
+def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], one: InputArray, place: str) -> None:
+    """Raise ParameterError where entries cannot be packed exactly, or are no numbers."""
+    if one.integers:
+        if array.size and array.min() < 0:
+            raise ParameterError(f"{place}: integers are token ids, but some are negative; save numbers as floats")
+        if array.size and array.max() > LARGEST:
+            raise ParameterError(
+                f"{place}: integers above {LARGEST} cannot be told apart as float32; number them from 0"
+            )
+        return
+    bad = ~np.isfinite(packed)
+    if bad.any():
+        column = int(bad.any(axis=0).argmax())
+        at = column if len(one.shape) < 2 else tuple(map(int, np.unravel_index(column, one.shape)))
+        rows = int(bad[:, column].sum())
+        raise ParameterError(
+            f"{place} column {at} has {rows} {'row' if rows == 1 else 'rows'} that are NaN or infinite as float32; "
+            "expected finite numbers: remove or mend those rows"
+        )

@@ -1,0 +1,275 @@
+"""A look at rows before anything is trained: how many, what is absent, how values and classes are spread.
+
+    look_at(owners, ...)   -> Look      exact counts, at each owner
+    Look.told(...)         -> plain     what may be shown, small counts withheld (`moretta.data.withholding`)
+
+A minimum or maximum is one person's value, so neither is looked for: a column's range is the one that the schema
+declares, or about where 5 and 95 % of all values lie, and bins are open at their ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array
+from moretta.data.checks import class_of
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import expansion_of, limits_of
+from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema
+from moretta.data.withholding import LEAST_SHOWN, Counts, shown, shown_by_silo, total
+
+BINS = 12  # of a number, about
+TAILS = 0.05  # the part of the values that is below a range that was looked for, and above it
+Kind = Literal["number", "date", "category", "ordered", "classes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """One silo's rows: x [rows, columns] with NaN for an absent value, or samples of other shapes; y its targets."""
+
+    name: str
+    x: Array
+    y: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How the values of a column, or the targets, are spread.
+
+    cells: what is counted, such as "40 to 50" or a class. counts: int64[silos, cells]. absent: int64[silos]; None where
+    no value may be absent. range: as words, empty where nothing is said. declared: whether by the schema.
+    """
+
+    name: str
+    kind: Kind
+    cells: tuple[str, ...]
+    counts: Counts
+    absent: NDArray[np.int64] | None = None
+    unit: str = ""
+    range: tuple[str, str] | tuple[()] = ()
+    declared: bool = False
+
+    def told(self, least: int, silos: Sequence[str] | None) -> dict[str, Any]:
+        """Return what may be shown. silos: their names, to show each one's counts too."""
+        counts = self.counts if self.absent is None else np.column_stack([self.counts, self.absent])
+        sums = shown(counts.sum(axis=0), least)
+        each = [] if silos is None else shown_by_silo(counts, least)
+
+        def cell(place: int) -> dict[str, Any]:
+            by_silo = {name: own[place] for name, own in zip(silos or (), each, strict=True)}
+            return {"rows": sums[place]} | ({"by_silo": by_silo} if silos is not None else {})
+
+        told: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        told |= {"unit": self.unit} if self.unit else {}
+        told |= {"range": list(self.range), "range_from": "schema" if self.declared else "rows"} if self.range else {}
+        told["cells"] = [{"label": label} | cell(place) for place, label in enumerate(self.cells)]
+        told["absent"] = None if self.absent is None else cell(len(self.cells))
+        return told
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """Exact counts; not to be shown as they are. held: rows that are not trained on, by what they are for."""
+
+    silos: tuple[str, ...]
+    rows: NDArray[np.int64]
+    columns: tuple[Spread, ...]
+    target: Spread
+    held: Mapping[str, int]
+    sample: tuple[int, ...]
+
+    def told(self, least: int = LEAST_SHOWN, *, by_silo: bool = False) -> dict[str, Any]:
+        """Return what may be shown, as plain values: counts are whole numbers, or words in their place.
+
+        least: counts below are withheld. by_silo: each silo's counts too.
+        """
+        names = self.silos if by_silo else None
+        own = dict(zip(self.silos, shown(self.rows, least), strict=True))
+        rows: dict[str, Any] = {"training": total(self.rows, least)}
+        rows |= {what: total([count], least) for what, count in self.held.items() if count}
+        return {
+            "withhold": least,
+            "silos": len(self.silos),
+            "rows": rows | ({"by_silo": own} if by_silo else {}),
+            "sample": list(self.sample),
+            "columns": [column.told(least, names) for column in self.columns],
+            "target": self.target.told(least, names),
+        }
+
+
+def look_at(
+    owners: Sequence[Owner],
+    names: Sequence[str],
+    *,
+    table: Schema | None = None,
+    rules: ColumnRules | None = None,
+    classes: int | None = None,
+    class_names: Sequence[str] = (),
+    held: Mapping[str, int] | None = None,
+    least: int = LEAST_SHOWN,
+) -> Look:
+    """Count the rows of all owners. names: of the columns of x, none where samples have no columns.
+
+    table: what the columns mean; by default each is a number. rules: where values may be absent. classes: None for
+    targets that are numbers. held: rows for testing and the like, by name. least: as of `Look.told`; ranges that are
+    looked for leave out so many values at each end.
+    """
+    rows = np.array([len(owner.x) for owner in owners])
+    lacking = rules is not None and rules.may_lack
+    columns: list[Spread] = []
+    if table is not None and table.features:  # of images nothing is shown by column
+        columns = _of_schema(owners, table, least)
+    elif names:
+        fills = rules.fills if rules is not None and lacking else np.zeros(len(names))
+        values = ([owner.x[:, place].astype(np.float64) for owner in owners] for place in range(len(names)))
+        columns = [
+            _numbers(name, own, least, may_lack=bool(fill))
+            for name, own, fill in zip(names, values, fills, strict=True)
+        ]
+    named = (table and table.name_of("target")) or "target"
+    targets = _targets(named, [owner.y for owner in owners], classes, class_names, least)
+    return Look(
+        tuple(owner.name for owner in owners), rows, tuple(columns), targets, held or {}, tuple(owners[0].x.shape[1:])
+    )
+
+
+def lines_of(told: Mapping[str, Any]) -> list[str]:
+    """Return a short form of what `Look.told` says: rows, absent values and classes, a line each."""
+    rows, silos = dict(told["rows"]), told["silos"]
+    own = _listed([f"{name} {count}" for name, count in rows.pop("by_silo", {}).items()])
+    at = f" at {silos} silos" * (silos > 1) + f" ({own})" * bool(own)
+    held = "".join(f", {count} for {what}" for what, count in rows.items() if what != "training")
+    lines = [f"rows: {rows['training']} to train on{at}{held}"]
+    lacking = {one["name"]: one["absent"]["rows"] for one in told["columns"] if one["absent"] is not None}
+    some = [f"{name} {count}" for name, count in lacking.items() if isinstance(count, int)]
+    if hidden := len(lacking) - len(some):
+        some.append(f"few or withheld in {hidden} {'other' * bool(some)} column{'s' * (hidden > 1)}".replace("  ", " "))
+    lines += [f"values absent: {_listed(some)}"] if lacking else []
+    target = told["target"]
+    if target["kind"] == "classes":
+        lines.append("classes: " + _listed([f"{cell['label']} {cell['rows']}" for cell in target["cells"]]))
+    elif "range" in target:
+        lines.append(f"target: about {' to '.join(target['range'])}")
+    return lines
+
+
+def _listed(words: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
+
+
+def _of_schema(owners: Sequence[Owner], table: Schema, least: int) -> list[Spread]:
+    expansion, found = expansion_of(table), list[Spread]()
+    coded = [expansion.undo(owner.x) for owner in owners]
+    for place, (name, feature) in enumerate(table.features.items()):
+        values = [own[:, place] for own in coded]
+        found.append(_of_feature(name, feature, values, least))
+    return found
+
+
+def _of_feature(name: str, feature: Feature, values: Sequence[NDArray[np.float64]], least: int) -> Spread:
+    may_lack = feature.blanks != "refuse"
+    if isinstance(feature, Category | Ordered):
+        kind: Kind = "category" if isinstance(feature, Category) else "ordered"
+        return _places(name, kind, feature.categories, values, may_lack=may_lack)
+    limits = None if feature.range is None else limits_of(feature)
+    days = isinstance(feature, Date)
+    unit = feature.unit if isinstance(feature, Number) else ""
+    return _numbers(name, values, least, may_lack=may_lack, limits=limits, days=days, unit=unit)
+
+
+def _places(
+    name: str, kind: Kind, words: Sequence[str], values: Sequence[NDArray[Any]], *, may_lack: bool = False
+) -> Spread:
+    """Count values that are a word's place."""
+    counts = np.array([np.bincount(own[~np.isnan(own)].astype(np.int64), minlength=len(words)) for own in values])
+    return Spread(name, kind, tuple(words), counts, _absent(values) if may_lack else None)
+
+
+def _targets(name: str, ys: Sequence[Array], classes: int | None, names: Sequence[str], least: int) -> Spread:
+    if classes is None:
+        columns = [y.reshape(len(y), -1)[:, :1].reshape(-1).astype(np.float64) for y in ys]  # of several the first
+        return _numbers(name, columns, least)
+    words = tuple(names) or tuple(f"class {number}" for number in range(classes))
+    return _places(name, "classes", words, [np.asarray(class_of(y), np.float64) for y in ys])
+
+
+def _numbers(
+    name: str,
+    values: Sequence[NDArray[np.float64]],
+    least: int,
+    *,
+    may_lack: bool = False,
+    limits: tuple[float, float] | None = None,
+    days: bool = False,
+    unit: str = "",
+) -> Spread:
+    """Count numbers in bins with round edges. limits: the declared range."""
+    there = np.concatenate([own[~np.isnan(own)] for own in values])
+    kind: Kind = "date" if days else "number"
+    absent = _absent(values) if may_lack else None
+    ends = limits or _tails(there, least)
+    if ends is None:  # too few for any bin
+        counts = np.array([[int((~np.isnan(own)).sum())] for own in values])
+        return Spread(name, kind, ("any value",), counts, absent, unit)
+    whole = bool((there == np.round(there)).all())
+    edges, word = _edges(*ends, whole=whole), _day if days else _number
+    inner = edges[1:-1]
+    counts = np.array(
+        [np.bincount(np.searchsorted(inner, own[~np.isnan(own)], "right"), minlength=len(edges) - 1) for own in values]
+    )
+    alone = whole and bool((np.diff(edges) == 1).all())  # a bin is one whole number
+    low, high = limits or (edges[0], edges[-1] - alone)
+    said = word(float(low)), word(float(high))
+    return Spread(name, kind, _bins(edges, word, alone=alone), counts, absent, unit, said, limits is not None)
+
+
+def _tails(values: NDArray[np.float64], least: int) -> tuple[float, float] | None:
+    """Return about where 5 and 95 % of the values lie, with `least` values or more outside at either end."""
+    if len(values) < 4 * max(least, 1):
+        return None
+    part = max(TAILS, least / len(values))
+    low, high = np.quantile(values, [part, 1 - part], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def _edges(low: float, high: float, *, whole: bool) -> NDArray[np.float64]:
+    """Return round edges around a range: multiples of 1, 2 or 5 times a power of ten."""
+    width = high - low or abs(high) or 1.0
+    raw = width / BINS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * one for one in (1, 2, 5, 10) if power * one >= raw * (1 - 1e-9))
+    step = max(step, 1.0) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    last = max(last + (1 if whole and step == 1 else 0), first + 1)
+    return np.array([float(f"{number * step:.12g}") for number in range(first, last + 1)])
+
+
+def _bins(edges: NDArray[np.float64], word: Callable[[float], str], *, alone: bool) -> tuple[str, ...]:
+    """Return the name of each bin; the first and the last are open. alone: whether each is one whole number."""
+    if len(edges) == 2:
+        return ("any value",)
+    first = f"up to {word(edges[1] - 1)}" if alone else f"below {word(edges[1])}"
+    middle = [word(low) if alone else f"{word(low)} to {word(high)}" for low, high in pairwise(edges[1:-1])]
+    return (first, *middle, f"{word(edges[-2])} or more")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.6g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _day(value: float) -> str:
+    days = min(max(round(value), -719_162), 2_932_896)  # what a date can be
+    return (date(1970, 1, 1) + timedelta(days)).isoformat()
+
+
+def _absent(values: Sequence[NDArray[np.float64]]) -> NDArray[np.int64]:
+    return np.array([int(np.isnan(own).sum()) for own in values])

@@ -1,0 +1,116 @@
+"""A model whose forward takes arrays by keyword, given rows in which they are packed (`moretta.data.layout`).
+
+A hook before the module's own forward unpacks the rows. So the module keeps its class, its layers and the names of its
+tensors, and everything that calls it with one tensor goes on to.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moretta.data.layout import SampleLayout
+from moretta.data.tables.preparation import Preparation
+from moretta.errors import ParameterError
+
+
+class Unpack:
+    """A hook before a module's forward: from packed rows, float[..., size], to its arrays by keyword.
+
+    Integers are cast to int64, and numbers keep the dtype of the rows. A call by keyword passes as it is.
+    """
+
+    def __init__(self, layout: SampleLayout) -> None:
+        self.layout = layout
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments of the module's forward."""
+        return ((), self.arrays(args[0]) | kwargs) if len(args) == 1 else (args, kwargs)
+
+    def arrays(self, packed: Tensor) -> dict[str, Tensor]:
+        """Return the arrays of packed rows, [..., *shape] each."""
+        found = dict[str, Tensor]()
+        for one in self.layout.arrays:
+            part = packed[..., self.layout.places[one.name]].reshape(*packed.shape[:-1], *one.shape)
+            found[one.name] = part.long() if one.integers else part
+        return found
+
+
+class Packing(nn.Module):
+    """A module that takes packed rows, given their arrays, [rows, *shape] each, in the layout's order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arrays: Tensor) -> Tensor:
+        """Return the outputs, [rows, outputs]."""
+        parts = [one.reshape(one.shape[0], -1).float() for one in arrays]  # as silos pack them
+        outputs: Tensor = self.model(torch.cat(parts, dim=1))
+        return outputs
+
+
+def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
+    """Let a module take packed rows, and return it; without a layout it is left as it is.
+
+    Raises `moretta.errors.ParameterError` for an `nn.Sequential`, whose forward has no names.
+    """
+    if layout is None:
+        return model
+    if isinstance(model, nn.Sequential):
+        raise ParameterError(
+            f"a sample has the arrays {', '.join(layout.names)}, and an nn.Sequential takes one without a name; give a "
+            f"module whose forward takes {', '.join(layout.names)} by keyword"
+        )
+    takes_arrays(model).register_forward_pre_hook(Unpack(layout), with_kwargs=True)
+    return model
+
+
+def takes_arrays(model: nn.Module) -> nn.Module:
+    """Let a module take its arrays by keyword again, as it did before `takes_packed`, and return it."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, Unpack):
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)
+    return model
+
+
+def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
+    """Let a module that takes arrays by keyword take them as the silos have them, and return it."""
+    model.register_forward_pre_hook(_Standardise(layout, preparation), with_kwargs=True)
+    return model
+
+
+class _Standardise:
+    """A hook before a module's forward: brings arrays given by keyword to mean 0 and deviation 1 by column."""
+
+    def __init__(self, layout: SampleLayout, preparation: Preparation) -> None:
+        self._scales = {
+            one.name: [
+                torch.tensor(figures[layout.places[one.name]]).reshape(one.shape)
+                for figures in (preparation.mean, preparation.deviation)
+            ]
+            for one in layout.arrays
+            if one.standardised
+        }
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = next(module.parameters()).dtype
+        for name in self._scales.keys() & kwargs.keys():
+            x = kwargs[name].float().double()  # as silos pack and prepare it
+            mean, deviation = (figures.to(x.device) for figures in self._scales[name])
+            kwargs = {**kwargs, name: ((x - mean) / deviation).to(dtype)}
+        return args, kwargs
+
+
+def with_one_argument(model: nn.Module) -> nn.Module:
+    """Let a module that takes packed rows have a forward of one argument, as torch.export reads it; return it."""
+    hook = next((one for one in model._forward_pre_hooks.values() if isinstance(one, Unpack)), None)
+    if hook is not None:
+        takes_arrays(model)
+        arrays, forward = hook.arrays, type(model).forward
+        model.forward = MethodType(lambda own, rows: forward(own, **arrays(rows)), model)
+    return model

@@ -1,0 +1,124 @@
+"""A look at the rows of a run file, of a federation on one machine, or of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moretta.config.run_files import RunFile
+from moretta.data.checks import as_features, as_targets
+from moretta.data.dataset import SiloData
+from moretta.data.images.sets import read_npz
+from moretta.data.look import Look, Owner, lines_of, look_at
+from moretta.data.silo import Silo
+from moretta.data.tables import description
+from moretta.data.tables import schema as schemas
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.inference import Hints, infer
+from moretta.data.tables.rows import encode, rules_of
+from moretta.data.withholding import LEAST_SHOWN
+from moretta.errors import ParameterError
+from moretta.run.rows import load_rows
+
+if TYPE_CHECKING:
+    from moretta.run.federation import Federation
+
+
+def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
+    """Return a look at the rows of a run file on one machine. Raises `moretta.errors.ParameterError`."""
+    if run_file.data.source == "sites":
+        raise ParameterError(
+            "the rows of this run are at its sites; look at each one's own file there, or set [data] look = true, by "
+            "which the run tells rows, absent values and classes of all sites together"
+        )
+    data = run_file.data
+    if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
+        data = data.model_copy(update={"missing": "mean"})  # a look counts absent values, and training refuses them
+    dataset, dealt = load_rows(run_file.model_copy(update={"data": data}))
+    held = {"testing": len(dealt.test.y), "validation": 0 if dealt.validation is None else len(dealt.validation.y)}
+    return look_at(
+        _owners(dealt.silos),
+        dealt.feature_names,
+        table=dataset.table,
+        rules=dataset.column_rules,
+        classes=dataset.classes,
+        class_names=dataset.class_names,
+        held=held,
+        least=least,
+    )
+
+
+def look_of_federation(federation: Federation, least: int = LEAST_SHOWN) -> Look:
+    """Return a look at the rows of a federation whose silos are all here."""
+    parts = {"testing": federation.test, "validation": federation.validation}
+    return look_at(
+        _owners(federation.silos),
+        federation.feature_names,
+        table=federation.table,
+        rules=federation.column_rules,
+        classes=max(2, federation.outputs) if federation.spec.task == "classification" else None,
+        class_names=federation.class_names,
+        held={name: 0 if rows is None else len(rows[1]) for name, rows in parts.items()},
+        least=least,
+    )
+
+
+def opening_of(federation: Federation) -> list[str]:
+    """Return what is said before round one: rows at each silo, absent values, classes, and columns by kind."""
+    lines = lines_of(look_of_federation(federation).told(by_silo=True))
+    if federation.table is not None:
+        return [*lines, *description.lines_of(federation.table)]
+    columns = len(federation.feature_names)
+    return [*lines, f"numbers: {columns} columns"] if columns else lines
+
+
+def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, least: int = LEAST_SHOWN) -> Look:
+    """Return a look at one file: a table, by a schema or an inferred one, or an .npz file with x and y.
+
+    Raises `moretta.errors.ParameterError` for what cannot be read.
+    """
+    if not is_table(path.name):
+        if schema is not None:
+            raise ParameterError(
+                f"a schema is for tables, and {path.name} is none of {', '.join(ENDINGS)}; leave it out"
+            )
+        return _look_of_arrays(path, read_npz(path), least)
+    columns = read_columns(path, form)
+    table = infer(columns, wanted, path.name, form) if schema is None else schemas.load(schema)
+    rows = encode(columns, table, path.name, form, labelled=table.target is not None)
+    owner = Owner(path.name, rows.x, rows.y)
+    classes = len(table.classes) or None
+    rules = rules_of(table)
+    return look_at([owner], (), table=table, rules=rules, classes=classes, class_names=table.classes, least=least)
+
+
+def _look_of_arrays(path: Path, arrays: Mapping[str, np.ndarray], least: int) -> Look:
+    parts = [[arrays[f"{name}{suffix}"] for name in "xy"] for suffix in ("", "_train") if f"x{suffix}" in arrays]
+    if not parts:
+        raise ParameterError(f"{path.name}: expected arrays x and y, or x_train and y_train")
+    x = as_features(parts[0][0], path.name)
+    y, _, classes = as_targets(parts[0][1], path.name)
+    names = [f"x{place}" for place in range(x.shape[1])] if x.ndim == 2 and x.dtype.kind == "f" else []
+    return look_at([Owner(path.name, x, y)], names, classes=classes, least=least)
+
+
+def _owners(silos: Iterable[Silo | SiloData]) -> list[Owner]:
+    """Return each silo's rows; the partners of a row of a grid are one owner of whole rows."""
+    rows: dict[str, list[Silo | SiloData]] = {}
+    for silo in silos:
+        rows.setdefault(silo.row or silo.name, []).append(silo)
+    found = []
+    for name, partners in rows.items():
+        first = partners[0]
+        labelled = next((silo.y for silo in partners if len(silo.y)), first.y)
+        if not first.columns:
+            found.append(Owner(name, first.x, labelled))
+            continue
+        whole = np.empty((len(first.x), sum(len(silo.columns) for silo in partners)), first.x.dtype)
+        for silo in partners:
+            whole[:, list(silo.columns)] = silo.x
+        found.append(Owner(name, whole, labelled))
+    return found

@@ -1,0 +1,184 @@
+"""Rows of several silos in files of their own: by rows, by columns, and what does not go with that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import call
+
+from moretta.config import run_files
+from moretta.data.tables.preparation import MARK
+from moretta.data.tables.rows import expansion_of
+from moretta.errors import ParameterError
+from moretta.run.assembly import federation_of
+
+SCHEMA = """
+[columns.person]
+kind = "id"
+[columns.age]
+kind = "number"
+[columns.ward]
+kind = "category"
+categories = ["A", "B"]
+blanks = "category"
+[columns.note]
+kind = "drop"
+[columns.claims]
+kind = "number"
+[columns.outcome]
+kind = "target"
+classes = ["no", "yes"]
+"""
+RUN = """
+[run]
+rounds = 3
+seed = 7
+[data]
+source = "files"
+schema = "schema.toml"
+batch-size = 0
+{data}
+[data.files]
+{files}
+[model]
+source = "mlp"
+hidden = [4]
+[protocol]
+{protocol}
+"""
+COLUMNS = 'partition = "by-feature"\ncolumns = [["ward", "age"], ["claims"]]\n'
+CGD = 'name = "cgd"\nlearning-rate = 0.5\nloss = "cross-entropy"'
+FEDSGD = 'name = "fedsgd"\nlearning-rate = 0.1'
+BOTH = 'clinic = "clinic.csv"\ninsurer = "insurer.csv"'
+
+
+def people(count: int = 60) -> list[dict[str, str]]:
+    random = np.random.default_rng(4)
+    found = []
+    for number in range(count):
+        age, claims = int(random.integers(20, 90)), int(random.integers(0, 9))
+        found.append(
+            {
+                "person": f"P-{number:04}",
+                "age": str(age),
+                "ward": ("A", "B", "")[number % 3],
+                "note": "free text",
+                "claims": str(claims),
+                "outcome": "yes" if age / 10 + claims > 9 else "no",
+            }
+        )
+    return found
+
+
+def write(path: Path, rows: list[dict[str, str]], *names: str) -> None:
+    lines = [",".join(names), *(",".join(row[name] for name in names) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    rows = people()
+    order = np.random.default_rng(1).permutation(len(rows))
+    write(tmp_path / "clinic.csv", rows, "note", "outcome", "age", "person", "ward")
+    write(tmp_path / "insurer.csv", [rows[place] for place in order], "claims", "person")
+    write(tmp_path / "whole.csv", rows, "person", "age", "ward", "claims", "outcome")
+    return tmp_path
+
+
+def run(data: str, protocol: str, files: str = BOTH) -> Path:
+    Path("run.toml").write_text(RUN.format(data=data, files=files, protocol=protocol))
+    return Path("run.toml")
+
+
+def test_partners_columns_go_where_the_run_file_says(here: Path) -> None:
+    path = run(COLUMNS + 'test = "whole.csv"', CGD)
+    federation = federation_of(run_files.load(path), None)
+    clinic, insurer = federation.silos
+    assert federation.table is not None
+    expansion = expansion_of(federation.table)
+    assert [expansion.names[column] for column in clinic.columns] == ["age", "ward=A", "ward=B", "ward=missing"]
+    assert (expansion.kinds[3], insurer.columns) == (MARK, (4,))
+    assert (clinic.holds_labels, insurer.holds_labels) == (True, False)
+    assert not clinic.aligned
+    assert federation.test is not None
+    assert federation.test[0].shape == (60, 5)
+
+
+@pytest.fixture
+def trained(here: Path) -> Path:
+    """What comes of rows that `[protocol] align = true` puts in order."""
+    done = call("train", run(COLUMNS + 'test = "whole.csv"', CGD + "\nalign = true"), "--out", "mine")
+    assert done.code == 0, done.err
+    return here
+
+
+def test_rows_in_another_order_are_aligned_or_refused(trained: Path) -> None:
+    done = call("train", run(COLUMNS, CGD), "--out", "again")
+    assert done.code == 2
+    assert "row `row-1`" in done.err.splitlines()[-1]
+    assert "P-0" not in done.err
+    assert not (trained / "again").exists()
+
+
+def test_without_ids_nothing_says_that_rows_are_in_order(here: Path) -> None:
+    schema = SCHEMA.replace('kind = "id"', 'kind = "drop"')
+    (here / "schema.toml").write_text(schema)
+    done = call("train", run(COLUMNS, CGD), "--out", "mine")
+    assert done.code == 2
+    assert "silo `clinic`" in done.err.splitlines()[-1]
+    assert "moretta align" in done.err
+    assert not (here / "mine").exists()
+
+
+def test_partners_with_nobody_in_common(here: Path) -> None:
+    rows = people()
+    for row in rows:
+        row["person"] = row["person"].replace("P", "Q")
+    write(here / "insurer.csv", rows, "claims", "person")
+    done = call("train", run(COLUMNS, CGD + "\nalign = true"), "--out", "mine")
+    assert done.code in (1, 2)
+    assert "in common" in done.err or "share" in done.err
+    assert not any(one in done.err for one in ("P-0", "Q-0"))
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "said"),
+    [
+        ('target = "outcome"', BOTH, "[data] target is not for rows that are in a file for each silo"),
+        ("silos = 3", BOTH, "[data] files names 2 silos and silos is 3"),
+        ('partition = "by-label"', BOTH, '[data] partition = "by-label" deals rows out, and files have theirs'),
+        ('test = "whole.csv"', BOTH, "[data] test is for silos that hold different columns; set test-fraction"),
+        (COLUMNS + "test-fraction = 0.2", BOTH, "[data] test-fraction would hold back rows that other holders"),
+        (COLUMNS.replace('"age"', '"height"'), BOTH, "[data] columns: expected each column of the schema"),
+        ("", "north = 3", "[data.files] north: expected a path in quotes, got 3"),
+        ("", 'north = {source = "a.csv", seperator = ";"}', "seperator is not known; did you mean separator?"),
+        ("", 'a = "clinic.csv"\nb = {source = "b.csv", alignment = "b.json"}', "[data.files.b] alignment is for silos"),
+        ("", "", "a section [data.files] belong together, which names a table for each silo"),
+        ("", BOTH, "silo `clinic`: clinic.csv: expected a column 'claims', as the schema has it"),
+    ],
+)
+def test_what_does_not_go_with_files_is_one_sentence(here: Path, data: str, files: str, said: str) -> None:
+    with pytest.raises(ParameterError) as error:
+        federation_of(run_files.load(run(data, CGD if "by-feature" in data else FEDSGD, files)), None)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_need_a_schema(here: Path) -> None:
+    text = run("", FEDSGD).read_text().replace('schema = "schema.toml"\n', "")
+    Path("run.toml").write_text(text)
+    with pytest.raises(ParameterError, match="needs schema"):
+        run_files.load("run.toml")
+
+
+def test_a_run_file_says_the_same_after_it_was_resolved(here: Path) -> None:
+    files = 'clinic = {source = "clinic.csv", separator = ",", absent = ["n/a"]}\ninsurer = "insurer.csv"'
+    first = run_files.load(run(COLUMNS, CGD, files))
+    Path("resolved.toml").write_text(run_files.dump(first))
+    again = run_files.load("resolved.toml")
+    assert again.data == first.data
+    assert run_files.digest(again) == run_files.digest(first)

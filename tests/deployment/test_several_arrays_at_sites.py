@@ -1,0 +1,111 @@
+"""Samples of several arrays at sites: what they declare, train and release is what one machine's run says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from moretta.config import run_files
+from moretta.deployment import shared_settings
+from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from loopback import Machines
+
+NETS = """
+import torch
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.table, self.head = nn.Embedding(5, 3), nn.Linear(4, 3), nn.Linear(3, 3)
+
+    def forward(self, ids, table):
+        return self.head(torch.tanh(self.words(ids).mean(1) + self.table(table)))
+"""
+MODEL = "nets_at_sites:Two"
+FEDSGD = 'name = "fedsgd"\nlearning-rate = 0.1'
+BAFFLE = 'name = "baffle"\nlearning-rate = 0.01\nk = 8'
+
+
+@pytest.fixture(autouse=True)
+def _no_module_is_left() -> Iterator[None]:
+    yield
+    sys.modules.pop("nets_at_sites", None)
+
+
+def of_two(many: Machines) -> Machines:
+    """Give all rows token ids beside their columns, and the run a model that takes both by keyword."""
+    for path in (many.folder / "all.npz", many.folder / "test.npz", *many.folder.glob("*/rows.npz")):
+        held = dict(np.load(path))
+        for part in [name for name in held if name.startswith("x")]:
+            x = held.pop(part)
+            held |= {f"{part}.table": x, f"{part}.ids": (np.abs(x[:, :2]) * 3).astype(np.int64) % 5}
+        np.savez(path, **held)
+    for path in (many.folder / "here.toml", many.folder / "many.toml"):
+        text = re.sub(r'source = "mlp"\nhidden = .*', f'source = "{MODEL}"', path.read_text())
+        text = text.replace("standardise = true", 'standardise = ["table"]')
+        path.write_text(text.replace("inputs = [4]", 'inputs = {ids = [2], table = [4]}\ntokens = ["ids"]'))
+    for folder in (many.folder, *(many.folder / name for name in many.names)):
+        (folder / "nets_at_sites.py").write_text(NETS)
+    for path in many.folder.glob("*/silo.toml"):
+        path.write_text(path.read_text().replace("[data]", f'models = ["{MODEL}"]\n[data]', 1))
+    many.here = run_files.load(many.folder / "here.toml")
+    many.run_file = run_files.load(many.folder / "many.toml")
+    many.text = shared_settings.shared_text(many.run_file)
+    return many
+
+
+def let_one_be_edge(many: Machines) -> None:
+    (many.folder / "here.toml").write_text((many.folder / "here.toml").read_text() + '\n[engine]\nedge = ["silo-2"]\n')
+    many.here = run_files.load(many.folder / "here.toml")
+    path = many.folder / "silo-2" / "silo.toml"
+    path.write_text(path.read_text().replace("[data]", "edge = true\n[data]", 1))
+
+
+@pytest.mark.parametrize(("protocol", "edge"), [(FEDSGD, False), (BAFFLE, True)])
+def test_sites_train_what_one_machine_trains(
+    protocol: str, edge: bool, machines: Callable[..., Machines], tmp_path: Path
+) -> None:
+    many = of_two(machines(protocol, rounds=2))
+    if edge:
+        let_one_be_edge(many)
+    one, out = tmp_path / "one", tmp_path / "many"
+    many.on_one_machine(one).train(many.rounds, 7)
+    many.start()
+    result = many.serve(out)
+    assert result.record["dropped"] == []
+    released = (one / "released.safetensors").read_bytes()
+    assert (out / "released.safetensors").read_bytes() == released
+    inputs = json.loads((one / "inputs.json").read_text())
+    assert list(inputs["arrays"]) == ["ids", "table"]
+    for name in many.names:
+        assert (many.kept(name) / "released.safetensors").read_bytes() == released
+        assert json.loads((many.kept(name) / "inputs.json").read_text())["arrays"] == inputs["arrays"]
+
+
+def test_a_site_with_other_arrays_is_told_which(machines: Callable[..., Machines]) -> None:
+    many = of_two(machines(FEDSGD))
+    path = many.folder / "silo-1" / "rows.npz"
+    held = dict(np.load(path))
+    np.savez(path, **{**held, "x.ids": held["x.ids"].astype(float)})
+    said = "silo `silo-1`: rows.npz: x: array `ids` holds numbers, expected integers"
+    with pytest.raises(ParameterError, match=said):
+        many._site("silo-1", many.folder / "silo-1" / "silo.toml")
+
+
+def test_an_edge_site_rounds_no_token_ids(machines: Callable[..., Machines]) -> None:
+    many = of_two(machines(BAFFLE))
+    let_one_be_edge(many)
+    path = many.folder / "silo-2" / "silo.toml"
+    path.write_text(path.read_text() + '[limits]\nedge-precision = "float16"\n')
+    with pytest.raises(ParameterError, match='"float16" would round the token ids of ids, which lie beside numbers'):
+        many._site("silo-2", path)

@@ -1,0 +1,83 @@
+"""docs/data.md names every key and says what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_raw_rows import NAMES, SCHEMA, table, write
+from torch import nn
+
+from moretta.config.sections import Data, FileOfRows
+from moretta.config.silo_file import RowsSection
+from moretta.contract.settings import kebab
+from moretta.data.tables import schema as schemas
+from moretta.data.tables.files import ABSENT, ENDINGS
+from moretta.data.tables.inference import MOST_CATEGORIES
+from moretta.run.run_files import inputs_of
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest) -> str:
+    return (request.config.rootpath / "docs" / "data.md").read_text()
+
+
+def block(text: str, beginning: str) -> dict[str, Any]:
+    """The indented TOML that begins with a line."""
+    rest = text[text.index(f"    {beginning}\n") :]
+    lines = re.match(r"(?:    .*\n|\n)+", rest)
+    assert lines is not None
+    return tomllib.loads(re.sub(r"^    ", "", lines[0], flags=re.MULTILINE))
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_schema_on_the_page_has_every_key_of_every_kind(page: str) -> None:
+    told = block(page, "[columns.visit]")
+    found = schemas.of(told, "docs/data.md")
+    assert {column.kind for column in found.columns.values()} == set(schemas.KINDS)
+    rows = section(page, "schema.toml")
+    for kind in {type(column): column for column in found.columns.values()}:
+        for key in kind.model_fields:
+            assert f"| `{key}` |" in rows, key
+            if key not in ("range", "blanks"):
+                assert any(key in column for column in told["columns"].values()), key
+    assert f"more than {MOST_CATEGORIES} words" in page
+
+
+def test_every_key_of_data_is_on_the_page(page: str) -> None:
+    rows = section(page, "[data] in a run file")
+    for kind in (Data, FileOfRows, RowsSection):
+        for name in kind.model_fields:
+            assert f"`{kebab(name)}`" in rows, kebab(name)
+    for word in (*ENDINGS, *filter(None, ABSENT)):
+        assert f"`{word}`" in rows, word
+    data = block(page, "[data]")["data"]
+    for file in data["files"].values():
+        assert isinstance(file, str) or FileOfRows.model_validate_json(json.dumps(file), strict=True)
+
+
+def test_the_fields_of_inputs_json_are_on_the_page(page: str) -> None:
+    fields = set(
+        re.findall(r'"(\w+)":', Path(inputs_of.__code__.co_filename).read_text().partition("def inputs_of")[2])
+    )
+    assert len(fields) >= 10
+    assert all(f"`{name}`" in section(page, "What is trained is what is served") for name in fields)
+
+
+def test_the_python_on_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.toml").write_text(SCHEMA)
+    for seed, name in enumerate(("north", "south", "new")):
+        write(Path(f"{name}.csv"), table(seed, 60), NAMES)
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    known: dict[str, Any] = {"torch": torch, "model": lambda width: nn.Linear(width, 2)}
+    exec(compile(code, "docs/data.md", "exec"), known)  # noqa: S102  # our own page
+    assert known["outputs"].shape == (60, 2)
