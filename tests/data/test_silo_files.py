@@ -124,6 +124,17 @@ def test_rows_in_another_order_are_aligned_or_refused(trained: Path) -> None:
     assert not (trained / "again").exists()
 
 
+def test_a_look_needs_rows_in_one_order(here: Path) -> None:
+    path = run(COLUMNS, CGD + "\nalign = true")
+    assert "are not in one order" in call("look", path).sentence
+    done = call("train", path, "--out", "mine")
+    assert done.code == 0
+    assert "insurer: 60 rows, to be put in order" in done.err
+    rows = run("test-fraction = 0.2", FEDSGD, 'a = "whole.csv"\nb = "whole.csv"')
+    found = call("look", rows, "--withhold", "0", "--by-silo")
+    assert (found.code, "a" in found.out) == (0, True)
+
+
 def test_without_ids_nothing_says_that_rows_are_in_order(here: Path) -> None:
     schema = SCHEMA.replace('kind = "id"', 'kind = "drop"')
     (here / "schema.toml").write_text(schema)

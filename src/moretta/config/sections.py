@@ -81,6 +81,7 @@ OF_ROWS_HERE = (
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
 NOT_OF_FILES = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
+    "labels", "group_column", "channels", "window", "spacing",
     *(name for name in OF_SITES if name != "test"),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ import numpy as np
 from moretta.config.run_files import RunFile
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import SiloData
+from moretta.data.grid import GRIDS
 from moretta.data.images.sets import read_npz
 from moretta.data.look import Look, Owner, lines_of, look_at
 from moretta.data.silo import Silo
@@ -18,10 +19,10 @@ from moretta.data.tables import description
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.inference import Hints, infer
-from moretta.data.tables.rows import encode, rules_of
+from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.withholding import LEAST_SHOWN
 from moretta.errors import ParameterError
-from moretta.run.rows import load_rows
+from moretta.run.rows import load_columns, load_rows, table_of
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
@@ -35,6 +36,8 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
             "which the run tells rows, absent values and classes of all sites together"
         )
     data = run_file.data
+    if data.in_files and data.partition in GRIDS:
+        return _look_of_columns(run_file, least)
     if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
         data = data.model_copy(update={"missing": "mean"})  # a look counts absent values, and training refuses them
     dataset, dealt = load_rows(run_file.model_copy(update={"data": data}))
@@ -47,6 +50,26 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
         classes=dataset.classes,
         class_names=dataset.class_names,
         held=held,
+        least=least,
+    )
+
+
+def _look_of_columns(run_file: RunFile, least: int) -> Look:
+    """Return a look at silos that hold different columns, each in a file of its own."""
+    (silos, test), table = load_columns(run_file), table_of(run_file)
+    if not _in_one_order(silos):
+        raise ParameterError(
+            "the silos' rows are not in one order, so there are no whole rows to look at; look at each file by itself, "
+            "as in: moretta look FILE --schema schema.toml"
+        )
+    return look_at(
+        _owners(silos),
+        expansion_of(table).names,
+        table=table,
+        rules=rules_of(table),
+        classes=len(table.classes) or None,
+        class_names=table.classes,
+        held={"testing": 0 if test is None else len(test[1])},
         least=least,
     )
 
@@ -68,7 +91,10 @@ def look_of_federation(federation: Federation, least: int = LEAST_SHOWN) -> Look
 
 def opening_of(federation: Federation) -> list[str]:
     """Return what is said before round one: rows at each silo, absent values, classes, and columns by kind."""
-    lines = lines_of(look_of_federation(federation).told(by_silo=True))
+    if _in_one_order(federation.silos):
+        lines = lines_of(look_of_federation(federation).told(by_silo=True))
+    else:  # they are put in order in the set-up, and there are no whole rows until then
+        lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.table is not None:
         return [*lines, *description.lines_of(federation.table)]
     columns = len(federation.feature_names)
@@ -103,6 +129,19 @@ def _look_of_arrays(path: Path, arrays: Mapping[str, np.ndarray], least: int) ->
     y, _, classes = as_targets(parts[0][1], path.name)
     names = [f"x{place}" for place in range(x.shape[1])] if x.ndim == 2 and x.dtype.kind == "f" else []
     return look_at([Owner(path.name, x, y)], names, classes=classes, least=least)
+
+
+def _in_one_order(silos: Iterable[Silo]) -> bool:
+    """Whether silos that hold different columns of the same rows have as many, of the same ids if they have any."""
+    first = dict[str, Silo]()
+    for silo in silos:
+        other = first.setdefault(silo.row, silo) if silo.columns else silo
+        ids, theirs = silo.subject_ids, other.subject_ids
+        if len(silo.x) != len(other.x):
+            return False
+        if ids is not None and theirs is not None and not np.array_equal(ids, theirs):
+            return False
+    return True
 
 
 def _owners(silos: Iterable[Silo | SiloData]) -> list[Owner]:
