@@ -14,6 +14,7 @@ from torch import nn
 from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocols.common.setting import Setting
@@ -31,7 +32,7 @@ def overhead(scheme: str, strict: bool, repeats: int) -> Figure:
         Silo(f"silo-{k}", random.normal(size=(320, 17)).astype("f4"), random.integers(0, 2, 320)) for k in range(SILOS)
     ]
     secure = SecureAggregation(scheme=scheme)
-    setting = Setting(model, 1, silos, secure, BATCH, 0, torch.float32, "cpu", seed=0, rounds=ROUNDS)
+    setting = Setting(model, 1, silos, secure, BATCH, ColumnRules.alike(0), torch.float32, "cpu", seed=0, rounds=ROUNDS)
     found = []
     for _ in range(repeats):
         players = build(FedSGD(loss="mse"), setting)

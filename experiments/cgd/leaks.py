@@ -27,7 +27,8 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Phase, no_phase
 from moretta.data import dataset, partition, sources
-from moretta.data.silo import Silo
+from moretta.data.silo import Silo, row_shape
+from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.engines.settings import Engine
@@ -117,7 +118,9 @@ def play(
 ) -> dict[str, Participant]:
     """Train by messages, full batch and blind, and return the participants with what they saw."""
     whole, outputs = copy.deepcopy(model).to(dtype), next(reversed(list(model.parameters()))).shape[0]
-    setting = Setting(whole, outputs, silos, SecureAggregation(), 0, 0, dtype, "cpu", SEED, rounds, insecure=secrets)
+    columns = ColumnRules.alike(row_shape(silos)[-1])
+    secure = SecureAggregation()
+    setting = Setting(whole, outputs, silos, secure, 0, columns, dtype, "cpu", SEED, rounds, insecure=secrets)
     players = build(protocol, setting)
     looking = {name: Participant(client) for name, client in players.clients.items()}
     engine = InProcess(looking, Codec(players.messages))
@@ -378,7 +381,8 @@ def theorem_1(folder: Path | None, quick: bool) -> list[Score]:
 
 def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -> tuple[Matrix, Matrix]:
     """Return D of a linear model before each round and after the last, [T + 1, outputs, d], and all starts."""
-    setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, 0, F64, "cpu", SEED, rounds,
+    columns = ColumnRules.alike(row_shape(silos)[-1])
+    setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, columns, F64, "cpu", SEED, rounds,
                       insecure=SEED, engine=Engine(name="fused"))  # fmt: skip
     players = build(protocol, setting)
     starts = np.stack([one["0.weight"] for one in players.models().values()])

@@ -23,6 +23,7 @@ from torch import nn
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Replies
+from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.memory import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
@@ -395,7 +396,7 @@ def setting_of(model: nn.Module, engine: dict[str, Any], dtype: str) -> tuple[Se
     kind = getattr(torch, dtype)
     model = model.to(kind)
     engine = {"edge": ("south",), **engine}
-    setting = Setting(model, 3, silos(), NONE, 16, 0, kind, "cpu", 1, 1, engine=Engine(**engine))
+    setting = Setting(model, 3, silos(), NONE, 16, ColumnRules.alike(0), kind, "cpu", 1, 1, engine=Engine(**engine))
     return setting, layout_of(model)
 
 

@@ -125,7 +125,7 @@ def look_at(
     rows = np.array([len(owner.x) for owner in owners])
     lacking = rules is not None and rules.may_lack
     columns: list[Spread] = []
-    if table is not None:
+    if table is not None and table.features:  # of images nothing is shown by column
         columns = _of_schema(owners, table, least)
     elif names:
         fills = rules.fills if rules is not None and lacking else np.zeros(len(names))
