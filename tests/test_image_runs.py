@@ -178,3 +178,21 @@ def test_window_and_spacing_are_the_same_at_all_sites(here: Path) -> None:
     assert (told.data.window, told.data.spacing) == ((40, 400), 0.7)
     with pytest.raises(ParameterError, match=r"labels.csv row 1 is no DICOM file, and window and spacing"):
         shared_settings.site_side(told, silo_file.load(here / "silo.toml"))
+
+
+def test_new_images_are_predicted_as_those_to_train_on(here: Path) -> None:
+    done = call("train", "run.toml", "--out", "mine")
+    assert done.code == 0, done.err
+    done = call("predict", "mine", "--data", "scans", "--out", "all.csv", "--json")
+    assert done.code == 0, done.err
+    lines = [line.split(",") for line in (here / "all.csv").read_text().splitlines()]
+    assert lines[0][:2] == ["file", "prediction"]
+    assert len(lines) == ROWS + 1
+    chosen = [lines[3][0], lines[1][0]]
+    (here / "scans" / "new.csv").write_text("file\n" + "\n".join(chosen) + "\n")
+    done = call("predict", "mine", "--data", "scans/new.csv", "--out", "some.csv")
+    assert done.code == 0, done.err
+    some = [line.split(",") for line in (here / "some.csv").read_text().splitlines()[1:]]
+    assert [line[:2] for line in some] == [lines[3][:2], lines[1][:2]]
+    (here / "empty").mkdir()
+    assert "holds no images" in call("predict", "mine", "--data", "empty", "--out", "none.csv").sentence

@@ -21,7 +21,10 @@ OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own 
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
-    data: Annotated[Path, typer.Option(help="Rows to predict: a table with the training columns, or .npz with x.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="Rows to predict: a table with the training columns, .npz with x, or a folder of images."),
+    ],
     out: Annotated[Path, typer.Option(help="Where predictions go, a row each: .csv; or .npy for plain outputs.")],
     true_model: Annotated[
         bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")

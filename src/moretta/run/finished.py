@@ -11,6 +11,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.data.images.pixels import ImageForm
 from moretta.data.layout import SampleLayout
 from moretta.data.tables import schema
 from moretta.data.tables.files import Format
@@ -30,7 +31,7 @@ class FinishedModel:
 
     shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
     form: how its .csv files are written. fills_absent: whether a value may be absent. classes: their names, if known.
-    source: of the run's data. layout: how a row of several arrays is packed.
+    source: of the run's data. layout: how a row of several arrays is packed. image: what files of images become.
     """
 
     module: nn.Module
@@ -46,6 +47,7 @@ class FinishedModel:
     dtype: torch.dtype
     source: str
     layout: SampleLayout | None = None
+    image: ImageForm | None = None
 
     @property
     def expansion(self) -> Expansion | None:
@@ -85,12 +87,13 @@ def load(
         **(run_file.model.arguments if run_file else {}),
     ).to(dtype)
     modules.load(module, tensors)
+    table = schema.of(inputs["table"], f"{folder}: inputs.json") if inputs["table"] else None
     return FinishedModel(
         module=module.eval(),
         preparation=Preparation.loads(inputs),
         shape=shape,
         columns=list(inputs["columns"]),
-        table=schema.of(inputs["table"], f"{folder}: inputs.json") if inputs["table"] else None,
+        table=table,
         form=run_file.data.form if run_file else Format(),
         fills_absent=bool(inputs["fills_absent"]),
         task=inputs["task"],
@@ -99,7 +102,15 @@ def load(
         dtype=dtype,
         source=run_file.data.source if run_file else "",
         layout=layout,
+        image=_image(run_file, table, shape),
     )
+
+
+def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...]) -> ImageForm | None:
+    """Return what files of images become in a run on such; None in another."""
+    if run_file is None or (run_file.data.source != "image-folder" and (table is None or table.features)):
+        return None
+    return ImageForm(shape[1], shape[0], run_file.data.window, run_file.data.spacing)
 
 
 def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | None:

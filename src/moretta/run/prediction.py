@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.checks import as_features, check_finite
+from moretta.data.images.folder import FILE, read_unlabelled
+from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.layout import gather
 from moretta.data.tables.files import Format, is_table, read_columns
@@ -20,7 +22,7 @@ from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
-from moretta.protocols.common.enrolment import prepared
+from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
 from moretta.run import finished
 from moretta.run.evaluation import probabilities
@@ -49,7 +51,8 @@ def predict(
 ) -> tuple[int, int]:
     """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
 
-    Return how many rows and outputs there are. A table has the columns of the training data (its target may be there
+    Return how many rows and outputs there are. Of a run on images, `rows` is a folder of them, or a table beside them
+    that names their files. A table has the columns of the training data (its target may be there
     or not), an .npz file an array `x`, or `x.ids`, `x.mask` and so on where a sample has several, and perhaps `id`.
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: how a .csv file
@@ -64,10 +67,10 @@ def predict(
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     given = _rows(rows, found, form)
     try:
-        x = prepared(given.x, found.preparation, found.dtype)
+        x = inputs_of(given.x, found.preparation, found.dtype)
         # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
         # depend on who else is in the file, not in its last digit either.
-        outputs = (outputs_of(found.module, x, 1) if x.ndim == 2 else outputs_of(found.module, x)).numpy()
+        outputs = (outputs_of(found.module, x, 1) if given.x.ndim == 2 else outputs_of(found.module, x)).numpy()
     except (RuntimeError, IndexError, TypeError) as error:
         raise ParameterError(
             f"{rows}: the model cannot take these rows of {given.x.dtype} ({error}); save numbers as floats, and "
@@ -79,6 +82,8 @@ def predict(
 
 def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
     """Return the rows to predict as a silo's own are: float32, NaN where a value is absent, or int64 for tokens."""
+    if model.image is not None and (path.is_dir() or is_table(path.name)):
+        return _images(path, model, model.image, form or model.form)
     if path.suffix == ".npz":
         found = _arrays(path, model)
     elif is_table(path.name):
@@ -93,6 +98,16 @@ def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
     names = tuple(model.columns) if len(model.columns) == x.shape[-1] else ()
     check_finite(x, names, str(path), allow_missing=model.fills_absent)
     return _Rows(x, found.named, found.names)
+
+
+def _images(path: Path, model: FinishedModel, image: ImageForm, form: Format) -> _Rows:
+    """Return the images of a folder, or those below its own folder that a table names; each is named by its path."""
+    column = (model.table.name_of("file") if model.table else None) or FILE
+    if path.is_dir():
+        x, names = read_unlabelled(path, image)
+    else:
+        x, names = read_unlabelled(path.parent, image, path, form, column)
+    return _Rows(x, column, np.array(names, np.str_))
 
 
 def _arrays(path: Path, model: FinishedModel) -> _Rows:
