@@ -89,6 +89,7 @@ def test_a_run_folder_is_whole_and_each_part_says_its_format(demo: Path) -> None
         "truth",
         "checkpoint",
         "helped",
+        "rows.json",
     }
     assert {path.name for path in folder.iterdir()} == parts | {"model.safetensors", "released.safetensors"}
     for name in ("result.json", "inputs.json"):

@@ -120,8 +120,8 @@ class RunFolder:
         held = json.loads(path.read_text())
         if changed := [name for name, digest in digests.items() if held.get(name) != digest]:
             raise ParameterError(
-                f"the rows of {', '.join(changed):.200} have changed since the run in {self.path.name} began; bring the "
-                "same rows back, or begin another run"
+                f"the rows of {', '.join(changed):.200} have changed since the run in {self.path.name} began; bring "
+                "the same rows back, or begin another run"
             )
 
     def write_model(self, name: str, tensors: Tensors, mode: int = 0o600) -> None:
