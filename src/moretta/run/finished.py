@@ -145,8 +145,9 @@ def model_file(folder: Path, *, true_model: bool = False, silo: str | None = Non
     if silo is not None:
         return own[silo]
     if own or confined:
+        named = f" ({', '.join(sorted(own)):.200})" if own else ""
         further = "; model.safetensors is D, which they have all moved by" if confined else ""
         raise ParameterError(
-            f"{folder}: expected a run with one model; here each silo has its own, name one by --silo{further}"
+            f"{folder}: expected a run with one model; here each silo has its own, name one by --silo{named}{further}"
         )
     return folder / ("model.safetensors" if true_model else "released.safetensors")
