@@ -16,7 +16,7 @@ from moretta.data.tables.rows import encode
 from moretta.errors import ParameterError
 from moretta.protocols.common.counted import class_columns
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation.statistics import AskMoments
+from moretta.secure_aggregation.statistics import ALL, AskMoments
 
 
 def silos(rows: tuple[int, ...] = (30, 41, 25), **more: Any) -> list[Silo]:
@@ -71,7 +71,7 @@ def test_without_it_nothing_is_asked_and_nothing_kept(tmp_path: Path) -> None:
 
 def test_a_silo_counts_only_in_a_run_that_says_so() -> None:
     made = federation(FedSGD(), look=False).players(1, 0)
-    ask = AskMoments(stamp=_stamp(), what="classes", order=1, center=np.zeros(3), encoding={})
+    ask = AskMoments(stamp=_stamp(), what="classes", order=1, center=np.zeros(3), columns=ALL, encoding={})
     with pytest.raises(Exception, match="expected to be asked of rows, inputs or targets"):
         made.clients["silo-1"].answer(ask)
 

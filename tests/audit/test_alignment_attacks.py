@@ -62,7 +62,7 @@ def test_a_dictionary_finds_nothing_in_lists_under_a_secret(truth: Truth) -> Non
 )
 def test_the_same_attack_finds_every_id_in_lists_without_one(truth: Truth, mark) -> None:
     given = alignment_dictionary.ATTACK.given(truth)
-    own = [str(one) for one in truth.federation.silos[0].ids]
+    own = [str(one) for one in np.asarray(truth.federation.silos[0].ids)]
     unkeyed = np.frombuffer(mark(own), np.uint8).reshape(-1, 32)
     arrays = {**given.arrays, "points": np.random.default_rng(0).permutation(unkeyed)}
     case = Case.unpack(truth.case(given.views, arrays, thorough=False).pack())
@@ -77,7 +77,8 @@ def test_the_relay_has_seen_lists_and_no_point_of_them(truth: Truth) -> None:
     given = alignment_dictionary.ATTACK.given(truth)
     case = Case.unpack(truth.case(given.views, given.arrays, thorough=False).pack())
     kinds = (alignment_dictionary.Blinded, alignment_dictionary.BlindedAgain)
-    seen = [one.message.points for kind in kinds for one in case.heard("server", kind, "received")]
+    heard = [one.message for kind in kinds for one in case.heard("server", kind, "received")]
+    seen = [one.points for one in heard if isinstance(one, kinds)]
     assert len(seen) == 8
     assert {len(one) for one in seen} == {ROWS * 32 + 28}
 

@@ -57,8 +57,9 @@ def test_whose_each_key_is() -> None:
         assert keys(protocol, SERVER) == {"warm-start"}
     for kind in (Model, Engine):
         assert not keys(kind, SERVER)
-    for kind in (Run, Data, Model, Engine, *PROTOCOLS.values()):
-        assert not keys(kind, SITE)
+    sections: tuple[type[BaseModel], ...] = (Run, Data, Model, Engine, *PROTOCOLS.values())
+    for section in sections:
+        assert not keys(section, SITE)
 
 
 def test_sites_are_told_all_but_what_is_marked(tmp_path: Path) -> None:

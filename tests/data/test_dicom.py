@@ -19,7 +19,7 @@ pydicom = pytest.importorskip("pydicom")
 from pydicom.data import get_testdata_file  # noqa: E402
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
 from pydicom.pixels.processing import apply_windowing  # noqa: E402
-from pydicom.uid import ExplicitVRLittleEndian  # noqa: E402
+from pydicom.uid import UID, ExplicitVRLittleEndian  # noqa: E402
 
 PATIENT = "Rossi^Lucia"
 CT = np.array([[-1024, -100, 0], [30, 40, 50], [400, 1000, 3071]], np.int16)
@@ -30,7 +30,8 @@ def dicom(stored: np.ndarray = CT, **tags: Any) -> bytes:
     image = Dataset()
     image.file_meta = FileMetaDataset()
     image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    image.file_meta.MediaStorageSOPClassUID, image.file_meta.MediaStorageSOPInstanceUID = "1.2.840.1", "2.25.1"
+    image.file_meta.MediaStorageSOPClassUID = UID("1.2.840.1")
+    image.file_meta.MediaStorageSOPInstanceUID = UID("2.25.1")
     image.PatientName, image.PatientID, image.PatientBirthDate = PATIENT, "PAT-0042", "19420131"
     bits = 8 * stored.dtype.itemsize
     given_tags = {
@@ -110,8 +111,8 @@ def test_colours_are_fractions_of_their_bits() -> None:
 
 @pytest.mark.parametrize("name", ["MR_small_RLE.dcm", "MR_small_jp2klossless.dcm", "MR_small_bigendian.dcm"])
 def test_lossless_files_are_the_plain_one(name: str) -> None:
-    read = [pixels(Path(get_testdata_file(each)).read_bytes()) for each in ("MR_small.dcm", name)]
-    np.testing.assert_array_equal(*read)
+    read = [pixels(Path(str(get_testdata_file(each))).read_bytes()) for each in ("MR_small.dcm", name)]
+    np.testing.assert_array_equal(read[0], read[1])
 
 
 def test_spacing_is_said_where_it_is_known() -> None:
@@ -148,7 +149,7 @@ def test_bad_files_are_one_sentence(content: bytes, sentence: str) -> None:
 
 
 def test_a_compression_that_cannot_be_decoded_is_named() -> None:
-    content = Path(get_testdata_file("MR_small_jpeg_ls_lossless.dcm")).read_bytes()
+    content = Path(str(get_testdata_file("MR_small_jpeg_ls_lossless.dcm"))).read_bytes()
     sentence = "row 3 has pixels that are compressed as JPEG-LS Lossless .*decompress the file"
     with pytest.raises(ParameterError, match=sentence):
         read_dicom(content, "row 3")

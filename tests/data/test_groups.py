@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,13 @@ def test_repeat_visits_train(protocol: str, data: str, tmp_path: Path) -> None:
 def test_test_rows_of_a_training_patient_are_refused(
     arrays: dict[str, np.ndarray], message: str, tmp_path: Path
 ) -> None:
-    whole = {"x_train": X, "y_train": Y, "x_test": X[:6] + 1, "y_test": Y[:6], "group_train": VISITS} | arrays
+    whole: dict[str, Any] = {
+        "x_train": X,
+        "y_train": Y,
+        "x_test": X[:6] + 1,
+        "y_test": Y[:6],
+        "group_train": VISITS,
+    } | arrays
     np.savez(tmp_path / "t.npz", **whole)
     with pytest.raises(ParameterError, match=message) as caught:
         load("t.npz", base=tmp_path)

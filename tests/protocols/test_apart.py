@@ -12,7 +12,7 @@ from torch import nn
 from moretta import BAFFLE, Engine, Federation, FedSGD, Silo
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Reason, no_phase
+from moretta.contract.roles import Aborted, Ask, Phase, Reason, no_phase
 from moretta.data.silo import Subjects
 from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError
@@ -25,6 +25,8 @@ KEY = bytes(range(32))
 
 class Comparing:
     """A silo that knows nothing but whom its rows are about."""
+
+    phase: Phase
 
     def __init__(self, own: Subjects) -> None:
         self.phase, self.own = no_phase, own

@@ -45,6 +45,8 @@ def record(
 LATE = [{"round": 3, "silo": "silo-2", "reason": "late: expected an answer in 5 s"}]
 NOISE = {"epsilon": 2.0, "delta": 1e-5, "releases": 28.0, "noise_silos": 8.0, "epsilon_with_noise_of_4": 7.7}
 
+OF_SUMS: dict[str, Any] = {"secure-aggregation": {"weights": "public", "roster": "roster.toml"}}
+
 RECORDS = [
     record(),
     record(silos=1),
@@ -54,7 +56,7 @@ RECORDS = [
     record(dropped=LATE, run={"participation": 0.5, "seed": 7}, engine={"name": "in-process"}),
     record(run={"seed": 7}, engine={"name": "flare"}, data={"score-at-silos": True, "test": "test.npz", "look": True}),
     record(engine={"name": "fused"}, protocol={"momentum": 0.9, "loss": "cross-entropy"}),
-    record(facts=NOISE, **{"secure-aggregation": {"weights": "public", "roster": "roster.toml"}}),
+    record(facts=NOISE, **OF_SUMS),
     record(facts={"free_scales": 0.0, "forced_to_one": 3.0}, protocol={"scales": "powers-of-two", "variant": "paper"}),
     record(facts={"free_scales": 6.0}, protocol={"scales": "powers-of-two", "partitions": 2}),
     record(protocol={"blind": False, "local-epochs": 1}),
@@ -70,7 +72,7 @@ RECORDS = [
     record(secure={"scheme": "none"}, protocol={"local-epochs": 1}),
     record(data={"missing": "mean"}),
     record(columns={"age": {"kind": "number", "blanks": "median", "range": [0, 120]}, "ward": {"kind": "category"}}),
-    record(protocol={"local-epochs": 1}, **{"secure-aggregation": {"weights": "public", "roster": "roster.toml"}}),
+    record(protocol={"local-epochs": 1}, **OF_SUMS),
 ]
 
 

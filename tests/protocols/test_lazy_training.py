@@ -82,13 +82,18 @@ def train(*, read: bool, out: Path | None = None, **settings: Any) -> Result:
     """Train two rounds. read: from lazy rows, else from memory."""
     held = settings.get("score_at_silos", False)
     owners, test = silos(held=held), images(20, 19)
-    given = {"model": network(), "batch_size": 5, "insecure_secret_seed": 3, "evaluate_every": 1} | settings
+    given: dict[str, Any] = {
+        "model": network(),
+        "batch_size": 5,
+        "insecure_secret_seed": 3,
+        "evaluate_every": 1,
+    } | settings
     return Federation(
         silos=[made_lazy(silo) for silo in owners] if read else owners,
         test=(lazy(test[0]), test[1]) if read else test,
         validation=(lazy(test[0][:11]), test[1][:11]) if read else (test[0][:11], test[1][:11]),
         out=out,
-        **given,
+        **(given | settings),
     ).train(2, seed=5)
 
 

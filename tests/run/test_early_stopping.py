@@ -58,7 +58,7 @@ def test_a_best_round_of_an_earlier_session_stays_until_a_better_one() -> None:
     "lost", [None, float("nan"), float("inf")], ids=["null of a history on disk", "NaN", "infinity"]
 )
 def test_a_loss_that_is_no_number_is_the_worst(lost: float | None) -> None:
-    history = [{"round": 1, "validation_loss": lost}, {"round": 2, "validation_loss": 3.0}]
+    history: list[dict[str, Any]] = [{"round": 1, "validation_loss": lost}, {"round": 2, "validation_loss": 3.0}]
     assert best_round(history) == 2
-    assert best_round([{"round": 1, "validation_loss": 3.0}, {"round": 2, "validation_loss": lost}]) == 1
+    assert best_round([{"round": 1, "validation_loss": 3.0}, {**history[0], "round": 2}]) == 1
     assert best_round(history[:1]) == 1

@@ -115,7 +115,7 @@ def test_what_is_left_of_an_upload_without_its_gradient_is_uniform_in_the_ring(t
     silos = truth.run.silos
     for number in (1, 2):
         asks = [one.message for one in truth.heard("server", number) if hasattr(one.message, "parameters")]
-        encoding = asks[-1].encoding
+        encoding = asks[-1].encoding  # type: ignore[attr-defined]
         gradients = {silo: truth.gradient(silo, number) for silo in silos}
         for place, silo in enumerate(silos):
             for kind, whose in (("own", silo), ("another", silos[place - 1])):
