@@ -247,6 +247,9 @@ def test_only_the_table_is_standardised_and_asked_about(nets: Any, tmp_path: Pat
     scaled = (x["table"].astype(np.float64) - pooled.mean(0)) / pooled.std(0)
     expected = plain.eval()(**tensors({**x, "table": scaled.astype(np.float32)}))
     torch.testing.assert_close(result.model(**tensors(x)), expected, rtol=0, atol=1e-6)
+    ids, mask, table = tensors(x).values()
+    torch.testing.assert_close(result.model(ids, mask, table), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.model(ids, mask, table=table), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("named", [["table"], []])

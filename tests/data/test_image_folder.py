@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,26 @@ def test_a_site_with_other_rows_is_told_what_the_run_wants(tmp_path: Path) -> No
 # -- what does not fit -------------------------------------------------------------------------------------------------
 
 
+def deep_png() -> bytes:
+    """One red pixel of 16 bits a colour."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    pixels = zlib.compress(b"\0" + struct.pack(">HHH", 200, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def deep_tiff() -> bytes:
+    """The same: tags of one number each, but for three bits a colour, which lie behind them."""
+    after = 8 + 2 + 9 * 12 + 4
+    tags = [(256, 1, 1), (257, 1, 1), (258, 3, after), (259, 1, 1), (262, 1, 2), (273, 1, after + 6), (277, 1, 3)]
+    tags += [(278, 1, 1), (279, 1, 6)]
+    entries = b"".join(struct.pack("<HHII", tag, 3, count, value) for tag, count, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, 9) + entries + struct.pack("<IHHHHHH", 0, 16, 16, 16, 200, 0, 0)
+
+
 def prepare(folder: Path) -> None:
     save(folder / "a.png")
     save(folder / "b.png", GREY[::-1].copy())
@@ -246,6 +268,9 @@ def prepare(folder: Path) -> None:
     save(folder / "wide.png", np.zeros((3, 9), np.uint8))
     save(folder / "pages.tif", save_all=True, append_images=[Image.fromarray(GREY)])
     Image.fromarray(GREY.astype(np.float32)).save(folder / "floats.tif")
+    save(folder / "turned.tif", tiffinfo={274: 6})
+    (folder / "deep.png").write_bytes(deep_png())
+    (folder / "deep.tif").write_bytes(deep_tiff())
     (folder / "text.png").write_text("no image at all")
     (folder / "half.png").write_bytes((folder / "a.png").read_bytes()[:60])
     (folder / "none.dcm").write_bytes(dicom(PixelData=None))
@@ -280,6 +305,9 @@ def prepare(folder: Path) -> None:
         ("text.png", "is no PNG, JPEG, TIFF or DICOM image that can be read; save it anew or remove it", {}),
         ("half.png", "is no PNG, JPEG, TIFF or DICOM image that can be read", {}),
         ("pages.tif", "has several pages; save each that is to be a sample as a file", {}),
+        ("turned.tif", "is a TIFF that is marked as turned; save it turned, without the mark", {}),
+        ("deep.png", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
+        ("deep.tif", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
         ("floats.tif", "has 32 bits a pixel, of no known range; save it with 8 or 16", {}),
         (
             "coloured.png",

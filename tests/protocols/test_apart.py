@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
-from moretta import BAFFLE, Engine, Federation, FedSGD, Silo
+from moretta import BAFFLE, CGD, Engine, Federation, FedSGD, Silo
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Phase, Reason, no_phase
-from moretta.data.silo import Subjects
+from moretta.contract.roles import Aborted, Ask, Exchange, Phase, Reason, no_phase
+from moretta.data.alignment.ids import IdRules, ids_digest
+from moretta.data.alignment.result import Alignment
+from moretta.data.silo import Subjects, aligned, in_order
 from moretta.engines.in_process import InProcess
-from moretta.errors import ParameterError
+from moretta.errors import MisuseError, ParameterError, RunFailed
 from moretta.protocols.common import apart
-from moretta.protocols.common.apart import AskApart, Comparison, answer_apart
+from moretta.protocols.common.apart import AskApart, Comparison, OneList
 from moretta.protocols.common.training import Training
 
 KEY = bytes(range(32))
@@ -29,11 +32,11 @@ class Comparing:
     phase: Phase
 
     def __init__(self, own: Subjects) -> None:
-        self.phase, self.own = no_phase, own
+        self.phase, self.own, self.tested = no_phase, own, OneList()
 
     def answer(self, message: Message) -> Message:
         assert isinstance(message, AskApart)
-        return answer_apart(message, self.own)
+        return self.tested.answer(message, self.own)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -70,7 +73,9 @@ def people(*names: object) -> np.ndarray:
         (Subjects(people("\ud800", "t1")), None),
     ],
 )
-def test_a_silo_with_test_rows_among_its_own_is_refused(own: Subjects, count: str | None) -> None:
+def test_a_silo_with_test_rows_among_its_own_is_refused(
+    own: Subjects, count: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     comparison = Comparison(Subjects(people("T1", "T2", "T3"), people("G", "G", "H")), KEY)
     aborted, asked = compare(comparison, {"north": own, "south": Subjects(people("b", "c"))})
     assert len(asked) == 1
@@ -81,7 +86,10 @@ def test_a_silo_with_test_rows_among_its_own_is_refused(own: Subjects, count: st
     assert aborted is not None
     assert list(aborted.missing) == ["north"]
     assert aborted.missing["north"].reason is Reason.BAD_INPUT
-    assert count in aborted.missing["north"].detail
+    told = aborted.missing["north"].detail
+    assert told.startswith("some of its training rows are about ")
+    assert not any(letter.isdigit() for letter in told)
+    assert count in caplog.text  # in the silo's own log alone
     assert not any(name in aborted.missing["north"].detail.split() for name in ("T1", "T2", "T3", "G"))
     assert list(compare(comparison, {"north": own, "south": Subjects()})[1][0].messages) == ["north"]  # asked again
 
@@ -108,17 +116,84 @@ def test_only_digests_under_the_runs_key_are_sent() -> None:
     assert KEY.hex() not in repr(one)
 
 
-@pytest.mark.parametrize(
+def asked_of(*ids: object, attempt: int = 0, key: bytes = KEY) -> AskApart:
+    (ask,) = compare(Comparison(Subjects(people(*ids)), key), {"north": Subjects()})[1]
+    message = ask.messages["north"]
+    assert isinstance(message, AskApart)
+    return replace(message, stamp=Stamp("run", 1, attempt))
+
+
+def test_a_silo_answers_one_list() -> None:
+    own, tested = Subjects(people("anna")), OneList()
+    for attempt in range(2):
+        assert tested.answer(asked_of("bert", "carl", attempt=attempt), own).stamp.attempt == attempt
+    for other in (asked_of("anna"), asked_of("bert"), asked_of("bert", "carl", key=KEY[::-1])):
+        with pytest.raises(MisuseError, match="one list of test rows in a session, was asked of another"):
+            tested.answer(other, own)
+    tested.answer(asked_of("bert", "carl"), own)
+    refused = OneList()
+    for _ in range(2):
+        with pytest.raises(ParameterError, match="some of its training rows"):
+            refused.answer(asked_of("anna"), own)
+    with pytest.raises(MisuseError):
+        refused.answer(asked_of("bert"), own)
+
+
+KINDS = pytest.mark.parametrize(
     ("protocol", "engine"),
-    [(FedSGD(), Engine()), (BAFFLE(k=2), Engine()), (BAFFLE(k=2), Engine(edge=("south",)))],
-    ids=["by PyTorch", "by arrays", "by ONNX"],
+    [
+        (FedSGD(), Engine()),
+        (BAFFLE(k=2), Engine()),
+        (BAFFLE(k=2), Engine(edge=("south",))),
+        (CGD(loss="cross-entropy"), Engine()),
+    ],
+    ids=["by PyTorch", "by arrays", "by ONNX", "by groups"],
 )
+
+
+@KINDS
 def test_every_kind_of_silo_answers(protocol: Training, engine: Engine) -> None:
     x, y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.array([0, 1] * 3)
     silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
     made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
     tested = Federation.of(made.spec, made.model, silos, test=(x, y), tested=Subjects(groups=people("south1")))
-    with pytest.raises(ParameterError, match="south: 2 of 6 training rows have groups that the server's test rows"):
+    with pytest.raises(ParameterError, match="south: some of its training rows are about groups that the server's"):
         tested.train(1)
     others = Federation.of(made.spec, made.model, silos, test=(x, y), tested=Subjects(groups=people("west")))
     assert not others.train(1).history[-1]["dropped"]
+
+
+@KINDS
+def test_every_kind_of_silo_refuses_a_second_list(
+    protocol: Training, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Comparison.run
+
+    def twice(self: Comparison, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        first = yield from run(self, now, cohort)
+        assert first is None
+        second = yield from run(Comparison(Subjects(groups=people("east")), KEY[::-1]), now, cohort)
+        return second
+
+    monkeypatch.setattr(Comparison, "run", twice)
+    x, y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.array([0, 1] * 3)
+    silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
+    made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
+    others = Federation.of(made.spec, made.model, silos, test=(x, y), tested=Subjects(groups=people("west")))
+    with pytest.raises((ParameterError, MisuseError, RunFailed), match="one list of test rows in a session"):
+        others.train(1)
+
+
+def test_aligned_rows_are_compared_as_their_owner_writes_them() -> None:
+    rules = IdRules()
+    own, x = people("Anna", "Bert", "Carl"), np.arange(6.0).reshape(3, 2)
+    found = Alignment(rules, np.array([2, 0]), bytes(32), ids_digest(own, "rows"), ())
+    silo = aligned(Silo("north", x, np.arange(3), ids=own, groups=people("A", "B", "C")), found)
+    silo = in_order(silo, np.array([1, 0]))
+    assert silo.ids is not None
+    assert silo.ids.tolist() == ["anna", "carl"]
+    assert silo.subjects.ids is not None
+    assert silo.subjects.ids.tolist() == ["Anna", "Carl"]
+    with pytest.raises(ParameterError, match="some of its training rows are about ids"):
+        OneList().answer(asked_of("Anna"), silo.subjects)
+    OneList().answer(asked_of("Bert"), silo.subjects)

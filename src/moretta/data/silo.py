@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import blocks, taken
+from moretta.data.alignment.result import Alignment
 from moretta.data.layout import SampleLayout, Samples, is_mask, pack, packed_as
 from moretta.errors import ParameterError
 
@@ -41,7 +42,8 @@ class Silo:
     held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end.
     groups: str[rows], whom a row is about where one may have several rows, such as a patient's visits; rows of a group
     are never split between training and test. aligned: where columns are split, its owner knows that its rows are in
-    the order of the other holders' of its row of the grid, without ids to compare.
+    the order of the other holders' of its row of the grid, without ids to compare. raw_ids: ids as its owner writes
+    them, where `ids` are normalised as all holders of the row write them.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Silo:
     groups: NDArray[np.str_] | None = None
     aligned: bool = False
     layout: SampleLayout | None = None
+    raw_ids: NDArray[np.str_] | None = field(default=None, repr=False)
 
     if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
 
@@ -73,6 +76,7 @@ class Silo:
             groups: NDArray[np.str_] | None = None,
             aligned: bool = False,
             layout: SampleLayout | None = None,
+            raw_ids: NDArray[np.str_] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -87,8 +91,8 @@ class Silo:
 
     @property
     def subjects(self) -> Subjects:
-        """Whom its training rows are about."""
-        return Subjects(self.ids, self.groups)
+        """Whom its training rows are about, as its owner writes it."""
+        return Subjects(self.ids if self.raw_ids is None else self.raw_ids, self.groups)
 
     @property
     def subject_ids(self) -> NDArray[np.str_] | None:
@@ -105,9 +109,20 @@ def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
     """Return a silo with these of its rows in this order; None for all as they stand."""
     if order is None:
         return silo
-    ids, groups = (None if one is None else one[order] for one in (silo.ids, silo.groups))
+    ids, groups, raw = (None if one is None else one[order] for one in (silo.ids, silo.groups, silo.raw_ids))
     y = silo.y[order] if len(silo.y) else silo.y
-    return replace(silo, x=taken(silo.x, order), y=y, ids=ids, groups=groups)
+    return replace(silo, x=taken(silo.x, order), y=y, ids=ids, groups=groups, raw_ids=raw)
+
+
+def aligned(silo: Silo, found: Alignment) -> Silo:
+    """Return the rows that a silo shares with its partners, in their order, with ids as all of them write them.
+
+    Raises `moretta.errors.ParameterError` for other rows than those that were aligned.
+    """
+    own = silo.subject_ids
+    rows = found.applied(silo.x, silo.y, own, silo.groups, f"silo `{silo.name}`")
+    raw = None if own is None else own[found.order]
+    return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, raw_ids=raw)
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:

@@ -8,7 +8,6 @@ held back, as the other holders would have to hold back the same rows: test rows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from moretta.data.alignment.result import Alignment
 from moretta.data.assemble import Wish, from_table
 from moretta.data.dataset import Dataset, SiloData
 from moretta.data.partition import Distributed
-from moretta.data.silo import Silo
+from moretta.data.silo import Silo, aligned
 from moretta.data.split import cut
 from moretta.data.tables.files import Format, read_columns
 from moretta.data.tables.rows import TableRows, encode, expansion_of
@@ -68,7 +67,7 @@ def load_columns(
         rows = read_file(file, own, f"silo `{name}`", base, labelled=labelled)
         y = rows.y if table.classes else rows.y.astype(np.float32)
         silo = Silo(name, rows.x, y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
-        silos.append(silo if file.alignment is None else _in_order(silo, Alignment.load(base / file.alignment)))
+        silos.append(silo if file.alignment is None else aligned(silo, Alignment.load(base / file.alignment)))
     return silos
 
 
@@ -101,11 +100,6 @@ def table_of_part(table: Schema, part: Sequence[int], *, labelled: bool) -> Sche
     """Return the schema of who holds one column part. labelled: whether with the labels."""
     origins = expansion_of(table).origins
     return table.only([origins[column] for column in part], labelled=labelled)
-
-
-def _in_order(silo: Silo, found: Alignment) -> Silo:
-    rows = found.applied(silo.x, silo.y, silo.subject_ids, silo.groups, f"silo `{silo.name}`")
-    return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups)
 
 
 def _dealt(dataset: Dataset, names: Sequence[str]) -> Distributed:

@@ -26,7 +26,7 @@ from moretta.data.alignment.result import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
-from moretta.data.silo import Silo, Subjects
+from moretta.data.silo import Silo, Subjects, aligned, in_order
 from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
 from moretta.data.tables.rows import rules_of
@@ -181,9 +181,7 @@ def _in_order(silo: Silo, site: SiloFile) -> Silo:
     """
     if site.data.alignment is None:
         return replace(silo, aligned=site.data.rows_in_order)
-    found = Alignment.load(site.base / site.data.alignment)
-    rows = found.applied(silo.x, silo.y, silo.subject_ids, silo.groups, f"silo `{silo.name}`")
-    return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups)
+    return aligned(silo, Alignment.load(site.base / site.data.alignment))
 
 
 def _holding_back(silo: Silo, fraction: float) -> Silo:
@@ -200,9 +198,7 @@ def _holding_back(silo: Silo, fraction: float) -> Silo:
         )
     together = silo.ids if silo.groups is None else silo.groups
     held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction", together)
-    ids, groups = (None if one is None else one[kept] for one in (silo.ids, silo.groups))
-    held_out = taken(silo.x, held), silo.y[held]
-    return replace(silo, x=taken(silo.x, kept), y=silo.y[kept], ids=ids, groups=groups, held_out=held_out)
+    return replace(in_order(silo, kept), held_out=(taken(silo.x, held), silo.y[held]))
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:

@@ -6,6 +6,8 @@ tensors, and everything that calls it with one tensor goes on to.
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
+from itertools import chain, repeat
 from types import MethodType
 from typing import Any
 
@@ -85,7 +87,7 @@ def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparatio
 
 
 class _Standardise:
-    """A hook before a module's forward: brings arrays given by keyword to mean 0 and deviation 1 by column."""
+    """A hook before a module's forward: brings arrays, by keyword or position, to mean 0 and deviation 1 by column."""
 
     def __init__(self, layout: SampleLayout, preparation: Preparation) -> None:
         self._scales = {
@@ -99,11 +101,22 @@ class _Standardise:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = next(module.parameters()).dtype
-        for name in self._scales.keys() & kwargs.keys():
-            x = kwargs[name].float().double()  # as silos pack and prepare it
-            mean, deviation = (figures.to(x.device) for figures in self._scales[name])
-            kwargs = {**kwargs, name: ((x - mean) / deviation).to(dtype)}
-        return args, kwargs
+        named = {name: self._scaled(name, x, dtype) for name, x in kwargs.items()}
+        places = chain(_positional(module), repeat(""))  # what a forward takes besides, such as *rest, has no name
+        return tuple(self._scaled(name, x, dtype) for name, x in zip(places, args, strict=False)), named
+
+    def _scaled(self, name: str, x: Any, dtype: torch.dtype) -> Any:
+        if name not in self._scales:
+            return x
+        x = x.float().double()  # as silos pack and prepare it
+        mean, deviation = (figures.to(x.device) for figures in self._scales[name])
+        return ((x - mean) / deviation).to(dtype)
+
+
+def _positional(module: nn.Module) -> list[str]:
+    """Return the names of what the module's forward takes by position, in order."""
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, one in signature(module.forward).parameters.items() if one.kind in positional]
 
 
 def with_one_argument(model: nn.Module) -> nn.Module:

@@ -1,6 +1,7 @@
 """One image file as pixels in [0, 1]: PNG, JPEG and TIFF by Pillow, DICOM by pydicom (`dicom`).
 
-Whatever else a file holds, such as EXIF tags (their orientation too), text and thumbnails, is not read.
+Whatever else a file holds, such as EXIF tags (their orientation too), text and thumbnails, is not read. A TIFF that is
+marked as turned is refused, as Pillow would turn it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ Pixels = NDArray[np.float32]  # [channels, height, width]
 
 FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
 MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
+ORIENTATION, BITS_PER_SAMPLE = 274, 258  # tags of TIFF
 GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: as Pillow has it
 
 
@@ -94,6 +96,7 @@ def _by_pillow(content: bytes, where: str) -> Pixels:
                     raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
                 if math.prod(image.size) > MOST_PIXELS:
                     raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
+                _check_whole(image, where)
                 return _fractions(image, where)
         except ParameterError:
             raise
@@ -101,6 +104,17 @@ def _by_pillow(content: bytes, where: str) -> Pixels:
             raise ParameterError(
                 f"{where} is no PNG, JPEG, TIFF or DICOM image that can be read; save it anew or remove it"
             ) from None
+
+
+def _check_whole(image: Any, where: str) -> None:
+    """Raise ParameterError for an image of which Pillow would drop bits, or which it would turn, as it does TIFFs."""
+    tiff = image.format == "TIFF"
+    if tiff and image.getexif().get(ORIENTATION, 1) != 1:
+        raise ParameterError(f"{where} is a TIFF that is marked as turned; save it turned, without the mark")
+    read_as = [str(tile[3]) for tile in image.tile]  # such as RGB;16B
+    deep = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,))) > 8 if tiff else any(";16" in one for one in read_as)
+    if deep and image.mode in ("RGB", "RGBA", "RGBX", "LA", "CMYK", "YCbCr", "LAB"):
+        raise ParameterError(f"{where} has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16")
 
 
 def _fractions(image: Any, where: str) -> Pixels:

@@ -26,7 +26,7 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.messages import MESSAGES
 from moretta.protocols.baffle.silo.private import PrivateScalars
-from moretta.protocols.common.apart import AskApart, answer_apart
+from moretta.protocols.common.apart import AskApart, OneList
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
@@ -200,8 +200,9 @@ def edge_client(
     if held_out is not None:  # rows held back travel as the last ones
         x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])
     secret = b"" if keys is None else keys.reveal()
+    tested = OneList()
 
     def here(message: Message) -> Message | None:
-        return answer_apart(message, subjects or Subjects()) if isinstance(message, AskApart) else None
+        return tested.answer(message, subjects or Subjects()) if isinstance(message, AskApart) else None
 
     return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret, here)

@@ -45,7 +45,7 @@ from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.cgd.start import centers, confined
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.apart import AskApart, answer_apart
+from moretta.protocols.common.apart import AskApart, OneList
 from moretta.protocols.common.clipping import Clip, scaled
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.scoring import Score
@@ -120,6 +120,7 @@ class Client:
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
+        self._tested = OneList()  # not the rows': an alignment gives others
         self._takes = Takes()  # kept across set-ups and restored states
 
     def answer(self, message: Message) -> Message:
@@ -140,7 +141,7 @@ class Client:
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
             case AskApart():
-                return answer_apart(message, self._rows.subjects)
+                return self._tested.answer(message, self._rows.subjects)
             case DescribeRows():
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)

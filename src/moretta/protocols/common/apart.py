@@ -2,20 +2,22 @@
 
     server                                                        silo
       AskApart(key, digests of its test rows' ids and groups) -->
-                                                              <-- Apart, or a refusal with the number of rows
+                                                              <-- Apart, or a refusal
 
 Nothing is sent where the server's test rows have neither ids nor groups (`moretta.data.silo.Subjects`).
 
 Who learns what: a silo holds the key, so it learns which of its own ids and groups are among the server's, how many the
-server has, and of any id that it guesses whether it is among them. The server learns, of a silo that refuses, how many
-of its rows are concerned. Who has neither key nor rows learns nothing: digests are pseudorandom without the key, and
-the key is fresh in each run.
+server has, and of any id that it guesses whether it is among them. The server learns, of a silo that refuses, that some
+of its rows are concerned, neither which nor how many. A silo cannot tell test rows from a list that the server makes
+up, of one person perhaps, so it answers one list in a session (`OneList`); each session that the server begins, under a
+fresh key, is one more. Who has neither key nor rows learns nothing: digests are pseudorandom without the key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,8 +26,10 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.data.silo import Subjects
-from moretta.errors import ParameterError, PeerError
-from moretta.secure_aggregation.keystream import KEY_BYTES, encode_purpose
+from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.secure_aggregation.keystream import KEY_BYTES, digest_of, encode_purpose
+
+log = logging.getLogger("moretta")
 
 DIGEST_BYTES = 16  # of HMAC-SHA256: two of a million ids and a million others agree by chance once in 2^88 runs
 
@@ -61,7 +65,7 @@ MESSAGES = (AskApart, Apart)
 
 
 class Comparison:
-    """The server's half. tested: whom its test rows are about. key: 32 bytes, fresh in each run."""
+    """The server's half. tested: whom its test rows are about. key: 32 bytes, fresh in each session."""
 
     def __init__(self, tested: Subjects, key: bytes) -> None:
         self._key = key
@@ -79,8 +83,28 @@ class Comparison:
         return Aborted(replies.missing) if replies.missing else None
 
 
-def answer_apart(ask: AskApart, own: Subjects) -> Apart:
-    """Return the silo's answer. Raises `moretta.errors.ParameterError`, with their number, where rows are shared."""
+class OneList:
+    """The silo's half: it answers one list as often as it is asked, and no other as long as its role lives."""
+
+    def __init__(self) -> None:
+        self._listed = b""  # the digest of the list
+
+    def answer(self, ask: AskApart, own: Subjects) -> Apart:
+        """Return that no row is shared. own: whom the silo's training rows are about.
+
+        Raises `moretta.errors.ParameterError` where some are, and `moretta.errors.MisuseError` for another list.
+        """
+        listed = digest_of({"key": np.frombuffer(ask.key, np.uint8), "ids": ask.ids, "groups": ask.groups})
+        if self._listed not in (b"", listed):
+            raise MisuseError(
+                "a silo compares its rows with one list of test rows in a session, was asked of another; begin the run "
+                "anew with these test rows"
+            )
+        self._listed = listed
+        return _compared(ask, own)
+
+
+def _compared(ask: AskApart, own: Subjects) -> Apart:
     for (what, values), theirs in zip(own.named().items(), (ask.ids, ask.groups), strict=True):
         if values is None or not len(theirs):
             continue
@@ -88,9 +112,10 @@ def answer_apart(ask: AskApart, own: Subjects) -> Apart:
         listed = {digest.tobytes() for digest in theirs}
         among = np.array([_digest(ask.key, what, str(value)) in listed for value in different])
         if count := int(among[row].sum()):
+            log.warning("%d of %d training rows have %s that the server's test rows have too", count, len(row), what)
             raise ParameterError(
-                f"{count} of {len(row)} training rows have {what} that the server's test rows ([data] test) have too, "
-                "so its test figures would not be those of new rows; take those rows out of one of the two"
+                f"some of its training rows are about {what} that the server's test rows ([data] test) are about too, "
+                "so test figures would not be those of new rows; take those rows out of one of the two"
             )
     return Apart(stamp=ask.stamp)
 

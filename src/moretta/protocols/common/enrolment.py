@@ -39,7 +39,7 @@ from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.apart import Comparison
+from moretta.protocols.common.apart import AskApart, Comparison, OneList
 from moretta.protocols.common.augmentation import crop_and_flip
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.counted import CLASSES, Counted, restored
@@ -139,7 +139,7 @@ class SiloRows:
         subjects: Subjects | None = None,
         classes: int = 0,
     ) -> None:
-        self.subjects = subjects or Subjects()
+        self.subjects, self._tested = subjects or Subjects(), OneList()
         self._classes = classes
         self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
         self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
@@ -186,13 +186,14 @@ class SiloRows:
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
+        if isinstance(message, AskApart):
+            return self._tested.answer(message, self.subjects)
         rows = Rows(
             self._raw,
             self.y.cpu().numpy(),
             self.batches,
             modules.schema(model),
             table=self._table,
-            subjects=self.subjects,
             classes=self._classes,
         )
         reply = rows.answer(message, contributor)

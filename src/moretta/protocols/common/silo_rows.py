@@ -14,7 +14,7 @@ from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import apart, scoring
-from moretta.protocols.common.apart import AskApart, answer_apart
+from moretta.protocols.common.apart import AskApart, OneList
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.counted import CLASSES, class_columns
 from moretta.protocols.common.scoring import HeldOut
@@ -105,7 +105,7 @@ class Rows:
     ) -> None:
         self._classes = classes
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
-        self._subjects = subjects or Subjects()
+        self._subjects, self._tested = subjects or Subjects(), OneList()
         self._table, self.prepared = table, Preparation.nothing()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
@@ -130,7 +130,7 @@ class Rows:
             case AskHistogram():
                 return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
             case AskApart():
-                return answer_apart(message, self._subjects)
+                return self._tested.answer(message, self._subjects)
             case Begin():
                 if message.schema != self._schema:
                     raise ParameterError("the server's model has other tensors than the silo's; expected the same")
