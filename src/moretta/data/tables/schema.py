@@ -220,6 +220,11 @@ class Schema(Section):
         return next((column for column in self.columns.values() if isinstance(column, Target)), None)
 
     @property
+    def dropped(self) -> tuple[str, ...]:
+        """The columns that are not read."""
+        return tuple(name for name, column in self.columns.items() if column.kind == "drop")
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes; none where the target is a number."""
         return self.target.classes if self.target else ()
@@ -265,6 +270,10 @@ def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:
         raise ParameterError(f'{where}: expected a section for each column, such as [columns.age] with kind = "number"')
     for name, column in columns.items():
         kind = column.get("kind") if isinstance(column, Mapping) else None
+        if kind == "decide":
+            raise ParameterError(
+                f"{where}: [columns.{name}] is to be decided yet: put in what it is, as the comment above it asks"
+            )
         if kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS)
             raise ParameterError(f"{where}: [columns.{name}] kind: got {shown(kind)}; {hint}")
