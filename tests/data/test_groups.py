@@ -96,3 +96,11 @@ def test_test_rows_of_a_training_patient_are_refused(
     with pytest.raises(ParameterError, match=message) as caught:
         load("t.npz", base=tmp_path)
     assert "patient" not in str(caught.value).replace("a patient", "")
+
+
+def test_a_silo_shows_no_row_and_no_id_of_its_own() -> None:
+    from moretta import Silo
+
+    names = np.array(["Rossi-1", "Rossi-2"])
+    shown = repr(Silo("north", np.full((2, 1), 7.25), np.array([3, 4]), ids=names, groups=names))
+    assert not any(cell in shown for cell in ("Rossi", "7.25", "array"))

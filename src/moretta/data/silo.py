@@ -47,15 +47,15 @@ class Silo:
     """
 
     name: str
-    x: NDArray[np.generic]
-    y: NDArray[np.generic]
+    x: NDArray[np.generic] = field(repr=False)
+    y: NDArray[np.generic] = field(repr=False)
     row: str = ""
     columns: tuple[int, ...] = ()
-    ids: NDArray[np.str_] | None = None
+    ids: NDArray[np.str_] | None = field(default=None, repr=False)
     remote: bool = False
     labelled: bool = True
-    held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = None
-    groups: NDArray[np.str_] | None = None
+    held_out: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)
     aligned: bool = False
     layout: SampleLayout | None = None
     raw_ids: NDArray[np.str_] | None = field(default=None, repr=False)
