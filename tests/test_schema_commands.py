@@ -128,6 +128,7 @@ def test_raw_rows_are_predicted_alike_by_the_shell_python_and_onnx(folder: Path)
     new = [lines[0].replace(",died", ""), *(line.rpartition(",")[0] for line in lines[1:])]
     Path("new.csv").write_text("\n".join(new) + "\n")
     assert call("predict", "mine", "--data", "new.csv", "--out", "predicted.csv").code == 0
+    assert Path("predicted.csv").stat().st_mode & 0o777 == 0o600  # it has ids
     with Path("predicted.csv").open() as stream:
         said = list(csv.DictReader(stream))
     assert list(said[0]) == ["visit", "prediction", "probability_no", "probability_yes"]
@@ -142,6 +143,13 @@ def test_raw_rows_are_predicted_alike_by_the_shell_python_and_onnx(folder: Path)
     session = onnxruntime.InferenceSession("model.onnx")
     (found,) = session.run(None, {"x": rows.coded})
     np.testing.assert_allclose(found, outputs, rtol=0, atol=1e-6)
+    # What predictions refuse comes to NaN: a number or a category that may not be absent, a place that is none.
+    names, bad = list(schema.features), rows.coded[:5].copy()
+    bad[0, names.index("ward")], bad[1, names.index("ward")] = 2, 0.5
+    bad[2, names.index("seen")], bad[3, names.index("age")] = np.nan, np.inf
+    (wrong,) = session.run(None, {"x": bad})
+    assert np.isnan(wrong[:4]).all()
+    np.testing.assert_allclose(wrong[4:], outputs[4:5], rtol=0, atol=1e-6)
     told = json.loads(session.get_modelmeta().custom_metadata_map["moretta.inputs"])
     assert told["table"]["columns"]["ward"]["categories"] == ["north", "south"]
     export(run, Path("model.safetensors"))
@@ -170,6 +178,10 @@ def test_from_python_the_model_takes_the_rows_that_the_silos_have(folder: Path) 
     with torch.no_grad():
         said = result.released(torch.tensor(rows.x))
     assert (said.argmax(1).numpy() == rows.y).mean() == pytest.approx(result.test["accuracy"])
+    bad = rows.x[:3].copy()
+    bad[0, 5] = np.nan
+    with torch.no_grad():
+        assert torch.isnan(result.released(torch.tensor(bad))).any(1).tolist() == [True, False, False]
     refused = call("predict", "python", "--data", "raw.csv", "--out", "p.csv")
     assert refused.code == 2
     assert "name that by --model" in " ".join(refused.err.split())
@@ -180,3 +192,18 @@ def test_from_python_the_model_takes_the_rows_that_the_silos_have(folder: Path) 
     done = call("predict", "python", "--data", "raw.csv", "--out", "p.npy", "--model", "nets:build")
     assert done.code == 0, done.err
     np.testing.assert_allclose(np.load("p.npy"), said.numpy(), rtol=0, atol=1e-6)
+
+
+def test_what_is_not_said_of_a_file_to_predict_is_as_in_the_run(folder: Path) -> None:
+    Path("run.toml").write_text(RUN.replace('schema = "schema.toml"', 'schema = "schema.toml"\nabsent = ["unbekannt"]'))
+    lines = raw().splitlines()
+    lines[1] = lines[1].replace(",south,", ",unbekannt,").replace(",north,", ",unbekannt,")
+    Path("raw.csv").write_text("\n".join(lines) + "\n")
+    assert call("train", "run.toml", "--out", "mine").code == 0
+    assert call("predict", "mine", "--data", "raw.csv", "--out", "a.npy").code == 0
+    Path("new.csv").write_text("\n".join(lines).replace(",", "|") + "\n")
+    done = call("predict", "mine", "--data", "new.csv", "--separator", "|", "--out", "b.npy")
+    assert done.code == 0, done.err
+    assert Path("a.npy").read_bytes() == Path("b.npy").read_bytes()
+    np.savez("new.npz", x=np.full((2, 6), np.nan, np.float32))  # some columns have no blanks
+    assert call("predict", "mine", "--data", "new.npz", "--out", "c.npy").code == 2

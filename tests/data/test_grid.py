@@ -161,8 +161,10 @@ def test_absent_values_and_their_marks_stay_with_the_participant_that_has_the_co
         own = source.x_train[rows, 4]
         np.testing.assert_array_equal(silo.x[:, 0], own)
         np.testing.assert_array_equal(silo.x[:, 1], np.isnan(own))
-    median = table(tmp_path, "\n".join(lines), missing="median")
-    assert distribute(median, 2, "by-feature", columns=[["balance"], ["age", "job"]]).silos[0].columns == (4,)
+    mean = table(tmp_path, "\n".join(lines), missing="mean")
+    assert distribute(mean, 2, "by-feature", columns=[["balance"], ["age", "job"]]).silos[0].columns == (4,)
+    with pytest.raises(ParameterError, match="a median is counted within a range, which a schema declares"):
+        table(tmp_path, "\n".join(lines), missing="median")
 
 
 def test_a_participant_with_an_infinite_value_is_named() -> None:

@@ -165,7 +165,7 @@ def test_absent_values_stay_absent_where_the_schema_fills_them_in(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,b,y\n1,2,0\n", "expected a column 'who', as the schema has it; got a, b, y"),
+        ("a,b,y\n1,2,0\n", "expected a column 'who', as the schema has it, among its 3; does its first line"),
         ("who,a,y\np,1,0\n", "expected a column 'b', as the schema has it"),
         ("who,a,b,c,y\np,1,2,3,0\n", "the schema says nothing of the column 'c'"),
         ("who,a,b,y\np,1,red,0\nq,2,blue,1\n", "column 'b' has something else than a number in 2 of 2 rows"),

@@ -85,7 +85,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     order = np.random.default_rng(1).permutation(len(rows))
     write(tmp_path / "clinic.csv", rows, "note", "outcome", "age", "person", "ward")
     write(tmp_path / "insurer.csv", [rows[place] for place in order], "claims", "person")
-    write(tmp_path / "whole.csv", rows, "person", "age", "ward", "claims", "outcome")
+    others = [row | {"person": f"T-{number}"} for number, row in enumerate(rows)]
+    write(tmp_path / "whole.csv", others, "person", "age", "ward", "claims", "outcome")
     return tmp_path
 
 
@@ -106,6 +107,17 @@ def test_partners_columns_go_where_the_run_file_says(here: Path) -> None:
     assert not clinic.aligned
     assert federation.test is not None
     assert federation.test[0].shape == (60, 5)
+
+
+def test_no_test_row_is_of_whom_a_silo_trains_on(here: Path) -> None:
+    others = [row | {"person": f"T-{number}"} for number, row in enumerate(people())]
+    others[3]["person"] = "P-0003"
+    write(here / "whole.csv", others, "person", "age", "ward", "claims", "outcome")
+    done = call("train", run(COLUMNS + 'test = "whole.csv"', CGD + "\nalign = true"), "--out", "mine")
+    assert done.code == 2
+    assert "silo `clinic`, ids: 1 of 60 test rows have one that training rows have too" in done.sentence
+    assert "P-0" not in done.err
+    assert not (here / "mine").exists()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.description import as_toml, lines_of
 from moretta.data.tables.files import Format, read_columns
-from moretta.data.tables.inference import Hints, infer, propose
+from moretta.data.tables.inference import Guess, Hints, infer, propose
 from moretta.data.tables.preparation import Preparation
 from moretta.data.tables.rows import TableRows, encode, expansion_of, read_table, rules_of
-from moretta.data.tables.schema import Category, Date, Number, Schema, Target
+from moretta.data.tables.schema import Category, Date, Drop, Id, Number, Schema, Target
 from moretta.errors import ParameterError
 
 PLAIN = "age,job,score\n31,cook,0\n45,nurse,1\n28,cook,1\n"
@@ -181,6 +182,23 @@ NAMES = [f"{chr(97 + i % 26)}{chr(98 + i % 25)}{chr(99 + i % 23)}" for i in rang
     [
         (column([f"P{i:03}" for i in range(20)]), {}, "column 'x' looks like ids, .* id-column, .* kind = \"id\""),
         (column([str(i) for i in range(1, 21)]), {}, "column 'x' looks like ids"),
+        (column([str(9001234 + 7 * i) for i in range(20)]), {}, "column 'x' looks like ids"),
+        (
+            column([f"P{i % 4}" for i in range(200)]).replace("x,", "patient_id,"),
+            {},
+            "column 'patient_id' looks like ids",
+        ),
+        (column([str(i % 4) for i in range(200)]).replace("x,", "record_no,"), {}, "column 'record_no' looks like ids"),
+        (column([f"202401{1 + i % 28:02}" for i in range(20)]), {}, 'dates; .* format = "%Y%m%d"'),
+        (column([f"0{1 + i % 9}/0{1 + i % 5}/2024" for i in range(20)]), {}, '"%m/%d/%Y" or "%d/%m/%Y"'),
+        (column([f"2024-01-{1 + i % 28:02} 10:20" for i in range(20)]), {}, 'format = "%Y-%m-%d %H:%M"'),
+        (
+            column(['"10,431"', '"7,250"', '"12,000"'] * 5),
+            {},
+            "comma before three digits: if it stands between thousands",
+        ),
+        (column(["1.5", "", "2"] * 5), {"missing": "median"}, "a median is counted within a range"),
+        ("P0012,63,yes\nP0013,64,no\n", {}, "the first line holds numbers where names of columns are expected"),
         (column(["7", "9"] * 10).replace("x,", "patient_id,"), {}, None),  # two values are no ids
         (column([str(i // 2) for i in range(40)]).replace("x,", "patientId,"), {}, 'ids, .* kind = "group"'),
         (column([f"2024-01-{1 + i % 28:02}" for i in range(20)]), {}, 'dates; .* format = "%Y-%m-%d"'),
@@ -225,7 +243,11 @@ def test_a_proposal_is_a_schema_once_it_is_decided(tmp_path: Path) -> None:
     assert [guess.column.kind for guess in guesses.values()] == ["id", "number", "number", "date", "target"]
     text = as_toml(guesses)
     assert text.count("# decide: it") == 3
-    (tmp_path / "schema.toml").write_text(text.replace("[columns.crp]", '[columns.crp]\ncensored = "half"'))
+    (tmp_path / "schema.toml").write_text(text)
+    with pytest.raises(ParameterError, match=r"\[columns.patient\] is to be decided yet"):
+        schemas.load(tmp_path / "schema.toml")
+    decided = re.sub(r'kind = "decide"  # perhaps (".*")', r"kind = \1", text)
+    (tmp_path / "schema.toml").write_text(decided.replace("[columns.crp]", '[columns.crp]\ncensored = "half"'))
     schema = schemas.load(tmp_path / "schema.toml")
     rows = read_table(path, schema)
     assert rows.x[:2].tolist() == [[20, 2.5, 19723], [23, 2.5, 19724]]
@@ -306,7 +328,8 @@ def test_every_kind_of_column(tmp_path: Path) -> None:
 
 def test_a_schema_says_the_same_after_it_was_written_down(tmp_path: Path) -> None:
     schema = full(tmp_path)
-    (tmp_path / "again.toml").write_text(schema.dumps())
+    text = as_toml({name: Guess(column) for name, column in schema.columns.items()})
+    (tmp_path / "again.toml").write_text(text)
     again = schemas.load(tmp_path / "again.toml")
     assert again == schema
     assert again.digest == schema.digest
@@ -336,7 +359,7 @@ def test_the_order_of_a_files_columns_does_not_matter(tmp_path: Path) -> None:
         ((";yes", ";"), "column 'died' has no target in 1 of 3 rows"),
         (("p2", ""), "column 'patient' has no value in 1 of 3 rows .the first is row 3."),
         (("p2", '"p\n2"'), "column 'patient' has line breaks or control characters"),
-        (("age", "years"), "expected a column 'age', as the schema has it"),
+        (("age", "agge"), "expected a column 'age', as the schema has it, among its 7; did you mean \"agge\""),
         (("patient;", "who;"), "expected a column 'patient'"),
         (("note", "new"), "the schema says nothing of the column 'new'"),
     ],
@@ -348,6 +371,28 @@ def test_rows_that_are_not_as_the_schema_says(tmp_path: Path, change: tuple[str,
     said = str(caught.value)
     assert said.startswith("t.csv")
     assert not any(cell in said for cell in ("600", "sixty", "maybe", "2031", "p2", "p1"))
+
+
+def test_a_words_place_does_not_depend_on_the_files_other_words() -> None:
+    grades = Category(categories=("1", "2"), blanks="category", unseen="blank")
+    schema = Schema(columns={"g": grades, "t": Category(categories=("false", "true"))})
+    columns = {"g": np.array(["1.0", "01", "2"], object), "t": np.array(["True", "false", "TRUE"], object)}
+    alone = {name: words[:1] for name, words in columns.items()}
+    mixed = encode({**columns, "g": np.array(["1.0", "IV", "2"], object)}, schema, "t", labelled=False)
+    found = [encode(one, schema, "t", labelled=False).x[0].tolist() for one in (columns, alone)]
+    assert found == [mixed.x[0].tolist()] * 2 == [[1, 0, 0, 0, 1]] * 2
+    assert encode(columns, schema, "t", labelled=False).x[1].tolist() == [0, 0, 1, 1, 0]  # 01 is another code than 1
+
+
+def test_parquet_ids_beyond_a_floats_digits_and_columns_left_out(tmp_path: Path) -> None:
+    ids = [90071992547409931 + k for k in range(3)]
+    table = pyarrow.table({"who": ids, "free": [[1], [2], [3]], "age": [50, 999, 70], "y": [0, 1, 0]})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    kinds = {"who": Id(), "free": Drop(), "age": Number(blanks="mean"), "y": Target(classes=("0", "1"))}
+    rows = read_table(tmp_path / "t.parquet", Schema(columns=kinds), Format(absent=("999",)))
+    assert rows.ids is not None
+    assert rows.ids.tolist() == [str(one) for one in ids]
+    assert np.isnan(rows.x[:, 0]).tolist() == [False, True, False]
 
 
 def test_an_id_is_each_rows_own(tmp_path: Path) -> None:
@@ -365,6 +410,10 @@ def test_an_id_is_each_rows_own(tmp_path: Path) -> None:
         ("[columns.a]\nunit = 'kg'", r"\[columns.a\] kind: got"),
         ("[columns.a]\nkind = 'number'\nunits = 'kg'", r"\[columns.a\] units: this key is not known"),
         ("[columns.a]\nkind = 'number'\nrange = [3, 1]", "range: expected the least and the most"),
+        ("[columns.a]\nkind = 'number'\nrange = [-1e308, 1e308]", "range: expected .* a finite number apart"),
+        ("[columns.a]\nkind = 'number'\nrange = [0, inf]", "range: input should be a finite number"),
+        ("[columns.b]\nkind = 'target'\nrange = [nan, 1]", "range: input should be a finite number"),
+        ("[columns.b]\nkind = 'target'\nrange = [2, 1]", "range: expected the least and the most"),
         ("[columns.a]\nkind = 'number'\nblanks = 'median'", 'blanks = "median" is counted within a range'),
         ("[columns.a]\nkind = 'category'\ncategories = []", "categories"),
         ("[columns.a]\nkind = 'category'\ncategories = ['x', 'x']", "categories: expected each once"),

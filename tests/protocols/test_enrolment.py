@@ -13,14 +13,15 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Reason, no_phase
-from moretta.data.tables.preparation import ColumnRules, Preparation
+from moretta.data.tables.preparation import ColumnRules, MedianRanges, Preparation
 from moretta.engines.in_process import InProcess
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone, prepared, targets
 from moretta.protocols.common.losses import Loss
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
+from moretta.secure_aggregation.statistics import AskHistogram
 from moretta.secure_aggregation.sums import Contributor
 
 SCHEMES = [("none", 64), ("pairwise", 64), ("pairwise", 32)]
@@ -29,10 +30,19 @@ SCHEMES = [("none", 64), ("pairwise", 64), ("pairwise", 32)]
 class Silo:
     """A silo that knows nothing but the set-up."""
 
-    def __init__(self, name: str, x: np.ndarray, y: np.ndarray, scheme: str, bits: int, model: nn.Module) -> None:
+    def __init__(
+        self,
+        name: str,
+        x: np.ndarray,
+        y: np.ndarray,
+        scheme: str,
+        bits: int,
+        model: nn.Module,
+        medians: MedianRanges = (),
+    ) -> None:  # fmt: skip
         self.phase = no_phase
         batches = Batches(len(x), 4, 0, name)
-        self.rows = SiloRows(x, torch.tensor(y), batches, torch.float64)
+        self.rows = SiloRows(x, torch.tensor(y), batches, torch.float64, medians=medians)
         self.contributor: Contributor = contributor(scheme, name, bits)
         self.model = model
         self.sent: list[Message] = []
@@ -62,7 +72,7 @@ class House:
         rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
         self.silos = {
-            f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model)
+            f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, rules.median_ranges)
             for number, (x, y) in enumerate(zip(xs, ys, strict=True))
         }
         self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales)
@@ -147,6 +157,25 @@ def test_absent_values_are_filled_in_by_the_figures_of_all_silos(scheme: str, bi
     np.testing.assert_allclose(seen, whole, rtol=0, atol=1e-12)
     # PBPFL's scale of all inputs is that of what is trained on, without another sum.
     assert house.enrolment.input_scale == pytest.approx((whole.mean(), whole.std()), rel=1e-9)
+
+
+def test_a_silo_counts_only_columns_whose_median_is_filled_in_within_their_range() -> None:
+    xs = with_absent()
+    for x in xs:
+        x[np.isnan(x[:, 3]), 3] = 5.0
+    house = House(xs, columns=rules_of("median"))
+    assert house.setup() is None
+    silo = house.silos["silo-0"]
+    asked = {"what": "input columns", "columns": np.array([0]), "low": np.array([0.0]), "high": np.array([120.0])}
+    for change in (
+        {"what": "targets"},
+        {"columns": np.array([1])},
+        {"low": np.array([10.0])},
+        {"high": np.array([20.0])},
+    ):
+        message = AskHistogram(stamp=Stamp("run", 1, 0), encoding={}, **(asked | change))  # type: ignore[arg-type]
+        with pytest.raises(PeerError, match="columns whose median is filled in"):
+            silo.rows.answer(message, silo.contributor, silo.model)
 
 
 def test_a_column_without_any_value_at_any_silo_is_refused_by_its_number() -> None:

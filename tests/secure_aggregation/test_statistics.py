@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -106,6 +108,21 @@ def test_the_first_error_is_of_its_kind() -> None:
         answer_moments(room, ask, {"inputs": np.array([[1e200]])})
     with pytest.raises(PeerError, match=r"one of the matrices \['other'\]"):
         answer_moments(room, ask, {"other": np.ones((1, 1))})
+
+
+@pytest.mark.parametrize(("entry", "value"), [((11, 0), 2.0**18), ((11, 1), 2.0**18), ((5, 0), 2.0**18)])
+def test_a_silo_that_sends_impossible_sums_fails_the_exchange_and_not_the_server(
+    entry: tuple[int, int], value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(values: Sequence[float]) -> np.ndarray:
+        limbs = to_limbs(values)
+        if values[0] == 5.0:  # the rows of one silo
+            limbs[entry] += value
+        return limbs
+
+    monkeypatch.setattr("moretta.secure_aggregation.statistics.to_limbs", wrong)
+    with pytest.raises(PeerError):
+        gather("none", 64, [np.ones((2, 1)), np.ones((5, 1))])
 
 
 @pytest.mark.parametrize(("order", "center"), [(-1, np.zeros(1)), (3, np.zeros(1)), (1, np.zeros((1, 1))),

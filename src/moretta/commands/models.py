@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from moretta.commands.schema import Absent, Decimal, FileEncoding, Separator, form_of
+from moretta.commands.schema import Absent, Decimal, FileEncoding, Separator, given_of
 from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, say
-from moretta.data.tables.files import Format
 from moretta.errors import ParameterError
 
 Architecture = Annotated[
@@ -32,23 +31,22 @@ def predict(
     silo: OfSilo = None,
     model: Architecture = None,
     separator: Separator = None,
-    decimal: Decimal = ".",
-    file_encoding: FileEncoding = "utf-8",
+    decimal: Decimal = None,
+    file_encoding: FileEncoding = None,
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict with the released model of a run."""
+    """Predict with the released model of a run; what is not said of a .csv file is as in the run."""
     with needs_torch():
         from moretta.run.prediction import predict as predict_rows
 
         allowed = allows_code(folder, allow_code)
-        form = form_of(separator, decimal, file_encoding, absent)
         rows, outputs = predict_rows(
             folder,
             data,
             out,
-            form=None if form == Format() else form,
+            form=given_of(separator, decimal, file_encoding, absent),
             true_model=true_model,
             silo=silo,
             model=model,

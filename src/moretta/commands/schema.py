@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,19 +21,27 @@ schema = typer.Typer(no_args_is_help=True, help="What a table's columns mean; ev
 
 TablePath = Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet or .arrow.")]
 Separator = Annotated[str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | or a tab.")]
-Decimal = Annotated[str, typer.Option(help="What stands before a number's fraction: . or ,")]
-FileEncoding = Annotated[str, typer.Option(help="How the text of a .csv file is encoded, such as latin-1.")]
+Decimal = Annotated[str | None, typer.Option(help="What stands before a number's fraction: . or ,")]
+FileEncoding = Annotated[str | None, typer.Option(help="How the text of a .csv file is encoded, such as latin-1.")]
 Absent = Annotated[list[str], typer.Option(help="A cell that holds no value, such as n/a; may repeat.")]
 
 
-def form_of(separator: str | None, decimal: str, file_encoding: str, absent: list[str]) -> Format:
+def form_of(separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]) -> Format:
     """Return how a .csv file is written. Raises `moretta.errors.ParameterError` for another sign."""
+    return Format(**given_of(separator, decimal, file_encoding, absent))
+
+
+def given_of(
+    separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]
+) -> dict[str, Any]:
+    """Return the fields of `Format` that are said. Raises `moretta.errors.ParameterError` for another sign."""
     separator = "\t" if separator in ("tab", "\\t") else separator
     if separator not in (None, ",", ";", "\t", "|"):
         raise ParameterError("--separator: expected , ; | or tab")
-    if decimal not in (".", ","):
+    if decimal not in (None, ".", ","):
         raise ParameterError("--decimal: expected . or ,")
-    return Format(separator, decimal, file_encoding, tuple(absent))  # type: ignore[arg-type]  # compared above
+    said = {"separator": separator, "decimal": decimal, "encoding": file_encoding, "absent": tuple(absent) or None}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 @schema.command("init")

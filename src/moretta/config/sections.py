@@ -135,8 +135,8 @@ class Data(Section):
     test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
         or the source's own default (bank-marketing: 0.1 and 0.1).
     encoding: of text columns; None is "one-hot".
-    missing: without a schema, an absent value is an error, or becomes the column's mean, or its median (of tables and
-        arrays here, whose range is then that of the rows), or the mean with one more column to mark it ("indicator").
+    missing: without a schema, an absent value is an error, or becomes the column's mean, or that with one more column
+        to mark it ("indicator"); "median" is refused, as a median is counted within a range that a schema declares.
     schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
         [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
         needs one.

@@ -291,16 +291,19 @@ def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], Column
     names = _numbered(x)
     if missing == "error" or not names or x.dtype.kind != "f":
         return x, names, None
+    if missing == "median":
+        raise ParameterError(
+            'missing = "median": a median is counted within a range, which only the schema of a table declares; set '
+            'missing = "mean"'
+        )
     table = Schema(columns={name: _column(x[:, place], missing) for place, name in enumerate(names)})
     expansion = expansion_of(table)
     return expansion.apply(x), expansion.names, rules_of(table)
 
 
 def _column(values: Array, missing: Missing) -> Number:
-    """What is filled in where a value of an array's column is absent; a median within the range of those there are."""
+    """What is filled in where a value of an array's column is absent."""
     there = values[np.isfinite(values)]
-    if missing == "median" and len(there) and there.min() < there.max():
-        return Number(blanks="median", range=(float(there.min()), float(there.max())))
     marked = missing == "indicator" and len(there) < len(values)
     return Number(blanks="indicator" if marked else "mean")
 

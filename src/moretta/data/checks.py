@@ -111,7 +111,7 @@ def check_finite(x: Array, names: tuple[str, ...], owner: str, *, allow_missing:
     kind = "NaN or infinite" if not allow_missing else "infinite"
     raise ParameterError(
         f"{owner}: {column} has {rows} {'row' if rows == 1 else 'rows'} that are {kind} as float32; expected finite "
-        'numbers: remove or mend those rows, or for absent values set missing = "mean", "median" or "indicator"'
+        'numbers: remove or mend those rows, or for absent values set missing = "mean" or "indicator"'
     )
 
 

@@ -150,7 +150,8 @@ def _table(path: Path, wanted: ExpectedRows, where: str, form: Format | None) ->
             f"{where}: {path.name} is a table, and the run says nothing of what columns mean; have it name a schema by "
             "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
-    rows = encode(read_columns(path, form), wanted.table, f"{where}: {path.name}", form, labelled=wanted.labelled)
+    columns = read_columns(path, form, wanted.table.dropped)
+    rows = encode(columns, wanted.table, f"{where}: {path.name}", form, labelled=wanted.labelled)
     y = rows.y if wanted.table.classes or not wanted.labelled else as_targets(rows.y, where, "regression")[0]
     names = expansion_of(wanted.table).names
     _check(rows.x, y, wanted, where, names)

@@ -75,7 +75,9 @@ def load_columns(
 def read_file(file: TableFile, table: Schema, where: str, base: Path, *, labelled: bool = True) -> TableRows:
     """Return a file's rows by the schema. where: whose it is, which begins the sentence of an error."""
     path = base / file.source
-    return encode(read_columns(path, file.form), table, f"{where}: {path.name}", file.form, labelled=labelled)
+    return encode(
+        read_columns(path, file.form, table.dropped), table, f"{where}: {path.name}", file.form, labelled=labelled
+    )
 
 
 def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, parts: int) -> list[tuple[int, ...]]:

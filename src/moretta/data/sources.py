@@ -81,6 +81,7 @@ def load(
     _refuse_idle(source, "how a file is written", form, table, "a table")
     _refuse_idle(source, "target", target, (table and schema is None) or bank, "a table without a schema")
     encodes = (table and schema is None and not folder) or bank
+    _refuse_idle(source, "task", task, schema is None, "rows without a schema, which says what the target is")
     _refuse_idle(source, "encoding", encoding, encodes, "a table of features without a schema")
     files = (*SETS, "office-home", "bank-marketing", FOLDER)
     _refuse_idle(source, "path", path, source in files, "a built-in set of files")
@@ -117,7 +118,7 @@ def load(
 
 
 def _table(path: Path, schema: Schema | None, wanted: Hints, form: Format, wish: Wish) -> Dataset:
-    columns = read_columns(path, form)
+    columns = read_columns(path, form, () if schema is None else schema.dropped)
     found = schema or infer(columns, wanted, path.name, form)
     return from_table(encode(columns, found, path.name, form), found, wish)
 

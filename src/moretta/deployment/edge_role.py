@@ -16,6 +16,7 @@ from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Client
 from moretta.data.silo import check_least, digests_by_silo
+from moretta.data.tables.rows import rules_of
 from moretta.deployment import shared_settings
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
@@ -89,6 +90,7 @@ class EdgeRole:
             figures = figures_of(self._protocol.loss, shared_settings.task_of(self._run_file))
             x, y = silo.held_out
             held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
+        table = self._run_file.table
         client = self._edge.edge_client(
             self._protocol,
             silo.name,
@@ -115,6 +117,7 @@ class EdgeRole:
             bound=self._bound(hello),
             subjects=silo.subjects,
             classes=shared_settings.classes_of_look(self._run_file, hello.outputs),
+            medians=() if table is None else rules_of(table).median_ranges,
         )
         return client, schema_of(self._edge.MESSAGES)
 

@@ -34,7 +34,8 @@ def export(
 
     The graph's input is `x`, rows as the data has them, NaN where a value is absent, any number of rows: filling in and
     scaling are in the graph. Of a table `x` is float32[rows, features], where a category enters as its place in the
-    list that the schema in inputs.json has; the graph's metadata holds the same. Where a sample has several arrays the
+    list that the schema in inputs.json has; the graph's metadata holds the same. A row's outputs are NaN where a value
+    is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
     graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
     model, allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
     `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
@@ -95,7 +96,7 @@ def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
-    module: nn.Module = Prepared(model.module, model.preparation, model.expansion)
+    module: nn.Module = Prepared(model.module, model.preparation, model.may_lack, model.expansion)
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
     rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
     dimension = {0: torch.export.Dim("rows")}

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config import run_files
@@ -30,8 +32,9 @@ class FinishedModel:
     """A model in eval mode, and what its inputs and outputs mean.
 
     shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
-    form: how its .csv files are written. fills_absent: whether a value may be absent. classes: their names, if known.
-    source: of the run's data. layout: how a row of several arrays is packed. image: what files of images become.
+    form: how its .csv files are written. fills_absent: whether a value may be absent; may_lack: bool[columns], in which
+    columns, or [1] for all alike. classes: their names, if known. source: of the run's data. layout: how a row of
+    several arrays is packed. image: what files of images become.
     """
 
     module: nn.Module
@@ -41,6 +44,7 @@ class FinishedModel:
     table: Schema | None
     form: Format
     fills_absent: bool
+    may_lack: NDArray[np.bool_]
     task: str
     loss: str
     classes: Sequence[str]
@@ -96,6 +100,7 @@ def load(
         table=table,
         form=run_file.data.form if run_file else Format(),
         fills_absent=bool(inputs["fills_absent"]),
+        may_lack=np.array(inputs["may_lack"], np.bool_),
         task=inputs["task"],
         loss=inputs["loss"],
         classes=list(inputs["classes"]),

@@ -223,4 +223,4 @@ class Session:
             return takes_arrays(module).eval()
         if self._of.layout is not None:
             return standardises(takes_arrays(module), self._of.layout, preparation).eval()
-        return Prepared(module, preparation).eval()
+        return Prepared(module, preparation, self._of.column_rules.fills > 0).eval()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ def predict(
     rows: Path,
     out: Path,
     *,
-    form: Format | None = None,
+    form: Mapping[str, Any] | None = None,
     true_model: bool = False,
     silo: str | None = None,
     model: str | None = None,
@@ -55,9 +56,9 @@ def predict(
     that names their files. A table has the columns of the training data (its target may be there
     or not), an .npz file an array `x`, or `x.ids`, `x.mask` and so on where a sample has several, and perhaps `id`.
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
-    file's other rows. The released model gives exact predictions; it is the one that silos hold. form: how a .csv file
-    is written. model: of a run made from Python, the "module:function" that builds its architecture. allow_code: as of
-    `moretta.run.finished.load`.
+    file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
+    fields of `Format` in which a .csv file is written otherwise than the run's own. model: of a run made from Python,
+    the "module:function" that builds its architecture. allow_code: as of `moretta.run.finished.load`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
     """
     if out.suffix not in (".csv", ".npy"):
@@ -65,7 +66,7 @@ def predict(
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
-    given = _rows(rows, found, form)
+    given = _rows(rows, found, replace(found.form, **(form or {})))
     try:
         x = inputs_of(given.x, found.preparation, found.dtype)
         # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
@@ -80,14 +81,14 @@ def predict(
     return outputs.shape[0], outputs.shape[1]
 
 
-def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
+def _rows(path: Path, model: FinishedModel, form: Format) -> _Rows:
     """Return the rows to predict as a silo's own are: float32, NaN where a value is absent, or int64 for tokens."""
     if model.image is not None and (path.is_dir() or is_table(path.name)):
-        return _images(path, model, model.image, form or model.form)
+        return _images(path, model, model.image, form)
     if path.suffix == ".npz":
         found = _arrays(path, model)
     elif is_table(path.name):
-        found = _table(path, model, form or model.form)
+        found = _table(path, model, form)
     else:
         raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
     x, shape = found.x, model.shape
@@ -97,6 +98,9 @@ def _rows(path: Path, model: FinishedModel, form: Format | None) -> _Rows:
         raise ParameterError(f"{path}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
     names = tuple(model.columns) if len(model.columns) == x.shape[-1] else ()
     check_finite(x, names, str(path), allow_missing=model.fills_absent)
+    if model.fills_absent and len(model.may_lack) == x.shape[-1]:
+        whole = np.flatnonzero(~model.may_lack)
+        check_finite(x[..., whole], tuple(names[place] for place in whole) if names else (), str(path))
     return _Rows(x, found.named, found.names)
 
 
@@ -158,7 +162,7 @@ def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None
     if out.suffix == ".npy":
         buffer = io.BytesIO()
         np.save(buffer, outputs, allow_pickle=False)
-        write_atomically(out, buffer.getvalue())
+        write_atomically(out, buffer.getvalue(), 0o600)  # of people, as those beside their ids are
         return
     header, columns = _predicted(outputs, model)
     if rows.names is not None:
@@ -167,7 +171,7 @@ def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(zip(*columns, strict=True))
-    write_atomically(out, text.getvalue().encode())
+    write_atomically(out, text.getvalue().encode(), 0o600)
 
 
 def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[Sequence[object]]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.data.tables.preparation import ONE_OF, PLAIN, Expansion, Preparation
@@ -12,10 +14,18 @@ class Prepared(nn.Module):
     """A model behind its preparation.
 
     It takes a silo's inputs, NaN where a value is absent, or with an expansion coded rows, [rows, features] (numbers,
-    days, and places of categories). Tokens pass as they are. Sums are in float64, as at the silos.
+    days, and places of categories). Tokens pass as they are. Sums are in float64, as at the silos. may_lack:
+    bool[columns], or [1] for all alike, where a value may be absent. A row that predictions refuse (a value is absent
+    elsewhere, is infinite, or is no place of a category) has NaN as its outputs.
     """
 
-    def __init__(self, model: nn.Module, preparation: Preparation, expansion: Expansion | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        preparation: Preparation,
+        may_lack: NDArray[np.bool_],
+        expansion: Expansion | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.fill: Tensor
@@ -23,6 +33,8 @@ class Prepared(nn.Module):
         self.deviation: Tensor
         for name in ("fill", "mean", "deviation"):
             self.register_buffer(name, torch.tensor(getattr(preparation, name), dtype=torch.float64))
+        self.whole: Tensor
+        self.register_buffer("whole", torch.tensor(~may_lack))
         self.expand = None if expansion is None else _Expanded(expansion)
         self._dtype = next(model.parameters()).dtype
 
@@ -34,9 +46,12 @@ class Prepared(nn.Module):
         wide = x.double()
         if self.expand is not None:
             wide = self.expand(wide)
-        filled = torch.where(torch.isnan(wide), self.fill, wide)
+        absent = torch.isnan(wide)
+        wrong = ((absent & self.whole) | torch.isinf(wide)).flatten(1).any(1, keepdim=True)
+        filled = torch.where(absent, self.fill, wide)
         found: Tensor = self.model(((filled - self.mean) / self.deviation).to(self._dtype))
-        return found
+        # Of the outputs, as a NaN among the inputs may be lost on the way: onnxruntime's ReLU makes it 0.
+        return torch.where(wrong, torch.nan, found)
 
 
 class _Expanded(nn.Module):
@@ -52,9 +67,16 @@ class _Expanded(nn.Module):
         self.register_buffer("codes", torch.tensor(expansion.codes))
         self.register_buffer("plain", torch.tensor(expansion.kinds == PLAIN))
         self.register_buffer("one_of", torch.tensor(expansion.kinds == ONE_OF))
+        categories = np.unique(expansion.source[expansion.kinds == ONE_OF])
+        # float64[inputs, categories], 1 where a column of zeros and ones is of the category.
+        self.category: Tensor
+        self.register_buffer("category", torch.tensor(expansion.source[:, None] == categories, dtype=torch.float64))
 
     def forward(self, coded: Tensor) -> Tensor:
-        """Return inputs, [rows, inputs], NaN where a plain value is absent."""
+        """Return inputs, [rows, inputs], NaN where a plain value is absent; infinite where a category has no column."""
         value = torch.index_select(coded, 1, self.source)
         marks = torch.where(self.one_of, (value == self.codes).double(), torch.isnan(value).double())
+        if self.category.shape[1]:
+            wrong = (marks @ self.category != 1).any(1, keepdim=True)
+            marks = torch.where(wrong, torch.inf, marks)
         return torch.where(self.plain, value, marks)

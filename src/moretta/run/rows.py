@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from moretta.config.run_files import RunFile
 from moretta.config.sections import Data
 from moretta.data import domains, partition, silo_files, sources
-from moretta.data.assemble import Wish
+from moretta.data.assemble import Wish, check_apart
 from moretta.data.dataset import Dataset
 from moretta.data.grid import check_grid
 from moretta.data.partition import Distributed
-from moretta.data.silo import Silo
+from moretta.data.silo import Silo, Subjects
 from moretta.data.silo_files import TableFile
 from moretta.data.tables.files import Format
 from moretta.data.tables.schema import Schema
@@ -65,7 +65,11 @@ def load_rows(run_file: RunFile) -> tuple[Dataset, Distributed]:
 
 
 def load_columns(run_file: RunFile) -> tuple[list[Silo], tuple[NDArray[np.float32], NDArray[np.generic]] | None]:
-    """Return silos that hold different columns, each in a file of its own in whatever order, and the test rows."""
+    """Return silos that hold different columns, each in a file of its own in whatever order, and the test rows.
+
+    Raises `moretta.errors.ParameterError`, as for files that cannot work, where a test row has an id or a group that a
+    silo's training rows have too.
+    """
     wanted, table = run_file.data, table_of(run_file)
     _, count = check_grid(wanted.partition, wanted.silos, wanted.grid, wanted.columns, wanted.label_holder)
     parts = silo_files.table_parts(table, wanted.columns, count)
@@ -77,6 +81,9 @@ def load_columns(run_file: RunFile) -> tuple[list[Silo], tuple[NDArray[np.float3
     if wanted.test is None:
         return silos, None
     rows = silo_files.read_file(TableFile(wanted.test, wanted.form), table, "[data] test", run_file.base)
+    for silo in silos:
+        for what, held in Subjects(rows.ids, rows.groups).named().items():
+            check_apart(silo.subjects.named()[what], held, len(rows.x), f"silo `{silo.name}`, {what}", "test")
     return silos, (rows.x, rows.y if table.classes else rows.y.astype(np.float32))
 
 

@@ -118,6 +118,7 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
         "deviation": agreed.deviation.tolist(),
         "table": None if of.table is None else of.table.told(),
         "fills_absent": of.column_rules.may_lack,
+        "may_lack": (of.column_rules.fills > 0).tolist() or [False],
         "task": of.spec.task,
         "loss": of.spec.protocol.loss,
         "classes": list(of.class_names),

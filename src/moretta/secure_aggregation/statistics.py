@@ -43,6 +43,7 @@ LIMB_BITS = 20
 LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
+MOST_ROWS = 1 << 48  # of all silos together: more is no count, and would not fit int64
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
 BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have many columns:
 BLOCK_NUMBERS = 1 << 20
@@ -98,6 +99,11 @@ class AskHistogram(Message):
     high: Array
     encoding: Mapping[str, int]
 
+    @property
+    def ranges(self) -> tuple[Array, Array, Array]:
+        """The columns, and the ends of their ranges."""
+        return self.columns, self.low, self.high
+
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless each column has a range that is not empty."""
         ends = (self.low, self.high)
@@ -105,8 +111,8 @@ class AskHistogram(Message):
             raise PeerError(f"{self.TAG}: expected the indices of some columns, int64[columns]")
         if any(end.shape != self.columns.shape or end.dtype != np.float64 for end in ends):
             raise PeerError(f"{self.TAG}: expected the ends of a range for each column, float64[columns]")
-        if not (self.low < self.high).all():
-            raise PeerError(f"{self.TAG}: expected ranges that are not empty")
+        if not (self.low < self.high).all() or not np.isfinite(self.high / 2 - self.low / 2).all():
+            raise PeerError(f"{self.TAG}: expected finite ranges that are not empty")
 
 
 MESSAGES = (AskMoments, AskHistogram)
@@ -153,8 +159,10 @@ def moments(
     if isinstance(first, Aborted):
         return first
     rows, odd = divmod(first[0], 1 << GRID_BITS)
-    if rows < len(aggregator.cohort) or odd:
-        raise PeerError(f"{now}: expected at least one row a silo of `{what}`, got {rows} in all")
+    if not len(aggregator.cohort) <= rows <= MOST_ROWS or odd:
+        raise PeerError(f"{now}: expected at least one row a silo of `{what}` and 2^48 in all at most")
+    if any(abs(number) >= int(LARGEST) << GRID_BITS for number in first[1:]):
+        raise PeerError(f"{now}: expected sums of `{what}` below 2^118, as each silo's are")
     present = _present(what, rows, counted, columns)
     mean = _divide(first[1:], present)
     if not columns:
@@ -176,12 +184,11 @@ def counts(
     found = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
     if isinstance(found, Aborted):
         return found
-    whole = [number >> GRID_BITS for number in found]
-    rows, sums = whole[0], np.array(whole[1:], np.int64)
+    rows, *sums = (number >> GRID_BITS for number in found)
     odd = any(number % (1 << GRID_BITS) for number in found)
-    if odd or rows < len(aggregator.cohort) or (sums < 0).any() or (sums > rows).any():
-        raise PeerError(f"{now}: expected counts of rows of `{what}`, at least one row a silo, got {rows} in all")
-    return rows, sums
+    if odd or not len(aggregator.cohort) <= rows <= MOST_ROWS or any(not 0 <= one <= rows for one in sums):
+        raise PeerError(f"{now}: expected counts of rows of `{what}`, at least one row a silo and 2^48 in all at most")
+    return rows, np.array(sums, np.int64)
 
 
 def histograms(
@@ -306,9 +313,10 @@ def _present(what: str, rows: int, counted: Sequence[int], columns: int) -> NDAr
     """Return how many values of each column are there. counted: rows and these in units of 2^-120, or nothing."""
     if not counted:
         return np.full(columns, rows, np.int64)
-    present = np.array([number >> GRID_BITS for number in counted[1:]], np.int64)
-    if any(number % (1 << GRID_BITS) for number in counted) or (present < 0).any() or (present > rows).any():
+    there = [number >> GRID_BITS for number in counted[1:]]
+    if any(number % (1 << GRID_BITS) for number in counted) or any(not 0 <= number <= rows for number in there):
         raise PeerError(f"`{what}`: expected as many values of a column as rows at most")
+    present = np.array(there, np.int64)
     if not present.all():
         raise ParameterError(
             f"`{what}`: column {int(np.argmin(present))} (counted from 0) has no value at any silo, so there is "

@@ -43,7 +43,11 @@ def as_toml(guesses: Mapping[str, Guess]) -> str:
     for name, guess in guesses.items():
         plain = {"kind": guess.column.kind} | guess.column.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         text = tomli_w.dumps({"columns": {name: plain}})
-        parts.append((f"# decide: it {guess.doubt}\n" if guess.doubt else "") + text)
+        if guess.doubt:  # and nothing loads it before somebody has
+            text = f"# decide: it {guess.doubt}\n" + text.replace(
+                f'kind = "{guess.column.kind}"', f'kind = "decide"  # perhaps "{guess.column.kind}"', 1
+            )
+        parts.append(text)
     return "\n".join(parts)
 
 

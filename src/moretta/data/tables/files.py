@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class Format:
-    """How a CSV file is written; the other kinds of file say so themselves.
+    """How a CSV file is written; of the other kinds of file only `absent` is left open.
 
     separator: None finds out whether it is ',', ';' or a tab. decimal: what stands before a number's fraction.
     encoding: of the text, such as "latin-1". absent: cells that hold no value, beside `ABSENT`.
@@ -50,8 +51,10 @@ def is_table(source: str) -> bool:
     return source.endswith(ENDINGS)
 
 
-def read_columns(path: Path, form: Format | None = None) -> dict[str, Column]:
+def read_columns(path: Path, form: Format | None = None, leave_out: Collection[str] = ()) -> dict[str, Column]:
     """Return a file's columns by name, in the file's order; numbers of a CSV file are words still (`as_numbers`).
+
+    leave_out: columns whose cells are not looked at, whatever they hold; they come back as empty words.
 
     Raises `moretta.errors.ParameterError`, naming the file and the line or the column, for what cannot be read so, and
     `moretta.errors.MissingExtra` without pyarrow.
@@ -62,7 +65,12 @@ def read_columns(path: Path, form: Format | None = None) -> dict[str, Column]:
         raise ParameterError(f"{path.name} has no rows; expected column names and at least one row")
     check_names(list(table.column_names), path.name)
     absent = frozenset(ABSENT) | frozenset(form.absent)
-    return {name: _column(table.column(name), name, path.name, absent) for name in table.column_names}
+    return {
+        name: np.full(table.num_rows, "", object)
+        if name in leave_out
+        else _column(table.column(name), name, path.name, absent)
+        for name in table.column_names
+    }
 
 
 def read_bytes(path: Path) -> bytes:
@@ -104,7 +112,12 @@ def are_numbers(words: Column, decimal: str = ".") -> NDArray[np.bool_]:
 
 
 def check_names(names: list[str], file: str) -> None:
-    """Raise `moretta.errors.ParameterError` for a header with a name twice, or without one."""
+    """Raise `moretta.errors.ParameterError` for a header with a name twice, or without one, or that is a row."""
+    if any(re.match(_NUMBER, name) for name in names):
+        raise ParameterError(
+            f"{file}: the first line holds numbers where names of columns are expected; is there a header line? Add "
+            "one, or give columns names that are no numbers"
+        )
     repeated = sorted({name for name in names if names.count(name) > 1})
     if "" in names or repeated:
         what = f"repeats the column {repeated[0]!r}" if repeated and repeated[0] else "has a column without a name"
@@ -201,9 +214,15 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
         words[compute.is_in(cells, value_set=arrow.array(sorted(absent))).to_numpy(zero_copy_only=False)] = ""
         return np.asarray(words)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return np.asarray(chunks.cast(arrow.float64()).to_numpy(zero_copy_only=False), np.float64)
+        numbers = np.array(chunks.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+        if types.is_integer(kind) and (np.abs(numbers) > 2.0**53).any():  # ids, which a float would round
+            return np.asarray(compute.fill_null(chunks.cast(arrow.string()), "").to_numpy(zero_copy_only=False), object)
+        stand_for_none = [float(word) for word in absent if re.match(_NUMBER, word)]
+        numbers[np.isin(numbers, stand_for_none)] = np.nan
+        return numbers
     if types.is_date(kind) or types.is_timestamp(kind):
-        return np.asarray(chunks.cast(arrow.timestamp("us")).to_numpy(zero_copy_only=False)).astype("datetime64[D]")
+        days = chunks.cast(arrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
+        return np.asarray(days).astype("datetime64[D]")
     raise ParameterError(
         f"{file}: column {name!r} has the type {kind}, and expected are numbers, words, dates, true and false; "
         "change or remove it"

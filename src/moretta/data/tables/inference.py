@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.wording import did_you_mean
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers
-from moretta.data.tables.rows import not_numbers, words_of
+from moretta.data.tables.rows import hint_of, not_numbers, words_of
 from moretta.data.tables.schema import (
     Blanks,
     Category,
@@ -41,13 +41,24 @@ MOST_CATEGORIES = 30  # and in more than a tenth of the rows: probably names or 
 RARE = 0.02  # of the rows: less is no class that anybody expects among three or more
 FEW_ROWS = 10  # below, nothing is told from how often a value occurs
 _BLANKS: Mapping[Missing, Blanks] = {"error": "refuse", "mean": "mean", "median": "median", "indicator": "indicator"}
-_IDENTIFIES = re.compile(r"(^|[_\W])(id|ids|mrn|ssn|uuid|guid|pid|nhs|patient|subject|case)(_?(id|no|nr|number|key))?$")
+_NUMBERED = r"[_\W]?(id|no|nr|number|key|[0-9])"
+_IDENTIFIES = re.compile(
+    rf"(^|[_\W])((id|ids|mrn|ssn|uuid|guid|pid|nhs|patient|subject|case)({_NUMBERED})?"
+    rf"|(record|hospital|account|visit|encounter|admission|person|member|customer){_NUMBERED})$"
+)
 _CAMEL = re.compile(r"[a-z](Id|ID|No|Nr)$")
 _PLACEHOLDERS = frozenset(
     {"unknown", "n/a", "none", "missing", "unk", "-", "--", ".", "null", "tbd", "nil", "undefined"}
 )
-_DATES = ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%Y%m%d")
+_DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y")
+_DATES = tuple(day + time for day in _DAYS for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M", "T%H:%M:%S"))
 _DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
+
+
+MEDIAN = (
+    "lacks values, and a median is counted within a range, which a schema declares (moretta schema init FILE); give "
+    'one, or set missing = "mean"'
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,7 @@ def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[s
     target = wanted.target or list(columns)[-1]
     for key, name in (("the target", wanted.target), ("id-column", wanted.id_column)):
         if name is not None and name not in columns:
-            raise ParameterError(f'{where} has no column "{name}" for {key}; {did_you_mean(name, columns)}')
+            raise ParameterError(f'{where} has no column "{name}" for {key}; {hint_of(name, columns)}')
     if target == wanted.id_column:
         which = "the last column, and so the target as none is named" if wanted.target is None else "the target too"
         raise ParameterError(f'{where}: id-column "{target}" is {which}; name another column as target')
@@ -114,7 +125,7 @@ def infer_labels(columns: Columns, wanted: Hints, group_column: str | None, wher
     names = [name for name in named.values() if name is not None]
     for key, name in named.items():
         if name is not None and name not in columns:
-            raise ParameterError(f'{where} has no column "{name}" for {key}; {did_you_mean(name, columns)}')
+            raise ParameterError(f'{where} has no column "{name}" for {key}; {hint_of(name, columns)}')
     if len(set(names)) < len(names):
         raise ParameterError(
             f'{where}: file, id-column, group-column and the target must be different columns, and "{names[-1]}" is '
@@ -138,27 +149,27 @@ def _guess(name: str, column: Column, is_target: bool, wanted: Hints, form: Form
     if _absent(column).all():
         return Guess(Drop(), 'has no value at all; say kind = "drop" in a schema, or fill it in')
     if column.dtype.kind == "M":
-        return Guess(Date(), _a_date("%Y-%m-%d"))
+        return Guess(Date(), _a_date(("%Y-%m-%d",)))
     numbers = column if column.dtype.kind == "f" else as_numbers(column, form.decimal)
     return _of_words(name, column, wanted, form) if numbers is None else _of_numbers(name, numbers, wanted)
 
 
 def _of_numbers(name: str, numbers: NDArray[np.float64], wanted: Hints) -> Guess:
     there = numbers[~np.isnan(numbers)]
+    if _are_days(there):
+        return Guess(Date(format="%Y%m%d"), _a_date(("%Y%m%d",)))
     if _looks_like_ids(name, there, whole=bool((there == np.round(there)).all())):
         return Guess(_whose(there), _an_id(there))
     blanks = _BLANKS[wanted.missing] if np.isnan(numbers).any() else "refuse"
-    least, most = float(there.min()), float(there.max())
-    limits = (least, most) if blanks == "median" and least < most else None
-    return Guess(Number(blanks=blanks if limits or blanks != "median" else "mean", range=limits))
+    return Guess(Number(), MEDIAN) if blanks == "median" else Guess(Number(blanks=blanks))
 
 
 def _of_words(name: str, column: Column, wanted: Hints, form: Format) -> Guess:
     there = column[column != ""]
     if doubt := _mixed(there, form):
         return Guess(Number(), doubt)
-    if (found := _date_format(there)) is not None:
-        return Guess(Date(format=found), _a_date(found))
+    if (found := _date_formats(there)) is not None:
+        return Guess(Date(format=found[0]), _a_date(found))
     distinct = np.unique(there.astype(str))
     if _looks_like_ids(name, there, whole=True):
         return Guess(_whose(there), _an_id(there))
@@ -221,7 +232,8 @@ def _classes(words: Column) -> Guess:
         return Guess(
             target,
             f"is the target, and {int(rare.sum())} of its {len(found)} values are in {int(counts[rare].sum())} of "
-            f"{len(there)} rows only; mend those rows, or list all classes in a schema",
+            f"{len(there)} rows only; mend those rows, or list all classes in a schema; if they are amounts, set "
+            'task = "regression"',
         )
     return Guess(target)
 
@@ -253,30 +265,44 @@ def _mixed(there: Column, form: Format) -> str:
     )
 
 
-def _date_format(there: Column) -> str | None:
-    texts = [str(word) for word in there]
+def _date_formats(there: Column) -> tuple[str, ...] | None:
+    """Return the formats that all words fit, or the first where some fit none; None where they are no dates."""
+    texts = [str(word) for word in np.unique(there.astype(str))]
     if not texts or sum(_DATE_LIKE.match(text) is not None for text in texts) < 0.9 * len(texts):
         return None
-    from datetime import datetime
+    return tuple(form for form in _DATES if all(_fits(text, form) for text in texts)) or _DATES[:1]
 
-    for form in _DATES:
-        try:
-            for text in texts[:200]:
-                datetime.strptime(text, form)
-        except ValueError:
-            continue
-        return form
-    return _DATES[0]
+
+def _fits(text: str, form: str) -> bool:
+    try:
+        datetime.strptime(text, form)
+    except ValueError:
+        return False
+    return True
+
+
+def _are_days(there: NDArray[np.float64]) -> bool:
+    """Whether whole numbers are all days such as 20240131."""
+    distinct = np.unique(there)
+    if len(there) < FEW_ROWS or len(distinct) < 3 or distinct[0] < 19000101 or distinct[-1] > 21001231:
+        return False
+    return all(number == int(number) and _fits(str(int(number)), "%Y%m%d") for number in distinct)
 
 
 def _looks_like_ids(name: str, there: Column, *, whole: bool) -> bool:
     count, distinct = len(there), len(np.unique(there.astype(str)))
-    if count < FEW_ROWS or not whole or distinct <= max(2, count // 10):
+    if not whole or distinct < 3:
         return False
-    named = bool(_IDENTIFIES.search(name.lower()) or _CAMEL.search(name))
-    if there.dtype.kind == "f":  # by name, or as the rows are numbered
-        return named or (there[0] in (0, 1) and bool((np.diff(there.astype(np.float64)) == 1).all()))
-    return named or distinct == count
+    if _IDENTIFIES.search(name.lower()) or _CAMEL.search(name):
+        return True
+    if count < FEW_ROWS or distinct < count:
+        return False
+    if there.dtype.kind != "f":
+        return True
+    # As rows are numbered, or as long numbers of equal length that all differ.
+    numbered = there[0] in (0, 1) and bool((np.diff(there.astype(np.float64)) == 1).all())
+    least, most = float(there.min()), float(there.max())
+    return numbered or (least >= 10_000 and len(f"{least:.0f}") == len(f"{most:.0f}"))
 
 
 def _whose(there: Column) -> Id | Grouping:
@@ -291,9 +317,10 @@ def _an_id(there: Column) -> str:
     )
 
 
-def _a_date(form: str) -> str:
+def _a_date(forms: tuple[str, ...]) -> str:
+    fit = " or ".join(f'"{form}"' for form in forms)
     return (
-        f'holds dates; say in a schema kind = "date" with format = "{form}" to train on the day, or kind = "drop" '
+        f'holds dates; say in a schema kind = "date" with format = {fit} to train on the day, or kind = "drop" '
         "(moretta schema init FILE)"
     )
 
@@ -314,5 +341,5 @@ def _lacking(where: str, lacking: Mapping[str, int], rows: int, wanted: Hints) -
     if wanted.id_column in lacking:
         remedy = "give every row its id"
     else:
-        remedy = 'fill them in, or set missing = "mean", "median" or "indicator"'
+        remedy = 'fill them in, or set missing = "mean" or "indicator"'
     return f"{where} lacks values: {listed:.400}; {remedy}"

@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.errors import ParameterError
 
 Fill = Literal["none", "mean", "median"]
+MedianRanges = tuple[tuple[int, float, float], ...]
 PLAIN, ONE_OF, MARK = 0, 1, 2
 SMALLEST_DEVIATION = 1e-150  # below, prepared inputs would overflow
 
@@ -71,6 +72,11 @@ class ColumnRules:
     def medians(self) -> NDArray[np.int64]:
         """The indices of the columns whose median is filled in."""
         return np.flatnonzero(self.fills == get_args(Fill).index("median"))
+
+    @property
+    def median_ranges(self) -> MedianRanges:
+        """Of each column whose median is filled in its index and its range: what alone a histogram is asked of."""
+        return tuple((int(j), float(self.low[j]), float(self.high[j])) for j in self.medians)
 
     def of(self, columns: Sequence[int]) -> ColumnRules:
         """Return the rules of some columns."""

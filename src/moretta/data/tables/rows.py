@@ -8,6 +8,7 @@ What is wrong is told by column, how many rows and the first line; no cell is ev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.wording import nearest
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers, read_columns
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
@@ -25,6 +27,7 @@ from moretta.errors import ParameterError
 ABSENT_CATEGORY = "missing"
 FILLS = {"refuse": 0, "mean": 1, "median": 2, "indicator": 1}  # places in `moretta.data.tables.preparation.Fill`
 _EPOCH = date(1970, 1, 1).toordinal()
+_CENSORED = re.compile(r"^[<>]=?\s*(?=[+-]?[0-9.])")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ def read_table(path: str | Path, schema: Schema, form: Format | None = None, *, 
     `encode` does.
     """
     path = Path(path)
-    return encode(read_columns(path, form), schema, path.name, form, labelled=labelled)
+    return encode(read_columns(path, form, schema.dropped), schema, path.name, form, labelled=labelled)
 
 
 def encode(
@@ -219,15 +222,14 @@ class _Reader:
         """Return each word's place among the known ones; NaN where there is none, and what is not known is refused."""
         words, places = words_of(self._column), {word: float(place) for place, word in enumerate(known)}
         distinct, which = np.unique(words.astype(str), return_inverse=True)
-        numbers = as_numbers(distinct.astype(object), self._form.decimal)
-        plain = distinct if numbers is None else words_of(numbers)  # 1.0 is the word 1, if 1.0 itself is none
+        truths = {word.lower(): place for word, place in places.items() if word.lower() in ("true", "false")}
         otherwise = np.nan if unseen_is_blank else np.inf
-        found = np.array(
-            [
-                places.get(word, places.get(short, otherwise)) if word else np.nan
-                for word, short in zip(distinct, plain, strict=True)
-            ]
-        )
+
+        def place_of(word: str) -> float:
+            whole = re.sub(r"^([+-]?[0-9]+)[.,]0+$", r"\1", word)  # 1.0 is the word 1, if 1.0 itself is none
+            return places.get(word, places.get(whole, truths.get(word.lower(), otherwise)))
+
+        found = np.array([place_of(str(word)) if word else np.nan for word in distinct])
         column: NDArray[np.float64] = found[which]
         listed = ", ".join(known) if len(known) <= 8 else f"{len(known)} of them"
         remedy = f"mend those rows, or add the word to the schema at every site (it has {listed:.200})"
@@ -238,9 +240,16 @@ class _Reader:
 def not_numbers(words: Column, decimal: str) -> str:
     """Return what to do about cells that are no numbers, by what they look like; no cell is quoted."""
     texts = [str(word) for word in words]
+    if not texts:
+        return f'they have a decimal point, and decimal = "{decimal}" is declared: use one sign in the whole file'
     if decimal == "." and all(are_numbers(np.array(texts, object), ",")):
+        if all(re.match(r"^[+-]?[0-9]{1,3},[0-9]{3}$", text) for text in texts):
+            return (
+                "they have a comma before three digits: if it stands between thousands remove it, if before a fraction "
+                'say decimal = ","'
+            )
         return 'they look like numbers with a decimal comma: say decimal = ","'
-    if all(text[:1] in "<>" for text in texts):
+    if all(_CENSORED.match(text) for text in texts):
         return 'they look like <5: say censored = "limit" or "half" in the schema'
     return 'mend them, or list the words that stand for no value, for example absent = ["n/a"]'
 
@@ -249,8 +258,9 @@ def _uncensored(words: Column, censored: str) -> tuple[Column, NDArray[np.float6
     """Return words without < and >, and by what to multiply: half of what a value is said to be below."""
     texts = words.astype(str)
     below = np.char.startswith(texts, "<") & (censored == "half")
-    bare = np.array([text.lstrip("<>=").strip() if text[:1] in "<>" else text for text in texts], object)
-    return bare, np.where(below, 0.5, 1.0)
+    bare = np.array([_CENSORED.sub("", text) for text in texts], object)
+    negative = below & np.char.startswith(bare.astype(str), "-")  # half of it is no longer below
+    return np.where(negative, words, bare), np.where(below & ~negative, 0.5, 1.0)
 
 
 def _names(columns: Columns, name: str | None, where: str, form: Format) -> NDArray[np.str_] | None:
@@ -276,14 +286,22 @@ def _check_columns(columns: Columns, schema: Schema, where: str, *, labelled: bo
         wanted.append(target)
     for name in wanted:
         if name not in columns:
-            got = ", ".join(columns)
-            raise ParameterError(f"{where}: expected a column {name!r}, as the schema has it; got {got:.300}")
+            raise ParameterError(
+                f"{where}: expected a column {name!r}, as the schema has it, among its {len(columns)}; "
+                f"{hint_of(name, columns)}"
+            )
     unknown = [name for name in columns if name not in schema.columns]
     if training and unknown:
         raise ParameterError(
             f"{where}: the schema says nothing of the column {unknown[0]!r}; say there what it is, or to leave it out, "
             'kind = "drop"'
         )
+
+
+def hint_of(name: str, columns: Columns) -> str:
+    """Return the end of a sentence about a column that is not there. A first line that is a row is never quoted."""
+    close = nearest(name, columns)
+    return f'did you mean "{close}"?' if close else "does its first line have the names of columns?"
 
 
 def _day(word: str, form: str) -> float:

@@ -38,13 +38,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moretta.contract.settings import Section, Words
@@ -52,6 +52,7 @@ from moretta.contract.wording import did_you_mean, shown
 from moretta.errors import ParameterError
 
 Blanks = Literal["refuse", "mean", "median", "indicator"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Measured(Section):
@@ -65,13 +66,12 @@ class Number(_Measured):
 
     kind: Literal["number"] = "number"
     unit: str = ""
-    range: tuple[float, float] | None = None
+    range: tuple[Finite, Finite] | None = None
     censored: Literal["refuse", "limit", "half"] = "refuse"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.range is not None and not self.range[0] < self.range[1]:
-            raise ValueError("range: expected the least and the most, for example [0, 120]")
+        _check_range(self.range)
         if self.blanks == "median" and self.range is None:
             raise ValueError('blanks = "median" is counted within a range; add one, for example range = [0, 120]')
         return self
@@ -158,10 +158,11 @@ class Target(Section):
 
     kind: Literal["target"] = "target"
     classes: tuple[str, ...] = ()
-    range: tuple[float, float] | None = None
+    range: tuple[Finite, Finite] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        _check_range(self.range)
         if self.classes:
             _check_words("classes", self.classes)
         if len(self.classes) == 1:
@@ -219,6 +220,11 @@ class Schema(Section):
         return next((column for column in self.columns.values() if isinstance(column, Target)), None)
 
     @property
+    def dropped(self) -> tuple[str, ...]:
+        """The columns that are not read."""
+        return tuple(name for name, column in self.columns.items() if column.kind == "drop")
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes; none where the target is a number."""
         return self.target.classes if self.target else ()
@@ -243,14 +249,6 @@ class Schema(Section):
         }
         return self.model_copy(update={"columns": kept})
 
-    def dumps(self) -> str:
-        """Return the schema as TOML, what is at its default left out."""
-        plain = {
-            name: {"kind": column.kind} | column.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-            for name, column in self.columns.items()
-        }
-        return tomli_w.dumps({"columns": plain})
-
 
 def load(path: Path) -> Schema:
     """Read a schema. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
@@ -272,6 +270,10 @@ def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:
         raise ParameterError(f'{where}: expected a section for each column, such as [columns.age] with kind = "number"')
     for name, column in columns.items():
         kind = column.get("kind") if isinstance(column, Mapping) else None
+        if kind == "decide":
+            raise ParameterError(
+                f"{where}: [columns.{name}] is to be decided yet: put in what it is, as the comment above it asks"
+            )
         if kind not in KINDS:
             hint = did_you_mean(str(kind), KINDS)
             raise ParameterError(f"{where}: [columns.{name}] kind: got {shown(kind)}; {hint}")
@@ -298,6 +300,11 @@ def _said(error: ValidationError) -> str:
     if found["type"] == "extra_forbidden":
         message = "this key is not known"
     return f"[columns.{column}] {' '.join(keys)}{': ' if keys else ''}{message[:1].lower()}{message[1:]}"
+
+
+def _check_range(limits: tuple[float, float] | None) -> None:
+    if limits is not None and not (limits[0] < limits[1] and math.isfinite(limits[1] - limits[0])):
+        raise ValueError("range: expected the least and the most, for example [0, 120], a finite number apart")
 
 
 def _check_words(key: str, words: Sequence[str]) -> None:

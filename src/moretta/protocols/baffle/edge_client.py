@@ -17,6 +17,7 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
+from moretta.data.tables.preparation import MedianRanges
 from moretta.engines.child import ChildClient
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
@@ -140,6 +141,7 @@ def edge_client(
     helped: HelpedFile | None = None,
     subjects: Subjects | None = None,
     classes: int = 0,
+    medians: MedianRanges = (),
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
@@ -194,6 +196,7 @@ def edge_client(
         figures=() if held_out is None else tuple(held_out.figures),
         rounds=rounds,
         classes=classes,
+        medians=medians,
         run=run,
         helped=helped,
     )

@@ -93,6 +93,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 bound=bound_to(protocol, setting),
                 subjects=silo.subjects,
                 classes=setting.classes,
+                medians=setting.columns.median_ranges,
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
@@ -100,7 +101,17 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             recipe,
             silo.name,
             TorchForward(setting.model, layout, setting.device),
-            Rows(silo.x, y, batches, schema, held_out, setting.table, silo.subjects, setting.classes),
+            Rows(
+                silo.x,
+                y,
+                batches,
+                schema,
+                held_out,
+                setting.table,
+                silo.subjects,
+                setting.classes,
+                setting.columns.median_ranges,
+            ),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
             privates.get(silo.name),

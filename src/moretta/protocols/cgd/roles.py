@@ -170,6 +170,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         table=setting.table,
         subjects=silo.subjects,
         classes=setting.classes,
+        medians=(setting.columns.of(silo.columns) if silo.columns else setting.columns).median_ranges,
     )
 
 

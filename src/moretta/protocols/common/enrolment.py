@@ -35,7 +35,7 @@ from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
-from moretta.data.tables.preparation import ColumnRules, Preparation, usable
+from moretta.data.tables.preparation import ColumnRules, MedianRanges, Preparation, usable
 from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
@@ -138,7 +138,9 @@ class SiloRows:
         table: str = "",
         subjects: Subjects | None = None,
         classes: int = 0,
+        medians: MedianRanges = (),
     ) -> None:
+        self._medians = medians
         self.subjects = subjects or Subjects()
         self._classes = classes
         self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
@@ -194,6 +196,7 @@ class SiloRows:
             table=self._table,
             subjects=self.subjects,
             classes=self._classes,
+            medians=self._medians,
         )
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):

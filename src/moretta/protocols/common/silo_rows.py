@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
 from moretta.data.silo import Subjects
-from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
+from moretta.data.tables.preparation import SMALLEST_DEVIATION, MedianRanges, Preparation
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import apart, scoring
 from moretta.protocols.common.apart import AskApart, answer_apart
@@ -21,7 +21,7 @@ from moretta.protocols.common.scoring import HeldOut
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
-from moretta.secure_aggregation.statistics import AskHistogram, AskMoments, answer_histogram, answer_moments
+from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments, answer_histogram, answer_moments
 from moretta.secure_aggregation.sums import Contributor
 
 
@@ -89,6 +89,7 @@ class Rows:
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
     table: the digest of its table's schema, empty where it has none. subjects: whom the rows are about.
+    medians: the columns of which alone a histogram is given, and their ranges.
     classes: how many a look before training counts; 0 for no look.
     """
 
@@ -102,8 +103,9 @@ class Rows:
         table: str = "",
         subjects: Subjects | None = None,
         classes: int = 0,
+        medians: MedianRanges = (),
     ) -> None:
-        self._classes = classes
+        self._classes, self._medians = classes, medians
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
         self._subjects = subjects or Subjects()
         self._table, self.prepared = table, Preparation.nothing()
@@ -128,6 +130,11 @@ class Rows:
             case AskMoments():
                 return answer_moments(contributor, message, {message.what: self._columns(message.what, message.of)})
             case AskHistogram():
+                ranges = tuple(zip(*(ends.tolist() for ends in message.ranges), strict=True))
+                if message.what != MAY_LACK or ranges != self._medians:
+                    raise PeerError(
+                        "expected to be asked of the columns whose median is filled in, within their ranges"
+                    )
                 return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
             case AskApart():
                 return answer_apart(message, self._subjects)

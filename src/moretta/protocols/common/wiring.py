@@ -131,6 +131,7 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             table=setting.table,
             subjects=silo.subjects,
             classes=setting.classes,
+            medians=setting.columns.median_ranges,
         )
         for silo in setting.here
     }

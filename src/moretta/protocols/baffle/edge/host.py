@@ -168,7 +168,16 @@ def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
     batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
     held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
     held = held_out if settings.held_out else None
-    rows = Rows(x[:kept], y[:kept], batches, settings.schema, held, settings.table, classes=settings.classes)
+    rows = Rows(
+        x[:kept],
+        y[:kept],
+        batches,
+        settings.schema,
+        held,
+        settings.table,
+        classes=settings.classes,
+        medians=settings.medians,
+    )
     return rows, batches
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from moretta.data.tables.preparation import MedianRanges
 from moretta.engines.kept_lines import HelpedFile
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.accountant import Privacy
@@ -20,8 +21,8 @@ class Settings:
     """Everything about a silo but its rows and its secrets.
 
     scheme, ring_bits, rules, session: of its half of the secure sum; the rules lack their roster. roster, identity:
-    absolute paths ("": none). schema: of the model. table: of the schema of tables. classes: how many a look
-    before training counts. batch_size, seed, run: of its
+    absolute paths ("": none). schema: of the model. table: of the schema of tables. classes: how many a look before
+    training counts. medians: the columns whose median is filled in, and their ranges. batch_size, seed, run: of its
     batches. privacy, sharers, bound: of the noise on its scalars, if any; bound in hex. precision: of the graph it
     runs. memory_limit_mib: the most memory it may take. micro_batch: rows that run at a time; None: as many as fit, or
     without a limit 4. held_out: how many of its last rows it holds back, to score models on after `rounds` rounds
@@ -50,6 +51,7 @@ class Settings:
     figures: tuple[str, ...] = ()
     rounds: int = 0
     classes: int = 0
+    medians: MedianRanges = ()
     run: str = ""
     helped: HelpedFile | None = None
 
@@ -72,6 +74,7 @@ class Settings:
             "rules": Rules(
                 **values["rules"] | {"roster": roster, "participation": playing and Participation(**_frozen(playing))}
             ),
+            "medians": tuple(map(tuple, values["medians"])),
             "helped": values["helped"] and HelpedFile(**values["helped"]),
             "privacy": None if values["privacy"] is None else Privacy(**values["privacy"]),
         }
