@@ -89,6 +89,7 @@ def test_nothing_in_common_is_refused_and_nothing_written(here: Path) -> None:
     assert (done.code, "no id in common" in done.err, done.err.count("\n")) == (2, True, 1)
     assert not (here / "alignment.json").exists()
     assert not (here / "step3.bin").exists()
+    assert not (here / "a.secret").exists()
 
 
 def test_files_that_are_there_stay(here: Path) -> None:
@@ -97,6 +98,29 @@ def test_files_that_are_there_stay(here: Path) -> None:
     assert (done.code, "step1.bin is there already" in done.err) == (2, True)
     assert (here / "step1.bin").read_text() == "mine"
     assert not (here / "a.secret").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--out", "a.secret"), "a.secret is named for two files"),
+        (("--out", "./a.csv"), "a.csv is named for two files"),
+        (("--out", "none/step1.bin"), "there is no folder none"),
+    ],
+)
+def test_files_to_be_written_are_looked_at_before_any_work(here: Path, more: tuple[str, ...], said: str) -> None:
+    done = call("align", "begin", *OF_A, *more)
+    assert (done.code, said in done.err, done.err.count("\n")) == (2, True, 1)
+    assert {path.name for path in here.iterdir()} == {"a.csv", "b.csv"}
+
+
+def test_finish_keeps_its_secret_where_a_file_cannot_be_written(here: Path) -> None:
+    call("align", "begin", *OF_A, *RULES)
+    call("align", "answer", "step1.bin", *OF_B, *RULES)
+    done = call("align", "finish", "step2.bin", *OF_A, "--alignment", "same.bin", "--out", "same.bin")
+    assert (done.code, "same.bin is named for two files" in done.err) == (2, True)
+    assert (here / "a.secret").exists()
+    assert call("align", "finish", "step2.bin", *OF_A).code == 0
 
 
 def test_other_bytes_and_rules_are_refused(here: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_same_attack_finds_every_id_in_lists_without_one(truth: Truth, mark)
     case = Case.unpack(truth.case(given.views, arrays, thorough=False).pack())
     found = alignment_dictionary.ATTACK.score(alignment_dictionary.ATTACK.attack(case), truth)
     assert found.succeeded
-    assert found.score == 1.0
+    assert found.score == pytest.approx(1.0, abs=1e-12)  # a sum of many parts, rounded
     assert found.figures["closest_bits"] == 256
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from moretta import IdRules, align
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Stamp
+from moretta.contract.roles import Replies
 from moretta.data.alignment import curve, steps
 from moretta.data.alignment.exchange import Aligner, relay
 from moretta.data.alignment.messages import MESSAGES, Blind, BlindAgain, Match, Narrow
@@ -173,6 +174,46 @@ def test_each_step_is_taken_once_and_in_turn() -> None:
         a.match(b.again(own)[:1])
 
 
+def test_a_place_that_only_fills_up_a_list_matches_nothing_and_a_list_is_matched_once() -> None:
+    for place in range(6):
+        a = Partner(Listing(["1", "2"], IdRules(), "`a`"), 6, SecretRoot(bytes(32)))
+        b = Partner(Listing(["1"], IdRules(), "`b`"))
+        a.blind()
+        forged = curve.random_points(np.random.default_rng(place).integers(0, 256, (6, 32), dtype=np.uint8)).copy()
+        forged[place] = a.again(b.blind())[0]
+        if a._shuffled[place] < 2:
+            assert a.match(forged).order.size == 1
+        else:
+            with pytest.raises(ParameterError, match="no id in common"):
+                a.match(forged)
+        with pytest.raises(MisuseError, match="matched its list before"):
+            a.match(forged)
+
+
+def test_an_exchange_is_played_again_with_the_same_lists_alone() -> None:
+    def play(a: Aligner, b: Aligner, take: int) -> Alignment | None:
+        exchange, asked = relay(Stamp("run", 0, 0, take), ["a", "b"]), {"a": a, "b": b}
+        ask = next(exchange)
+        while True:
+            replies = Replies({name: asked[name].answer(one) for name, one in ask.messages.items()})
+            try:
+                ask = exchange.send(replies)
+            except StopIteration:
+                return a.alignment
+
+    a, b = (Aligner(name, ["1", "2"], IdRules(), None, f"`{name}`") for name in "ab")
+    first, again = play(a, b, 0), play(a, b, 1)
+    assert first is not None
+    assert again is not None
+    assert first.digest == again.digest
+    for other in (
+        Aligner("b", ["1", "3"], IdRules(), None, "`b`"),
+        Aligner("b", ["9", "2"], IdRules(), None, "`b`", root=b.root),
+    ):
+        with pytest.raises(PeerError, match="played before with other lists"):
+            play(a, other, 2)
+
+
 def test_ones_own_list_is_not_taken_for_the_others() -> None:
     a, _ = partners()
     with pytest.raises(PeerError, match="the list that it was sent"):
@@ -294,6 +335,15 @@ def test_files_of_a_chain() -> None:
     assert after.alignment.digest == narrower.digest == c.digest
     with pytest.raises(PeerError, match="what is left of another"):
         steps.narrow(narrower, after.left)
+
+
+def test_an_exchange_goes_on_from_the_earlier_alignment_it_was_begun_with() -> None:
+    one, two = (align({"a": A, "b": B})["a"] for _ in range(2))
+    for begun, ended in ((one, None), (None, one), (one, two)):
+        step, own = steps.begin(A, IdRules(), "a", earlier=begun)
+        reply, _ = steps.answer(step, C, IdRules(), "c")
+        with pytest.raises(ParameterError, match="begun with another earlier alignment, or with none"):
+            steps.finish(reply, own, A, "a", earlier=ended)
 
 
 def test_files_of_other_exchanges_rows_and_rules_are_refused() -> None:

@@ -1183,6 +1183,7 @@ def cgd_messages() -> dict[str, tuple[str, Fields]]:
                 "pad_to": 0,
                 "rules": {"strip": 1, "unicode": 0},
                 "source": "d3" * 32,
+                "earlier": "",
                 "theirs": u8([]),
             },
         ),

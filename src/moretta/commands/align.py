@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +58,7 @@ def begin(
     """Begin: write a list of one's own ids, which nobody can read, for the other partner."""
     from moretta.data.alignment import steps
 
+    _check_files([out, secret], [rows, earlier])
     before = _earlier(earlier)
     rules = before.rules if before is not None and ids is None else _rules(ids)
     made = steps.begin(
@@ -82,6 +83,7 @@ def answer(
     """Answer a partner that began."""
     from moretta.data.alignment import steps
 
+    _check_files([out, secret], [step, rows])
     made = steps.answer(
         step.read_bytes(),
         read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
@@ -110,22 +112,20 @@ def finish(
 ) -> None:
     """Find the shared rows, write the alignment and, at whoever began, step 3; the secrets are removed."""
     from moretta.data.alignment import steps
-    from moretta.data.alignment.result import write_new
+    from moretta.data.alignment.partner import NothingShared
 
-    before = _earlier(earlier)
-    done = steps.finish(
-        step.read_bytes(),
-        secret.read_bytes(),
-        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
-        rows.name,
-        before,
-    )
+    own, before = secret.read_bytes(), _earlier(earlier)
+    made = [alignment, *([out] if steps.begins(own) else []), *([left] if earlier is not None else [])]
+    _check_files(made, [step, rows, secret, earlier])
+    listed = read_ids(rows, id_column, form_of(separator, ".", file_encoding, []))
+    try:
+        done = steps.finish(step.read_bytes(), own, listed, rows.name, before)
+    except (NothingShared, steps.OtherRows):
+        secret.unlink()  # the exchange is at its end; the secret could only be used to ask more of the lists
+        raise
     files = {out: done.step, left: done.left}
     written = {path: data for path, data in files.items() if data is not None}
-    _are_new(alignment, *written)
-    for path, data in written.items():
-        write_new(path, data)
-    done.alignment.save(alignment)
+    _write({**written, alignment: done.alignment.dump()})
     secret.unlink()
     last = done.alignment.steps[-1]
     told = {
@@ -154,6 +154,7 @@ def narrow(
     from moretta.data.alignment import steps
     from moretta.data.alignment.result import Alignment
 
+    _check_files([out], [left, alignment])
     found = steps.narrow(Alignment.load(alignment), left.read_bytes())
     found.save(out)
     told = {"rows": len(found.order), "digest": found.digest.hex(), "alignment": str(out)}
@@ -191,17 +192,33 @@ def _earlier(path: Path | None) -> Alignment | None:
 
 def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int, as_json: bool) -> None:
     """Write a step for the other partner and one's own secrets, or neither."""
-    from moretta.data.alignment.result import write_new
-
-    _are_new(out, secret)
-    write_new(secret, made[1])
-    write_new(out, made[0])
+    _write({secret: made[1], out: made[0]})
     told = {"step": number, "out": str(out), "secret": str(secret)}
     say(told, as_json, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
 
 
-def _are_new(*paths: Path) -> None:
-    """Raise `moretta.errors.ParameterError` where a file stands in the way, before anything is written."""
-    for path in paths:
+def _write(files: Mapping[Path, bytes]) -> None:
+    """Write all of these files for their owner alone, or none."""
+    from moretta.data.alignment.result import write_new
+
+    written = list[Path]()
+    try:
+        for path, data in files.items():
+            write_new(path, data)
+            written.append(path)
+    except OSError:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _check_files(outputs: Sequence[Path], inputs: Sequence[Path | None]) -> None:
+    """Raise `moretta.errors.ParameterError` unless outputs are new files in folders that are there, before any work."""
+    names = [path.resolve() for path in (*outputs, *inputs) if path is not None]
+    for path in outputs:
+        if names.count(path.resolve()) > 1:
+            raise ParameterError(f"{path} is named for two files of this step; name another for one of them")
         if path.exists():
             raise ParameterError(f"{path} is there already; remove it or name another file")
+        if not path.parent.is_dir():
+            raise ParameterError(f"{path}: there is no folder {path.parent}; make it or name another file")

@@ -29,7 +29,9 @@ from test_cgd_resume import interrupted
 
 from moretta import CGD, Centralised, Engine, Federation, Silo
 from moretta.contract.messages import Message, Stamp
-from moretta.data.alignment.messages import Blind, BlindAgain, Blinded, BlindedAgain, Match, Matched
+from moretta.contract.roles import Replies
+from moretta.data.alignment.exchange import relay
+from moretta.data.alignment.messages import Blind, BlindAgain, Blinded, BlindedAgain, Match, Matched, Narrow
 from moretta.engines import views
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import MisuseError, ParameterError, PeerError
@@ -235,6 +237,40 @@ def test_rows_are_aligned_with_holders_of_the_same_row_alone() -> None:
         client.answer(Blind(stamp=at(now, "row=row-0"), peer="silo-1-0", onward=False))
 
 
+def test_who_aligns_with_whom_follows_from_the_row_and_not_from_who_relays() -> None:
+    with casting() as (players, _):
+        make(TRIPLES, ALIGN).train(1, SEED)
+    now = at(Stamp("run", 1, 0), "row=row-0")
+    head, second, third = names = ("silo-0-0", "silo-0-1", "silo-0-2")
+    wrong = [(one, one, False) for one in names] + [(second, third, False), (third, second, False)]
+    wrong += [(second, head, True), (head, second, True), (head, third, False)]
+    for me, peer, onward in wrong:
+        with pytest.raises(PeerError, match="the head of the row, to align with each of the others in turn"):
+            players[-1].clients[me].answer(Blind(stamp=now, peer=peer, onward=onward))
+    with pytest.raises(PeerError, match="the head of the row, to say which rows are left"):
+        players[-1].clients[second].answer(Narrow(stamp=now, maker=third, kept=np.zeros(40, np.uint8)))
+
+
+def test_a_third_holder_cannot_play_the_head_with_the_relays_help() -> None:
+    """Lists are sealed for the two that align, not under the row's key, which the third has."""
+    with casting() as (players, _):
+        make(TRIPLES, ALIGN, insecure_secret_seed=None).train(1, SEED)
+    victim, third = (players[-1].clients[name] for name in ("silo-0-1", "silo-0-2"))
+    now = at(third._group_keys._set_up.agreed[0].setup, "row=row-0")
+    now = dataclasses.replace(now, run="row=row-0/" + now.run.rpartition("/")[2])
+    listed = victim.answer(Blind(stamp=now, peer="silo-0-0", onward=False))
+    for keys, what in ((third._group_keys.open, "ids for silo-0-0"), (third._group_keys.open_from, "ids")):
+        with pytest.raises(PeerError, match="is not as `silo-0-1` sealed it"):
+            keys(now, what, "silo-0-1", listed.points)
+    own = np.arange(64, dtype=np.uint8)
+    for sealed in (
+        third._group_keys.seal(now, "ids for silo-0-1", "silo-0-0", own.tobytes()),
+        third._group_keys.seal_for(now, "ids", "silo-0-1", own.tobytes()),
+    ):
+        with pytest.raises(PeerError, match="is not as `silo-0-0` sealed it"):
+            victim.answer(BlindAgain(stamp=now, peer="silo-0-0", points=sealed, rules=ALIGN.id_rules.digest))
+
+
 # -- once a run --------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +296,41 @@ def test_a_partner_whose_rows_changed_is_refused_on_resume(tmp_path: Path) -> No
     other = changed(SILOS, first.name, ids=first.ids[::-1].copy())
     with pytest.raises(ParameterError, match=f"silo `{first.name}`: the ids are not those that were aligned"):
         make(other, ALIGN, out=tmp_path, checkpoint_every=1).train(4, SEED, resume=True)
+
+
+def test_what_was_shown_never_goes_back_and_a_restored_participant_aligns_again() -> None:
+    """A site killed in round one goes back to its state before, but keeps the bytes of the later one."""
+    with casting() as (players, _):
+        make(SILOS[:2], ALIGN, insecure_secret_seed=None).train(1, SEED)
+    clients = players[-1].clients
+    head, other = clients["silo-0-0"], clients["silo-0-1"]
+    lasting = {name: value for name, value in other.state().items() if isinstance(value, bytes)}
+    assert {"alignment/root", *(f"alignment/given/{one}/silo-0-0" for one in ("own", "theirs", "again"))} <= set(
+        lasting
+    )
+    used = other._order._used
+    early = {name: value for name, value in other.state().items() if not name.startswith("alignment/")}
+    now = at(head._group_keys._set_up.agreed[0].setup, "row=row-0")
+    now = dataclasses.replace(now, run="row=row-0/" + now.run.rpartition("/")[2])
+
+    def again() -> None:
+        exchange = relay(now, ["silo-0-0", "silo-0-1"])
+        ask = next(exchange)
+        for step in range(3):
+            replies = Replies({name: clients[name].answer(one) for name, one in ask.messages.items()})
+            if step < 2:
+                ask = exchange.send(replies)
+        for client in (head, other):
+            client.answer(UseAlignment(stamp=now, found=True))
+
+    other.restore({**early, **lasting})
+    assert other._order._used is None
+    again()
+    assert other._order._used.digest == used.digest
+    other.restore({**early, **lasting, "alignment/root": bytes(32)})  # a partner that draws other secrets, or lists
+    other._order._aligner.given.clear()
+    with pytest.raises(PeerError, match="played before with other lists"):
+        again()
 
 
 @pytest.mark.parametrize("message", [Match, Blind, BlindAgain, UseAlignment])

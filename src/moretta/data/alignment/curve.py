@@ -4,6 +4,9 @@ The encoding is RFC 9380's encode_to_curve of the suite curve25519_XMD:SHA-512_E
 clamped X25519 secret is a multiple of the cofactor 8, so `blind` clears it. X25519 works on x coordinates alone, so y
 is never computed, nor the square root that it needs; one Jacobi symbol says which of two x is on the curve.
 
+Points of the twist are taken as well. Its order is 4 times a prime, so a clamped secret is as hard to find there, and
+no multiple of one is on the curve, so it matches none.
+
 Nothing here takes constant time. A partner's list is sent as a whole, so nobody else can time one id.
 """
 

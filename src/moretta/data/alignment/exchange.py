@@ -6,7 +6,8 @@ where the partners have a key in common (`Channel`) it does not even see the poi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +45,12 @@ class Channel(Protocol):
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
         """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so."""
 
+    def seal_for(self, stamp: Stamp, what: str, peer: str, content: bytes) -> Array:
+        """Return bytes for one partner, which no other opens, uint8[bytes]."""
+
+    def open_from(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> bytes:
+        """Return what a partner sealed for this one. Raises `moretta.errors.PeerError` if it was not sealed so."""
+
 
 class InClear:
     """A channel that seals nothing: partners that write to each other themselves, or all in one process."""
@@ -53,6 +60,14 @@ class InClear:
         return np.frombuffer(content, dtype=np.uint8)
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
+        """Return the bytes as they are."""
+        return sealed.tobytes()
+
+    def seal_for(self, stamp: Stamp, what: str, peer: str, content: bytes) -> Array:
+        """Return the bytes as they are."""
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def open_from(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> bytes:
         """Return the bytes as they are."""
         return sealed.tobytes()
 
@@ -105,8 +120,11 @@ class Aligner:
     """Answers for one partner of an alignment.
 
     me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: whose rows they are, for errors.
-    channel: how it writes to partners. root: gives the secrets of an exchange with a partner, in tests; None draws
-    them from the operating system.
+    channel: how it writes to partners. root: of its secrets; None draws one from the operating system.
+
+    An exchange with a partner may be played again, as answers get lost, but with the same secrets and the same lists
+    alone: a partner that could have list after list compared could test as many ids as it likes. `given` says which
+    lists those are; it and the root are to be kept where an aligner must go on later.
     """
 
     def __init__(
@@ -117,11 +135,12 @@ class Aligner:
         pad_to: int | None,
         where: str,
         channel: Channel | None = None,
-        root: Callable[[Stamp, str], SecretRoot] | None = None,
+        root: SecretRoot | None = None,
     ) -> None:
         self._me, self._ids, self._rules, self._pad_to, self._where = me, ids, rules, pad_to, where
         self._channel: Channel = InClear() if channel is None else channel
-        self._root = root
+        self.root = SecretRoot.fresh() if root is None else root
+        self.given = dict[str, bytes]()  # by step and partner, the digest of a list; they never go back
         self._running: tuple[Stamp, str, Partner, bool] | None = None
         self.alignment: Alignment | None = None  # of the latest exchanges
 
@@ -149,16 +168,18 @@ class Aligner:
         earlier = self.alignment if ask.onward else None
         self.alignment = earlier
         listing = Listing(self._ids, self._rules, self._where, earlier)
-        root = None if self._root is None else self._root(ask.stamp, ask.peer)
-        partner = Partner(listing, self._pad_to, root)
+        partner = Partner(listing, self._pad_to, SecretRoot(self.root.derive("alignment", ask.peer)))
+        own = partner.blind()
+        self._hold("own", ask.peer, own)
         self._running = ask.stamp, ask.peer, partner, ask.onward
-        points = self._sealed(ask.stamp, "ids", ask.peer, partner.blind())
+        points = self._sealed(ask.stamp, "ids", ask.peer, own)
         return Blinded(stamp=ask.stamp, points=points, rules=self._rules.digest)
 
     def _again(self, ask: BlindAgain) -> BlindedAgain:
         partner = self._exchange(ask.stamp, ask.peer)
         check_rules(self._rules, ask.rules, ask.peer)
         theirs = self._opened(ask.stamp, "ids", ask.peer, ask.points)
+        self._hold("theirs", ask.peer, theirs)
         return BlindedAgain(
             stamp=ask.stamp, points=self._sealed(ask.stamp, "ids under both", ask.peer, partner.again(theirs))
         )
@@ -166,8 +187,10 @@ class Aligner:
     def _match(self, ask: Match) -> Matched:
         partner = self._exchange(ask.stamp, ask.peer)
         own = self._opened(ask.stamp, "ids under both", ask.peer, ask.points)
+        self._hold("again", ask.peer, own)
         earlier, onward = self.alignment, self._running is not None and self._running[3]
-        self.alignment, self._running = partner.match(own), None
+        self._running = None  # whatever comes of it
+        self.alignment = partner.match(own)
         if not onward or earlier is None:
             return Matched(stamp=ask.stamp, kept=np.empty(0, np.uint8))
         content = self.alignment.digest + kept_of(earlier, self.alignment).astype(_POSITIONS).tobytes()
@@ -185,11 +208,20 @@ class Aligner:
             raise PeerError(f"expected a list of the partner whose exchange was begun; got one of `{peer:.64}`")
         return self._running[2]
 
+    def _hold(self, step: str, peer: str, points: Points) -> None:
+        """Raise `moretta.errors.PeerError` for another list than was given or taken at this step before."""
+        digest = hashlib.sha256(points.tobytes()).digest()
+        if self.given.setdefault(f"{step}/{peer}", digest) != digest:
+            raise PeerError(
+                f"{self._where}: the exchange with `{peer:.64}` was played before with other lists, and a second would "
+                "test further ids; bring back that partner's state and rows of before, or begin another run"
+            )
+
     def _sealed(self, stamp: Stamp, what: str, peer: str, points: Points) -> Array:
-        return self._channel.seal(stamp, f"{what} for {peer}", self._me, points.tobytes())
+        return self._channel.seal_for(stamp, what, peer, points.tobytes())
 
     def _opened(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> Points:
-        return as_points(self._channel.open(stamp, f"{what} for {self._me}", peer, sealed))
+        return as_points(self._channel.open_from(stamp, what, peer, sealed))
 
 
 def check_rules(own: IdRules, theirs: bytes, peer: str) -> None:

@@ -17,6 +17,10 @@ from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 
+class NothingShared(ParameterError):
+    """Partners have no id in common: the exchange is at its end."""
+
+
 class Listing:
     """A partner's rows, as far as alignments need them: each a different (normalised id, number of the row with it).
 
@@ -67,6 +71,7 @@ class Partner:
         self._root = SecretRoot.fresh() if root is None else root
         self._own: Points | None = None  # the own list, as it was sent
         self._theirs: Points | None = None  # the other's list, under both secrets
+        self._matched = False
 
     @property
     def rules(self) -> IdRules:
@@ -100,21 +105,22 @@ class Partner:
     def match(self, own_again: Points) -> Alignment:
         """Return the alignment, from the own list as the other put its secret on it.
 
-        Raises `moretta.errors.PeerError` for a list that is not the own one's, and `moretta.errors.ParameterError`
-        where nothing is shared.
+        Once. Raises `moretta.errors.PeerError` for a list that is not the own one's, and `NothingShared`. A place that
+        only filled up the list matches nothing, without an error of its own: partners could count rows by it.
         """
         if self._theirs is None:
             raise MisuseError("expected the other partner's list before the own one comes back")
+        if self._matched:
+            raise MisuseError("this partner has matched its list before; begin another exchange for another")
+        self._matched = True
         if len(own_again) != self._listed:
             raise PeerError(f"expected the own list of {self._listed} points back, got {len(own_again)}")
         own, theirs = curve.keys(own_again), curve.keys(self._theirs)
         found = np.flatnonzero(np.isin(own, theirs))
+        found = found[self._shuffled[found] < len(self._listing.elements)]
         places = self._shuffled[found]
-        real = places < len(self._listing.elements)  # a random point that comes back as shared is a partner's mischief
-        if not real.all():
-            raise PeerError("expected shared points among the ids alone, got one that only filled up the list")
         if not len(places):
-            raise ParameterError(
+            raise NothingShared(
                 f"{self._listing.where}: the partners have no id in common under these rules; compare how both write "
                 "ids, and declare rules that make them alike"
             )

@@ -91,6 +91,10 @@ class Alignment:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, for its owner alone (mode 0600). Raises `FileExistsError` where there is a file."""
+        write_new(path, self.dump())
+
+    def dump(self) -> bytes:
+        """Return it as JSON."""
         told = {
             "format": FORMAT,
             "kind": KIND,
@@ -101,7 +105,7 @@ class Alignment:
             "steps": [one._asdict() for one in self.steps],
             "order": self.order.tolist(),
         }
-        write_new(path, json.dumps(told).encode())
+        return json.dumps(told).encode()
 
     @classmethod
     def load(cls, path: Path) -> Alignment:

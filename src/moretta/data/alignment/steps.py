@@ -57,13 +57,17 @@ class StepFile(Message):
 
 @message("alignment/secrets")
 class Secrets(Message):
-    """What a partner keeps to itself between its steps: its root, and the other's list under both secrets."""
+    """What a partner keeps to itself between its steps: its root, and the other's list under both secrets.
+
+    earlier: the digest of the alignment that it goes on from; empty where there is none.
+    """
 
     number: int
     root: bytes
     pad_to: int
     rules: Mapping[str, int]
     source: bytes
+    earlier: bytes
     theirs: Array
 
 
@@ -77,6 +81,10 @@ class LeftFile(Message):
 
 FILES = (StepFile, Secrets, LeftFile)
 _CODEC = Codec(FILES)
+
+
+class OtherRows(PeerError):
+    """The other partner found other rows to be shared: the exchange is at its end."""
 
 
 class Finished(NamedTuple):
@@ -124,8 +132,8 @@ def finish(
 ) -> Finished:
     """Return the alignment from step 2 or 3 and one's own secrets.
 
-    Raises `moretta.errors.ParameterError` for other rows than those the exchange was begun with, and where no id is
-    shared; `moretta.errors.PeerError` for a step of another exchange.
+    Raises `moretta.errors.ParameterError` for other rows or another earlier alignment than the exchange was begun with,
+    and `moretta.errors.PeerError` for a step of another exchange. `partner.NothingShared` and `OtherRows` are its end.
     """
     own = _read(secrets, Secrets)
     got = _read(step, StepFile, own.number + 1)
@@ -136,6 +144,10 @@ def finish(
     listing = Listing(ids, rules, where, earlier)
     if listing.source != own.source:
         raise ParameterError(f"{where}: the ids have changed since the exchange was begun; begin anew, or restore them")
+    if own.earlier != _digest_of(earlier):
+        raise ParameterError(
+            f"{where}: the exchange was begun with another earlier alignment, or with none; name the same (--earlier)"
+        )
     partner = Partner(listing, own.pad_to or None, SecretRoot(own.root))
     reply = None
     if own.number == 1:
@@ -149,8 +161,13 @@ def finish(
         )
         reply = _CODEC.encode(message)
     elif got.digest != found.digest:
-        raise PeerError("the other partner found other rows to be shared; begin anew, both with the rows of today")
+        raise OtherRows("the other partner found other rows to be shared; begin anew, both with the rows of today")
     return Finished(found, reply, None if earlier is None else _left(own.stamp, earlier, found))
+
+
+def begins(secrets: bytes) -> bool:
+    """Whether these are the secrets of whoever began, whose `finish` makes another step."""
+    return _read(secrets, Secrets).number == 1
 
 
 def narrow(alignment: Alignment, left: bytes) -> Alignment:
@@ -165,6 +182,10 @@ def narrow(alignment: Alignment, left: bytes) -> Alignment:
 
 
 _NOTHING = np.empty(0, dtype=np.uint8)
+
+
+def _digest_of(earlier: Alignment | None) -> bytes:
+    return b"" if earlier is None else earlier.digest
 
 
 def _left(stamp: Stamp, earlier: Alignment, found: Alignment) -> bytes:
@@ -183,6 +204,7 @@ def _kept(
             pad_to=pad_to or 0,
             rules={name: int(value) for name, value in asdict(listing.rules).items()},
             source=listing.source,
+            earlier=_digest_of(listing.earlier),
             theirs=_NOTHING if theirs is None else _flat(theirs),
         )
     )

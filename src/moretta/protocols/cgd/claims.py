@@ -277,10 +277,10 @@ ALIGNMENT = (
         "server",
         "not given",
         "ids by which rows are aligned, nor points that stand for them, of which a dictionary finds none",
-        "Relays the lists of ids by which participants align their rows, sealed under their row’s key, and reads none.",
+        "Relays the lists of ids by which two participants align their rows, sealed for the two alone, and reads none.",
         (is_aligned,),
-        assumes="no holder of the row colludes with it; a roster; and where lists travel unsealed, between files, the "
-        "decisional Diffie-Hellman assumption on Curve25519",
+        assumes="neither of the two that align colludes with it; a roster; and where lists travel unsealed, between "
+        "files, the decisional Diffie-Hellman assumption on Curve25519",
         attacks=("alignment-dictionary",),
     ),
     Claim(
@@ -321,8 +321,18 @@ ALIGNMENT = (
     Claim(
         "silo",
         "learns",
-        "whether a partner has ids that it has no rows of, as many as its list is long, if it follows no protocol",
-        "A participant that lists ids of which it has no rows learns whether its partner has them.",
+        "whether a partner has ids that it has no rows of, as many as its list is long, once a run, if it follows no "
+        "protocol; how long a list may be nothing bounds but the size of a message, and another run tests others",
+        "A participant that lists ids of which it has no rows learns whether its partner has them: as many as its list "
+        "is long, in each run.",
+        (is_aligned,),
+        rests_on="the derivation in `docs/alignment.md`",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "by how long a partner’s answer takes, about how many places of its list only fill it up",
+        "May tell from how long an answer takes about how many places of a list only fill it up.",
         (is_aligned,),
         rests_on="the derivation in `docs/alignment.md`",
     ),

@@ -1,7 +1,8 @@
 """The keys of a participant's groups, which the relaying aggregator does not have.
 
 At every set-up all participants agree on seeds in pairs (`moretta.secure_aggregation.agreement`). For each group one
-member draws a fresh key and seals it for the others. A row's key seals Delta and the ids of its rows. A group's key
+member draws a fresh key and seals it for the others. A row's key seals Delta and the digest of its rows' ids;
+the lists by which two of a row align are sealed under the seed of the two. A group's key
 seals D for those who missed some steps, and gives the keystreams that blind its sums.
 
 Who is in a group follows from the grid that a participant was sent at the start (`Membership`), never from the message
@@ -167,6 +168,18 @@ class GroupKeys:
                 f"`{what}` of group `{group_of(stamp)}` is not as `{maker}` sealed it for {stamp}"
             ) from None
 
+    def seal_for(self, stamp: Stamp, what: str, peer: str, content: bytes) -> Array:
+        """Return bytes that only this participant and a peer open, uint8[...]: under their own seed, not a group's."""
+        sealed = _sealed(self._seed(peer), content, *_purpose(stamp, what, self._me, peer))
+        return np.frombuffer(sealed, dtype=np.uint8)
+
+    def open_from(self, stamp: Stamp, what: str, peer: str, sealed: Array) -> bytes:
+        """Return what a peer sealed for this one. Raises `moretta.errors.PeerError` if it was not sealed so."""
+        try:
+            return _opened(self._seed(peer), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, peer, self._me))
+        except InvalidTag:
+            raise PeerError(f"`{what}` is not as `{peer:.64}` sealed it for `{self._me}` and {stamp}") from None
+
     def row_masks(self, stamp: Stamp, peers: Sequence[str], shape: tuple[int, ...], fraction_bits: int) -> list[Mask]:
         """Return the masks that this participant shares with others of its row in one sum of z."""
         agreement, _ = self._set_up.agreed
@@ -210,6 +223,8 @@ class GroupKeys:
     def _seed(self, peer: str) -> bytes:
         """Return a secret of this participant and a peer, from their seed and the grid."""
         agreement, _ = self._set_up.agreed
+        if peer not in agreement.seeds:
+            raise PeerError(f"`{self._me}` has agreed on no seed with `{peer:.64}` in this set-up")
         return derive(agreement.seeds[peer], "grid", self._membership.grid)
 
     def __repr__(self) -> str:

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import loaded
-from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client as Role
 from moretta.data.alignment.exchange import Aligner, align
 from moretta.data.holders import Grid, check_order, grid_of
@@ -43,7 +42,6 @@ from moretta.protocols.common.wiring import (
 )
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
-from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.ring import Ring
 
 
@@ -228,14 +226,7 @@ def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys) -> Al
     if ids is None:
         raise ParameterError(_no_ids(silo.name))
     insecure = setting.insecure_root(silo.name)
-
-    def root(stamp: Stamp, peer: str) -> SecretRoot:
-        if insecure is None:
-            return SecretRoot.fresh()
-        when = (stamp.run, stamp.round, stamp.attempt, stamp.take, setting.session)
-        return SecretRoot(insecure.derive("alignment", *when, peer))
-
-    return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, root)
+    return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, insecure)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A participant's rows in the order that the holders of its row of the grid have agreed on (`moretta.data.alignment`).
 
-Lists travel sealed under the row's key, so whoever relays them learns their lengths and nothing else. The alignment is
-found once a run and kept in the participant's state: a resumed run or another session goes on with the same rows, and
-a participant whose ids have changed is refused.
+Lists travel sealed under the seed of the two that align, so whoever relays them learns their lengths and nothing else,
+and nobody else of the row can play one of them. The alignment is found once a run and kept in the participant's state:
+a resumed run or another session goes on with the same rows, and a participant whose ids have changed is refused. So are
+the secrets and digests of lists: an exchange that broke off is played again with the same lists and no other.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Message
 from moretta.contract.roles import State
 from moretta.data.alignment.exchange import Aligner
-from moretta.data.alignment.messages import MESSAGES, Blind
+from moretta.data.alignment.messages import MESSAGES, Blind, Narrow
 from moretta.data.alignment.result import Alignment, Disclosed
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.messages import AlignmentUsed, UseAlignment
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.secure_aggregation.keystream import SecretRoot
 
 RowsIn = Callable[[NDArray[np.int64] | None], SiloRows]
 ALIGNED_ORDER = "alignment/order"
 """Under which name a participant's state has its rows' order."""
+_ROOT, _GIVEN = "alignment/root", "alignment/given/"
 
 
 class RowOrder:
@@ -44,7 +47,14 @@ class RowOrder:
         keys: GroupKeys,
         group: str,
     ) -> None:
-        self._where, self._rows_in, self._all, self._aligner, self._keys = f"silo `{me}`", rows_in, ids, aligner, keys
+        self._me, self._where, self._rows_in, self._all, self._aligner, self._keys = (
+            me,
+            f"silo `{me}`",
+            rows_in,
+            ids,
+            aligner,
+            keys,
+        )
         self._group = group
         self._used: Alignment | None = None
         self.rows = rows_in(None)
@@ -77,12 +87,28 @@ class RowOrder:
     def _check_partners(self, message: Message) -> None:
         """Raise `moretta.errors.PeerError` for an exchange that is not with holders of this participant's row.
 
-        Under the key of another group, members of other rows would be shown its list.
+        The row's head aligns with each other one in turn, the others with it alone. Whoever relays has no say in it.
         """
         if group_of(message.stamp) != self._group:
             raise PeerError(f"expected to align rows in group `{self._group}`, was asked to in another")
         if isinstance(message, Blind):
             self._keys.membership.check(self._group, [message.peer])
+            self._check_turn(message)
+        if isinstance(message, Narrow) and message.maker != self._chain[0]:
+            raise PeerError(f"expected `{self._chain[0]}`, the head of the row, to say which rows are left")
+
+    @property
+    def _chain(self) -> Sequence[str]:
+        return self._keys.membership.groups[self._group]  # the head first
+
+    def _check_turn(self, ask: Blind) -> None:
+        head, *others = self._chain
+        place = others.index(ask.peer) if self._me == head and ask.peer in others else 0
+        if ask.peer == self._me or head not in (self._me, ask.peer) or ask.onward != (place > 0):
+            raise PeerError(f"expected `{head}`, the head of the row, to align with each of the others in turn")
+        found = self._aligner.alignment if self._aligner is not None and ask.onward else None
+        if ask.onward and (found is None or len(found.steps) != place):
+            raise PeerError(f"expected `{head}` to be aligned with those before `{ask.peer}` first")
 
     def _use(self, ask: UseAlignment) -> bytes:
         """Take up an alignment that was just found; return the mark of the one in use, empty where there is none.
@@ -106,18 +132,27 @@ class RowOrder:
         self.rows = self._rows_in(None if alignment is None else alignment.order)
 
     def state(self) -> State:
-        """Return the alignment, if there is one."""
+        """Return the alignment, if there is one, and as bytes what must never go back: secrets and digests of lists."""
+        if self._aligner is None:
+            return {}
+        given = {f"{_GIVEN}{name}": digest for name, digest in self._aligner.given.items()}
+        lasting: State = {_ROOT: self._aligner.root.reveal(), **given}
         used = self._used
         if used is None:
-            return {}
+            return lasting
         steps = np.array(used.steps, dtype=np.int64)
         named = {"digest": used.digest, "source": used.source, "steps": steps}
-        return {ALIGNED_ORDER: used.order, **{f"alignment/{name}": value for name, value in named.items()}}
+        return {**lasting, ALIGNED_ORDER: used.order, **{f"alignment/{name}": value for name, value in named.items()}}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned. Raises `moretta.errors.ParameterError` where ids have changed since."""
         if self._aligner is None:
             return
+        if _ROOT in state:
+            self._aligner.root = SecretRoot(state[_ROOT])
+            self._aligner.given = {
+                name.removeprefix(_GIVEN): bytes(digest) for name, digest in state.items() if name.startswith(_GIVEN)
+            }
         if ALIGNED_ORDER not in state:
             self._take(None)
             return
