@@ -33,6 +33,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES, MODULES, REFERENCE, build, entry_of
 from moretta.run import federation
 from moretta.run.loop import Session
+from moretta.run.raw_rows import Prepared
 from moretta.run.result import Result
 
 EACH: Mapping[str, Case] = {
@@ -103,7 +104,8 @@ def weights(result: Result) -> dict[str, bytes]:
         return {
             f"{which}/{name}": tensor.tobytes() for which, model in confined.items() for name, tensor in model.items()
         }
-    models = {"true": result.model, "released": result.released, **result.models}
+    given = {"true": result.model, "released": result.released, **result.models}
+    models = {which: one.model if isinstance(one, Prepared) else one for which, one in given.items()}
     return {
         f"{which}/{name}": tensor.numpy().tobytes()
         for which, model in models.items() if model is not None
