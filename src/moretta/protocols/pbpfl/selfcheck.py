@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -39,15 +40,19 @@ class Solved(Protocol):
         """Return buffers of the true model from those of the scaled one."""
 
 
+_DEFAULT_DTYPE = threading.RLock()
+
+
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Let tensors that the model makes itself be float64 too."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    """Let tensors that the model makes itself be float64 too, in one thread at a time."""
+    with _DEFAULT_DTYPE:  # the process has one: two threads that cross would leave float64 behind
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
