@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,3 +48,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(child.subprocess, "Popen", Seen)
     yield found
     assert all(process.returncode is not None for process in found)
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype_is_float32() -> None:
+    """Give each test PyTorch's own default dtype, whatever a thread of a test before it left behind."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_default_dtype() != torch.float32:
+        torch.set_default_dtype(torch.float32)

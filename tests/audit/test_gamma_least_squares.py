@@ -31,7 +31,8 @@ def test_a_part_for_each_output_and_keys_of_other_rounds(tmp_path):
 
 
 def test_table_of_one_output_with_gaps(tmp_path):
-    run = {"rounds": 12, "record-views": [2, 3, 4, 7, 11, 12]}
+    # With keys of its own each run, one in some twenty misses the bar by a little; a test has the same ones.
+    run = {"rounds": 12, "record-views": [2, 3, 4, 7, 11, 12], "insecure-secret-seed": 1}
     truth = recorded(tmp_path, run=run, data={"source": "wdbc"}, protocol={"name": "pbpfl", "rho": 3.0})
     found = attacked(ATTACK, truth)
     assert found.succeeded
