@@ -100,28 +100,40 @@ class Stacked:
 
 
 class StackedSGD:
-    """Steps of `torch.optim.SGD` for each silo of a stack. clip_norm: as `torch.nn.utils.clip_grad_norm_`, None not."""
+    """Steps of `torch.optim.SGD` for each silo of a stack. clip_norm: as `torch.nn.utils.clip_grad_norm_`, None not.
 
-    def __init__(self, rate: float, momentum: float, weight_decay: float, clip_norm: float | None) -> None:
-        self._rate, self._momentum, self._decay, self._clip_norm = rate, momentum, weight_decay, clip_norm
+    common: the parameters before the first step, [*shape], alike for all silos; never written to.
+    """
+
+    def __init__(
+        self, common: Stack, rate: float, momentum: float, weight_decay: float, clip_norm: float | None
+    ) -> None:
+        self._common, self._rate, self._momentum, self._decay = common, rate, momentum, weight_decay
+        self._clip_norm = clip_norm
         self._moving: Stack = {}
+        self.at: Stack = {}  # after the first step
 
-    def step(self, at: Stack, gradients: Stack) -> Stack:
-        """Return the parameters after a step, [silos, *shape]. at: before it, [silos, *shape] or [*shape].
-
-        gradients: [silos, *shape]; they are written over.
-        """
+    def step(self, gradients: Stack) -> None:
+        """Take a step. gradients: [silos, *shape]; they are written over, as fresh memory costs more than a step."""
         if self._clip_norm is not None:
             norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
             factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
-            gradients = {name: torch.einsum("s,s...->s...", factors, value) for name, value in gradients.items()}
+            for value in gradients.values():
+                value *= factors.view(-1, *[1] * (value.ndim - 1))
         for name, gradient in gradients.items():
+            before = self.at.get(name, self._common[name])
             if self._decay:
-                gradient += self._decay * at[name]
-            if self._momentum and name in self._moving:
-                gradient += self._momentum * self._moving[name]
-        self._moving = gradients if self._momentum else {}
-        return {name: torch.add(at[name], gradient, alpha=-self._rate) for name, gradient in gradients.items()}
+                gradient.add_(before, alpha=self._decay)
+            if self._momentum:
+                moving = self._moving.get(name)
+                self._moving[name] = gradient if moving is None else moving.mul_(self._momentum).add_(gradient)
+                gradient = self._moving[name]
+            after = self.at.get(name) if self._momentum or name in self.at else gradient
+            self.at[name] = torch.add(before, gradient, alpha=-self._rate, out=after)
+
+    def differences(self) -> Stack:
+        """Return what all steps together took from the parameters, [silos, *shape], in their memory."""
+        return {name: torch.sub(self._common[name], value, out=value) for name, value in self.at.items()}
 
 
 def _gradients(

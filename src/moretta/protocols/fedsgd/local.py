@@ -172,16 +172,18 @@ class _Together:
         return [silo.weighted(found, loss, targets) for silo, found, loss, targets in each]
 
     def _epochs(self, trained: Stack) -> list[Upload]:
-        params, at, rows = self._params, trained, sum(map(len, self._batches[0]))
+        params, rows = self._params, sum(map(len, self._batches[0]))
         total = torch.zeros(len(self._silos), dtype=torch.float64)
-        sgd = StackedSGD(self._silos[0].rate(self._ask), params.momentum, params.weight_decay, params.clip_norm)
+        rate = self._silos[0].rate(self._ask)
+        sgd = StackedSGD(trained, rate, params.momentum, params.weight_decay, params.clip_norm)
         for x, y in self._steps():
             with self._phase("local_backward"):
-                gradients, losses = self._stacked.gradients(at, x, y, common=at is trained)
+                gradients, losses = self._stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
             with self._phase("update"):
-                at = sgd.step(at, gradients)
-            total += losses.detach().cpu().double() * x.shape[1]
-        differences = _apart({name: value - at[name] for name, value in trained.items()})
+                sgd.step(gradients)
+            total += losses.cpu().double() * x.shape[1]
+        with self._phase("update"):
+            differences = _apart(sgd.differences())
         mean = zip(differences, (total / rows).numpy(), strict=True)
         return [{f"gradient/{name}": one for name, one in found.items()} | {"loss": loss} for found, loss in mean]
 
