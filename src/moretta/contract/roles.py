@@ -186,12 +186,17 @@ class Client(Protocol):
 class Work(Protocol):
     """A part of an answer that may be computed together with the same part of other silos' answers.
 
-    key: equal keys mean the same function of inputs of the same shapes and dtypes; None for work that is done alone.
+    key: equal keys mean the same function, of inputs of shapes that go together; None for work that is done alone.
+    least: from so many works on one call is faster.
     """
 
     @property
     def key(self) -> Hashable | None:
         """What must be equal for works to be done together."""
+
+    @property
+    def least(self) -> int:
+        """How many works it takes, a constant."""
 
     def alone(self) -> Any:
         """Return the result."""

@@ -26,7 +26,6 @@ from moretta.errors import Disconnected, MorettaError, ParameterError
 log = logging.getLogger("moretta")
 
 SLOT = 25  # silos at most; beyond, one call has no more to share
-LEAST = 6  # silos whose work is done in one call; fewer are as fast alone
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _do(group: Sequence[_Turn]) -> None:
     """Do the work that silos wait for, in one call where they are enough, and let them go on."""
     works = [turn.work for turn in group if turn.work is not None]
     began = time.perf_counter()
-    results = _together(works) if len(works) >= LEAST else None
+    results = _together(works) if len(works) >= max(2, works[0].least) else None
     share = (time.perf_counter() - began) / len(group)
     for place, (turn, work) in enumerate(zip(group, works, strict=True)):
         turn.seconds += share

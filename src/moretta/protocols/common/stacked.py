@@ -24,6 +24,7 @@ from moretta.protocols.common.losses import Loss
 log = logging.getLogger("moretta")
 
 LARGEST = 100_000  # parameters; beyond, arithmetic takes longer than calls
+LEAST = 6  # silos in a stack; fewer are as fast one by one
 CLOSE = 1e-4  # relative, between a batch alone and in a stack; what is not exact differs by far more
 
 Stack = dict[str, Tensor]
@@ -48,7 +49,7 @@ class Stacked:
         tensors: of all parameters and buffers; raises `moretta.errors.ParameterError` where they do not fit.
         """
         if self._copy is None:
-            self._copy = copy.deepcopy(self._built)
+            self._copy = copy.deepcopy(self._built).train()
         modules.load(self._copy, tensors)
         trained = {name: parameter.detach() for name, parameter in modules.trainable(self._copy).items()}
         return trained, {
@@ -73,7 +74,7 @@ class Stacked:
 
     def _tried(self, x: Tensor, y: Tensor) -> bool:
         """Return whether two made-up batches have the same losses and gradients alone and in a stack."""
-        model = copy.deepcopy(self._built)
+        model = copy.deepcopy(self._built).train()
         before, trained = _marks(model), modules.trainable(model)
         at = {name: parameter.detach() for name, parameter in trained.items()}
         apart = {name: value.expand(len(x), *value.shape).clone() for name, value in at.items()}

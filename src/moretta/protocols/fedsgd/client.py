@@ -14,6 +14,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.stacked import Stacked
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.local import Local, LocalWork
@@ -54,7 +55,8 @@ class Client:
         if isinstance(message, TrainOn):
             answer = yield from self._train(message)
         else:
-            answer = self._rows.answer(message, self._contributor, self._local.model)
+            model = self._local.model if isinstance(message, Score) else self._local.given
+            answer = self._rows.answer(message, self._contributor, model)
         if self._private is not None:
             self._private.releases.answered(message, answer)
         return answer

@@ -20,7 +20,7 @@ from moretta.contract.messages import Array
 from moretta.contract.roles import Phase, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD
+from moretta.protocols.common.stacked import LEAST, Stack, Stacked, StackedSGD
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
@@ -43,12 +43,12 @@ class Local:
     def __init__(self, params: Training, model: nn.Module, stacked: Stacked, rows: SiloRows, rounds: int) -> None:
         self.phase: Phase = no_phase
         self.params, self.stacked, self.rows = params, stacked, rows
-        self._given, self._rounds, self._loss = model, rounds, params.loss_function
+        self.given, self._rounds, self._loss = model, rounds, params.loss_function
 
     @cached_property
     def model(self) -> nn.Module:
         """The silo's own copy of the model."""
-        return copy.deepcopy(self._given).train()
+        return copy.deepcopy(self.given).train()
 
     @cached_property
     def _trained(self) -> dict[str, nn.Parameter]:
@@ -128,6 +128,7 @@ class LocalWork:
 
     local: Local
     ask: TrainOn
+    least: int = LEAST
 
     @property
     def key(self) -> Hashable | None:
