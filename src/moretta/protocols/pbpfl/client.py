@@ -20,7 +20,7 @@ from moretta.protocols.pbpfl import softmax, terms
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead
-from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, TermGradients, NoisyModel
+from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.sums import Contributor
