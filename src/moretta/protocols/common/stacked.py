@@ -117,7 +117,7 @@ class StackedSGD:
     def step(self, gradients: Stack) -> None:
         """Take a step. gradients: [silos, *shape]; they are written over, as fresh memory costs more than a step."""
         if self._clip_norm is not None:
-            norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+            norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
             factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
             for value in gradients.values():
                 value *= factors.view(-1, *[1] * (value.ndim - 1))
