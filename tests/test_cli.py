@@ -20,8 +20,8 @@ from moretta.commands import main as cli
 from moretta.config import run_files
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
-from moretta.engines.silos_here import Answered, SilosHere
 from moretta.engines.run_folder import read_json, read_model
+from moretta.engines.silos_here import Answered, SilosHere
 
 RUN = """
 [run]
