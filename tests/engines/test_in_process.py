@@ -196,7 +196,7 @@ def test_every_second_of_a_delivery_is_in_one_phase(clients: Clients) -> None:
 
 
 def test_seconds_of_another_process_are_not_counted_twice() -> None:
-    with mock.patch.object(clock, "time", mock.Mock(perf_counter=mock.Mock(side_effect=[0.0, 0.0, 10.0]))):
+    with mock.patch.object(clock, "time", mock.Mock(perf_counter=mock.Mock(side_effect=[0.0, 0.0, 9.0, 10.0]))):
         ours = clock.Clock()
         with ours.phase("delivery"):
             ours.charge("local_forward", 7.0)

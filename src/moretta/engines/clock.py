@@ -35,9 +35,11 @@ class Clock:
 
     def charge(self, name: str, seconds: float) -> None:
         """Count seconds that another process spent in a phase, where this one waited for it, as that phase's."""
+        self._charge()
         self._seconds[name] += seconds
         if self._open:
-            self._seconds[self._open[-1]] -= seconds
+            waiting = self._open[-1]
+            self._seconds[waiting] -= min(seconds, self._seconds[waiting])  # what it says need not be true
 
     def take(self) -> Mapping[str, float]:
         """Return the seconds by phase since the last call, and begin again."""
