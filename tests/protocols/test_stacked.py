@@ -203,7 +203,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
 def trained(protocol: Training, *, strict: bool, sizes: Sequence[int] = (20,) * SILOS, **settings: Any) -> Any:
     chosen = {"model": model_of(STACKED["mlp"]), "batch_size": 8, "dtype": "float64", "insecure_secret_seed": 1}
     return Federation(silos=silos(sizes), protocol=protocol, engine=Engine(strict=strict), **(chosen | settings)).train(
-        3
+        2
     )
 
 

@@ -67,10 +67,10 @@ class Local:
 
     def alone(self, ask: TrainOn) -> Result:
         """Return the upload by the silo's own model, and its rows."""
-        modules.load(self.model, ask.parameters)
-        with self.rows.randomness(*ask.stamp.drawn):
+        with self.phase("preparation"), self.rows.randomness(*ask.stamp.drawn):
+            modules.load(self.model, ask.parameters)
             upload = self._epochs(ask) if isinstance(self.params, FedAvg) else self._gradient(ask)
-        upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+            upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
         return upload, self.counted(ask)
 
     def counted(self, ask: TrainOn) -> int:
@@ -146,7 +146,8 @@ class LocalWork:
 
     def together(self, works: Sequence[LocalWork]) -> Sequence[Result]:
         """Return the uploads and rows of silos with this key, stepped together."""
-        uploads = _Together([work.local for work in works], self.ask).uploads()
+        with self.local.phase("preparation"):
+            uploads = _Together([work.local for work in works], self.ask).uploads()
         return [(upload, work.local.counted(self.ask)) for upload, work in zip(uploads, works, strict=True)]
 
 
@@ -160,8 +161,7 @@ class _Together:
 
     def uploads(self) -> list[Upload]:
         """Return what each silo uploads."""
-        with self._phase("local_forward"):
-            trained, buffers = self._stacked.load(self._ask.parameters)
+        trained, buffers = self._stacked.load(self._ask.parameters)
         uploads = self._epochs(trained) if isinstance(self._params, FedAvg) else self._gradients(trained)
         return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
 
@@ -194,11 +194,10 @@ class _Together:
         numbers = len(self._silos) * lengths[0] * math.prod(self._silos[0].rows.x.shape[1:])
         at_once = max(1, MOST_NUMBERS // max(1, numbers))
         for start in range(0, len(lengths), at_once):
-            with self._phase("local_forward"):
-                some = slice(start, start + at_once)
-                silos = zip(self._silos, self._batches, strict=True)
-                parts = [silo.rows.rows(np.concatenate(batches[some])) for silo, batches in silos]
-                x, y = (torch.stack(each) for each in zip(*parts, strict=True))
+            some = slice(start, start + at_once)
+            silos = zip(self._silos, self._batches, strict=True)
+            parts = [silo.rows.rows(np.concatenate(batches[some])) for silo, batches in silos]
+            x, y = (torch.stack(each) for each in zip(*parts, strict=True))
             for step in zip(x.split(lengths[some], dim=1), y.split(lengths[some], dim=1), strict=True):
                 self._stacked.check(*step)
                 yield step

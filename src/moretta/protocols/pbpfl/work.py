@@ -105,7 +105,8 @@ class ForwardWork:
 
     def alone(self) -> Forwarded:
         """Return the silo's batch at its own model's head."""
-        weight, parts, spread = self.model.at_head(self.ask, self.model.own)
+        with self.phase("preparation"):
+            weight, parts, spread = self.model.at_head(self.ask, self.model.own)
         drawn, trunk = self.ask.stamp.drawn, self.model.trunk
         with self.phase("local_forward"), self.rows.randomness(*drawn):
             inputs, targets = self.rows.batch(*drawn)
@@ -115,11 +116,14 @@ class ForwardWork:
 
     def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
         """Return the batches of several silos at the head of one copy of the model."""
-        model, head, drawn = copy.deepcopy(self.model.given).train(), self.model.head, self.ask.stamp.drawn
-        with self.phase("local_forward"):
+        head, drawn = self.model.head, self.ask.stamp.drawn
+        with self.phase("preparation"):
+            model = copy.deepcopy(self.model.given).train()
             weight, parts, spread = self.model.at_head(self.ask, model)
             trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
-            h, outputs = trunk.forward(torch.stack([inputs for inputs, _ in batches]))
+            inputs = torch.stack([inputs for inputs, _ in batches])
+        with self.phase("local_forward"):
+            h, outputs = trunk.forward(inputs)
         heads = [NoisyHead(*one, weight, head.bias is not None, spread) for one in zip(h, outputs, strict=True)]
         each = enumerate(zip(heads, batches, strict=True))
         return [Forwarded(at, targets, parts, trunk, place) for place, (at, (_, targets)) in each]
