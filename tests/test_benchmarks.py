@@ -49,12 +49,17 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["together.py", "--pairs", "1", "--silos", "6"],
+            {"fedavg_ratio", "fedsgd_ratio", "pbpfl_squared_error_ratio", "baffle_k_64_ratio"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["images_larger_than_memory.py", "--images", "40", "--rounds", "1"],
             {"decoded_mib", "files_mib", "peak_mib", "decoded_over_peak_ratio", "seconds"},
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle", "images"],
+    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle", "together", "images"],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

@@ -97,7 +97,7 @@ class ForwardWork:
     @property
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
-        if not (self.rows.kept and self.model.stacks):
+        if not isinstance(self.rows.x, Tensor) or self.rows.varied or not self.model.stacks:
             return None
         rows = len(self.rows.batches.of_round(*self.ask.stamp.drawn))
         shapes = tuple(self.rows.x.shape[1:]), tuple(self.rows.y.shape[1:]), self.rows.y.dtype
@@ -167,7 +167,7 @@ class BackwardWork:
         ats = [(work.forwarded.at.h, work.forwarded.at.outputs, *work.own) for work in works]
         with self.phase("local_backward"):
             stack = vmap(tensors_of)(*map(torch.stack, zip(*ats, strict=True)))
-            places = [work.forwarded.place for work in works]
+            places = [place for work in works if (place := work.forwarded.place) is not None]
             trunk = self.forwarded.trunk.backward(stack["cotangents"].transpose(0, 1), places)
         found = []
         for place in range(len(works)):
