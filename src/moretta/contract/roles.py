@@ -233,40 +233,19 @@ class InSteps:
 
 
 def answering(client: Client, message: Message) -> Answering:
-    """Return a client's answer in steps; it is `Spent` where it has helped to open another sum of the round.
-
-    What a client does outside its own phases is preparation: it loads the model that it was sent, and draws its rows.
-    """
+    """Return a client's answer in steps; it is `Spent` where it has helped to open another sum of the round."""
+    answer = client.answer
     try:
-        return (yield from _in_phase(client, message))
+        return (yield from answer.steps(message)) if isinstance(answer, InSteps) else answer(message)
     except SumSpent as spent:
         return Spent(stamp=message.stamp, next_take=spent.next_take, survivors=spent.survivors, whole=spent.whole)
-
-
-def _in_phase(client: Client, message: Message) -> Answering:
-    if not isinstance(client.answer, InSteps):
-        with client.phase("preparation"):
-            return client.answer(message)
-    steps = client.answer.steps(message)
-    resume = partial(next, steps)
-    while True:
-        try:
-            with client.phase("preparation"):
-                work = resume()
-        except StopIteration as end:
-            answer: Message = end.value
-            return answer
-        try:
-            resume = partial(steps.send, (yield work))
-        except Exception as error:  # noqa: BLE001  # of the work: it is raised where the work was yielded
-            resume = partial(steps.throw, error)
 
 
 def after_alone(steps: Answering, work: Work) -> Work:
     """Do work alone, go on with its result, and return the next. Raises StopIteration with the answer, and errors."""
     try:
         result = work.alone()
-    except Exception as error:  # noqa: BLE001  # it is the client's own
+    except Exception as error:  # noqa: BLE001  # it is the client's own: raised there, where the work was yielded
         return steps.throw(error)
     return steps.send(result)
 

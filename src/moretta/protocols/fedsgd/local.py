@@ -69,10 +69,10 @@ class Local:
 
     def alone(self, ask: TrainOn, batches: Batches) -> Result:
         """Return the upload by the silo's own model, and its rows."""
-        with self.phase("preparation"), self.rows.randomness(*ask.stamp.drawn):
-            modules.load(self.model, ask.parameters)
+        modules.load(self.model, ask.parameters)
+        with self.rows.randomness(*ask.stamp.drawn):
             upload = self._epochs(ask, batches) if isinstance(self.params, FedAvg) else self._gradient(batches[0])
-            upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+        upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
         return upload, self.counted(batches)
 
     def counted(self, batches: Batches) -> int:
@@ -154,8 +154,7 @@ class LocalWork:
 
     def together(self, works: Sequence[LocalWork]) -> Sequence[Result]:
         """Return the uploads and rows of silos with this key, stepped together."""
-        with self.local.phase("preparation"):
-            uploads = _Together([(work.local, work.batches) for work in works], self.ask).uploads()
+        uploads = _Together([(work.local, work.batches) for work in works], self.ask).uploads()
         return [(upload, work.local.counted(work.batches)) for upload, work in zip(uploads, works, strict=True)]
 
 

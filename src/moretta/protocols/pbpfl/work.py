@@ -105,8 +105,7 @@ class ForwardWork:
 
     def alone(self) -> Forwarded:
         """Return the silo's batch at its own model's head."""
-        with self.phase("preparation"):
-            weight, parts, spread = self.model.at_head(self.ask, self.model.own)
+        weight, parts, spread = self.model.at_head(self.ask, self.model.own)
         drawn, trunk = self.ask.stamp.drawn, self.model.trunk
         with self.phase("local_forward"), self.rows.randomness(*drawn):
             inputs, targets = self.rows.batch(*drawn)
@@ -117,11 +116,10 @@ class ForwardWork:
     def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
         """Return the batches of several silos at the head of one copy of the model."""
         head, drawn = self.model.head, self.ask.stamp.drawn
-        with self.phase("preparation"):
-            model = copy.deepcopy(self.model.given).train()
-            weight, parts, spread = self.model.at_head(self.ask, model)
-            trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
-            inputs = torch.stack([inputs for inputs, _ in batches])
+        model = copy.deepcopy(self.model.given).train()
+        weight, parts, spread = self.model.at_head(self.ask, model)
+        trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
+        inputs = torch.stack([inputs for inputs, _ in batches])
         with self.phase("local_forward"):
             h, outputs = trunk.forward(inputs)
         heads = [NoisyHead(*one, weight, head.bias is not None, spread) for one in zip(h, outputs, strict=True)]
