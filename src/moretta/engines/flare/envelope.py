@@ -26,8 +26,6 @@ from moretta.contract import framing
 from moretta.contract.codec import LARGEST
 from moretta.errors import CodecError
 
-TOPIC = "moretta"  # of FLARE's aux messages
-ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 2
 HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
 LENGTH = 4  # bytes of the length of the header
@@ -128,9 +126,10 @@ class SiteReady(_Header):
 
 
 class Busy(_Header):
-    """Not done yet."""
+    """Not done yet; long: done, and too long for a plain reply, so poll by a stream."""
 
     kind: Literal["busy"] = "busy"
+    long: bool = False
 
 
 class WorkDone(_Header):
