@@ -180,4 +180,3 @@ def _released(result: Result, out: Path) -> bytes:
         return b""
     inputs = {name: value for name, value in read_json(out / "inputs.json").items() if name != "format"}
     return pack_released(inputs, read_model(out / "released.safetensors"))
-

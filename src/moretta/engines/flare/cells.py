@@ -22,7 +22,8 @@ from moretta.engines.flare.sites import PLAIN_LIMIT, Send
 
 CHANNEL = "moretta"
 PLAIN, STREAM = "plain", "stream"  # topics
-Answer = Callable[[bytes, int | None], bytes]
+BYTES = (bytes, bytearray, memoryview)  # as a cell may hand them out
+Answer = Callable[[memoryview, int | None], bytes]
 """Returns the reply to an envelope. Its second argument is the most bytes of a reply's body, None for any number."""
 
 
@@ -45,7 +46,7 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
 
         return dict(zip(packed, pool.map(ask, packed), strict=True))
 
-    def send(packed: Mapping[str, bytes], seconds: float, long: bool) -> Mapping[str, bytes | Missing]:
+    def send(packed: Mapping[str, bytes], seconds: float, long: bool) -> Mapping[str, memoryview | Missing]:
         replies = (streamed if long else plain)(packed, seconds)
         return {silo: _received(replies.get(silo)) for silo in packed}
 
@@ -56,17 +57,17 @@ def receive(cell: Any, answer: Answer) -> None:
     """Have a site's cell hand envelopes to `answer`, and send back what it returns."""
 
     def replied(request: Message, limit: int | None) -> Message:
-        return make_reply(ReturnCode.OK, body=answer(bytes(request.payload or b""), limit))
+        data = request.payload if isinstance(request.payload, BYTES) else b""  # which is no envelope
+        return make_reply(ReturnCode.OK, body=answer(memoryview(data), limit))
 
     cell.register_request_cb(channel=CHANNEL, topic=PLAIN, cb=replied, limit=PLAIN_LIMIT)
     cell.register_request_cb(channel=CHANNEL, topic=STREAM, cb=replied, limit=None)
 
 
-def _received(reply: Message | None) -> bytes | Missing:
+def _received(reply: Message | None) -> memoryview | Missing:
     code = ReturnCode.COMM_ERROR if reply is None else reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
     if reply is not None and code == ReturnCode.OK:
-        data = reply.payload
-        return bytes(data) if isinstance(data, (bytes, bytearray, memoryview)) else _NO_ENVELOPE
+        return memoryview(reply.payload) if isinstance(reply.payload, BYTES) else _NO_ENVELOPE
     if code == ReturnCode.TIMEOUT:
         return Missing(Reason.LATE, "has not answered in time")
     if code == ReturnCode.PROCESS_EXCEPTION:  # its job has begun, and takes no envelopes yet

@@ -83,7 +83,7 @@ class HostedSilo(Protocol):
 class _Work:
     number: int
     header: Submit | Hello
-    body: bytes
+    body: bytes | memoryview
 
 
 class SiteWorker:
@@ -150,7 +150,7 @@ class SiteWorker:
             log.warning("an envelope was not taken: %s", sentence)
         return pack(Denied(sentence=sentence))
 
-    def _reply(self, request: Signed, body: bytes) -> tuple[Reply, bytes]:
+    def _reply(self, request: Signed, body: memoryview) -> tuple[Reply, bytes]:
         match request:
             case Hello():
                 return self._greet(request), b""
@@ -218,7 +218,7 @@ class SiteWorker:
             if isinstance(work.header, Hello):
                 self._enter(work.header)
                 continue
-            reply, body = self._do(work.header, work.body)
+            reply, body = self._do(work.header, bytes(work.body))
             with self._changed:
                 if work.number == self._newest and entered == self._entered:
                     self._done = work.number, reply, body

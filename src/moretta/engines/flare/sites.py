@@ -55,7 +55,7 @@ LATER = 10.0  # the same for one that refused, and may be mended, and the most f
 BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
-Send = Callable[[Mapping[str, bytes], float, bool], Mapping[str, "bytes | Missing"]]
+Send = Callable[[Mapping[str, bytes], float, bool], Mapping[str, "bytes | memoryview | Missing"]]
 """Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none.
 
 Its last argument: whether bytes may be long, there or back."""
@@ -373,8 +373,9 @@ class Sites:
         requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
         handed = {name: bodies[name] for name, one in left.items() if not one.taken}
         long = any(one.long for one in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
-        patience = PATIENCE if long else min(PATIENCE, FIRST * 2 ** max((one.misses for one in left.values()), default=0))
-        for name, reply in self._requests(requests, self._processes(left), handed, wait + patience, long).items():
+        misses = max((one.misses for one in left.values()), default=0)
+        seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
+        for name, reply in self._requests(requests, self._processes(left), handed, seconds, long).items():
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
@@ -450,7 +451,9 @@ class Sites:
             for name, data in self._send(packed, seconds, long).items()
         }
 
-    def _opened(self, name: str, data: bytes | Missing, process_id: str, serial: int) -> tuple[Reply, bytes] | Missing:
+    def _opened(
+        self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int
+    ) -> tuple[Reply, bytes] | Missing:
         if isinstance(data, Missing):
             return data
         try:
