@@ -73,7 +73,9 @@ else:
             def sized(*given: Any) -> Send:
                 send = send_of(*given)
 
-                def noting(packed: Mapping[str, bytes], seconds: float, long: bool) -> Mapping[str, bytes | memoryview | Missing]:
+                def noting(
+                    packed: Mapping[str, bytes], seconds: float, long: bool
+                ) -> Mapping[str, bytes | memoryview | Missing]:
                     replies = send(packed, seconds, long)
                     for place, found in enumerate((packed.values(), replies.values())):
                         sizes[place] = max([sizes[place], *(len(one) for one in found if isinstance(one, bytes))])

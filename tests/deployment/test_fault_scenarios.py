@@ -11,8 +11,8 @@
     the network is cut, and healed                      named while it is cut, back after
     a site that does not fit, or does not come          one sentence with its name, and nobody's stack trace
 
-`BARS` has the most seconds that each may take, up to the end of the first round that shows it. What was measured is
-written into the JSON file that `MORETTA_FAULT_TIMES` names, if it does.
+Orders of events are asserted, and no seconds: those are the machine's. How long each took, up to the end of the first
+round that shows it, is written into the JSON file that `MORETTA_FAULT_TIMES` names, if it does.
 """
 
 from __future__ import annotations
@@ -45,32 +45,12 @@ from moretta.secure_aggregation.schemes import MESSAGES
 
 pytestmark = pytest.mark.slow
 
-BARS = {  # seconds
-    "site job killed while idle: noticed": 1.0,
-    "site job killed while idle: back": 5.0,
-    "site job killed at work: noticed": 10.0,
-    "site job killed at work: back": 15.0,
-    "site job frozen: noticed": 10.0,
-    "site job frozen: the slowest round without it": 5.0,
-    "site job thawed: back": 5.0,
-    "site never done: late": 8.0,
-    "site done after all: back": 5.0,
-    "site sends no envelope: noticed": 1.0,
-    "site sends a broken message: noticed": 1.0,
-    "site sends whole messages again: back": 5.0,
-    "site's FLARE client killed: noticed": 10.0,
-    "server job killed: new rounds": 30.0,
-    "server killed, served again: new rounds": 30.0,
-    "network cut: noticed": 15.0,
-    "network healed: back": 30.0,
-}
-SLACK = 1.5  # for cores that are shared with other work
 Measure = Callable[[str, float], None]
 
 
 @pytest.fixture
 def measure(record_property: Callable[[str, object], None]) -> Measure:
-    """Record how many seconds something took, and hold it to its bar, with some slack."""
+    """Record how many seconds something took."""
 
     def measured(what: str, seconds: float) -> None:
         record_property(what, round(seconds, 2))
@@ -78,7 +58,6 @@ def measure(record_property: Callable[[str, object], None]) -> Measure:
             path = Path(place)
             known = json.loads(path.read_text()) if path.exists() else {}
             path.write_text(json.dumps(known | {what: round(seconds, 2)}, indent=2) + "\n")
-        assert seconds <= SLACK * BARS[what], f"{what} took {seconds:.1f} s; expected {BARS[what]:g} at most"
 
     return measured
 

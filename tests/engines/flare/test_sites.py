@@ -121,8 +121,8 @@ class Network:
     """Workers, and what stands in for them. A reply that is late costs the time that was to be waited for it.
 
     instead: by silo, what answers in the place of its worker; it is asked for the process id too, and its reply to that
-    is then one if it replies at all. sent: all that was sent, in order; long: whether as streams, an exchange each. raw:
-    the bytes of the last. own: identities.
+    is then one if it replies at all. sent: all that was sent, in order; long: whether as streams, an exchange each.
+    raw: the bytes of the last. own: identities.
     """
 
     def __init__(self, clients: Mapping[str, Client], codec: Codec, clock: Time, folder: Path) -> None:
