@@ -283,7 +283,7 @@ class Sites:
     def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
         """Ask sites for their process ids; whoever forges one has it greeted in vain."""
         replies = dict[str, Awake | Missing]()
-        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, False) if names else {}).items():
+        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else {}).items():
             try:
                 reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
                 replies[name] = reply if isinstance(reply, (Awake, Missing)) else _nonsense()
@@ -375,6 +375,8 @@ class Sites:
         long = any(one.long for one in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
         misses = max((one.misses for one in left.values()), default=0)
         seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
+        # FLARE lets a plain request to a process that is gone wait in vain; a stream to it fails at once.
+        long = long or misses > 0
         for name, reply in self._requests(requests, self._processes(left), handed, seconds, long).items():
             self._take(name, left[name], reply)
 
@@ -383,7 +385,7 @@ class Sites:
         overdue = {name: self._sites[name].overdue for name in names if self._sites[name].overdue}
         polls: dict[str, Signed] = {name: Poll(number=number, wait=WAIT) for name, number in overdue.items()}
         busy = list[str]()
-        for name, reply in self._requests(polls, self._processes(polls), {}, WAIT + PATIENCE).items():
+        for name, reply in self._requests(polls, self._processes(polls), {}, WAIT + PATIENCE, True).items():
             if isinstance(reply, tuple) and isinstance(reply[0], Busy) and not reply[0].long:
                 busy.append(name)
             else:
