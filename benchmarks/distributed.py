@@ -11,8 +11,8 @@ steady    5,000 rounds of the small one at ten a second: most threads in the ser
           memory after 1,000 rounds and at the end
 many      200 rounds with 15 sites: threads and resident MiB of the server's job after 50 rounds and at the end
 killed    a site's job process killed (SIGKILL) while rounds go on: seconds until the server waits for it, or a round
-          ended without it, and until one ended with it again; then the server, all of it, killed, and begun again by --resume: seconds from that
-          command to the first new round
+          ended without it, and until one ended with it again; then the server, all of it, killed, and begun again by
+          --resume: seconds from that command to the first new round
 bank      FedSGD with pairwise masks on bank marketing (--data or MORETTA_DATA has bank_marketing/), 100 rounds:
           `bank_wall_ratio`, seconds of the rounds over those of the same run in-process, median of three pairs
 
