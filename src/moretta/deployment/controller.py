@@ -1,4 +1,4 @@
-"""The server's job in FLARE: plays the run, and sends what the server asks as FLARE's aux messages."""
+"""The server's job in FLARE: plays the run, and sends what the server asks to the sites' jobs."""
 
 from __future__ import annotations
 

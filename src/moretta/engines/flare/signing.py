@@ -1,6 +1,6 @@
 """Who sent an envelope: the server's session signs what it asks; a site accepts nothing else and seals its answers.
 
-FLARE's server relays aux messages between sites, and believes what the sender says of itself. So a site trusts
+FLARE's server relays messages between sites, and believes what the sender says of itself. So a site trusts
 signatures alone (Ed25519):
 
     server's key, long-lived        pinned at each site
