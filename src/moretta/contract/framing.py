@@ -25,7 +25,13 @@ def length_of(part: bytes | memoryview, width: int = WIDTH) -> bytes:
 
 
 def find(
-    data: bytes, start: int = 0, *, limit: int = LIMIT, width: int = WIDTH, gap: int = 0, what: str = "a part"
+    data: bytes | memoryview,
+    start: int = 0,
+    *,
+    limit: int = LIMIT,
+    width: int = WIDTH,
+    gap: int = 0,
+    what: str = "a part",
 ) -> slice:
     """Return where in `data` the part lies whose length is at `start`.
 

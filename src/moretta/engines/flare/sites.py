@@ -44,17 +44,21 @@ from moretta.secure_aggregation.identity import Identity
 
 log = logging.getLogger("moretta")
 
-PATIENCE = 3.0  # seconds in which a living site begins to answer; FLARE counts none in which bytes move
-WAIT = 1.0  # seconds that a poll waits at the site
-MISSES = 2  # polls in a row without an answer until a site counts as gone
+PATIENCE = 3.0  # seconds in which a living site begins to answer; of a stream none count in which bytes move
+FIRST = 0.5  # the same before it is asked again; each time twice as long, so that a killed one is soon known for gone
+WAIT = 0.25  # seconds that a poll waits at the site
+MISSES = 4  # requests in a row without an answer until a site counts as gone
+PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within `PATIENCE` at 1 Mbit/s
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
-AGAIN = 1.0  # seconds from one attempt to reach a site that is gone to the next
+AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
 LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
 BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
-Send = Callable[[Mapping[str, bytes], float], Mapping[str, "bytes | Missing"]]
-"""Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none."""
+Send = Callable[[Mapping[str, bytes], float, bool], Mapping[str, "bytes | memoryview | Missing"]]
+"""Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none.
+
+Its last argument: whether bytes may be long, there or back."""
 
 
 NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
@@ -85,13 +89,15 @@ class _Asked:
     """One site's part of an exchange.
 
     until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
-    has not answered, or has denied. denied: whether it has denied one.
+    has not answered, or has denied. denied: whether it has denied one. long: whether its answer is too
+    long for a plain reply.
     """
 
     until: float
     taken: bool = False
     misses: int = 0
     denied: bool = False
+    long: bool = False
     outcome: tuple[WorkDone, bytes] | Missing | None = field(default=None)
 
 
@@ -277,7 +283,7 @@ class Sites:
     def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
         """Ask sites for their process ids; whoever forges one has it greeted in vain."""
         replies = dict[str, Awake | Missing]()
-        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE) if names else {}).items():
+        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else {}).items():
             try:
                 reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
                 replies[name] = reply if isinstance(reply, (Awake, Missing)) else _nonsense()
@@ -366,22 +372,24 @@ class Sites:
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
         requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
         handed = {name: bodies[name] for name, one in left.items() if not one.taken}
-        for name, reply in self._requests(requests, self._processes(left), handed, wait + PATIENCE).items():
+        long = any(one.long for one in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
+        misses = max((one.misses for one in left.values()), default=0)
+        seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
+        # FLARE lets a plain request to a process that is gone wait in vain; a stream to it fails at once.
+        long = long or misses > 0
+        for name, reply in self._requests(requests, self._processes(left), handed, seconds, long).items():
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
         """Return the sites that are still busy with work they were late with: they would only be late again."""
+        overdue = {name: self._sites[name].overdue for name in names if self._sites[name].overdue}
+        polls: dict[str, Signed] = {name: Poll(number=number, wait=WAIT) for name, number in overdue.items()}
         busy = list[str]()
-        for name in names:
-            site = self._sites[name]
-            if not site.overdue:
-                continue
-            poll = Poll(number=site.overdue, wait=WAIT)
-            reply = self._requests({name: poll}, self._processes([name]), {}, WAIT + PATIENCE)[name]
-            if isinstance(reply, tuple) and isinstance(reply[0], Busy):
+        for name, reply in self._requests(polls, self._processes(polls), {}, WAIT + PATIENCE, True).items():
+            if isinstance(reply, tuple) and isinstance(reply[0], Busy) and not reply[0].long:
                 busy.append(name)
             else:
-                site.overdue = 0
+                self._sites[name].overdue = 0
         return busy
 
     def _processes(self, names: Iterable[str]) -> dict[str, str]:
@@ -403,8 +411,8 @@ class Sites:
                     why = f"does not take what this server sends: {denied.sentence}"
                     one.outcome = self._lost(name, Missing(Reason.REFUSED, why))
                 return
-            case (Busy(), _):
-                one.taken = True
+            case (Busy() as busy, _):
+                one.taken, one.long = True, busy.long
             case (WorkDone() as done, body):
                 one.outcome, self._sites[name].fresh = (done, body), False
             case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":
@@ -426,6 +434,7 @@ class Sites:
         processes: Mapping[str, str],
         bodies: Mapping[str, bytes],
         seconds: float,
+        long: bool = False,
     ) -> dict[str, tuple[Reply, bytes] | Missing]:
         """Send sites their requests, signed once for all who are sent the same, and return what each replied."""
         if not headers:
@@ -441,10 +450,12 @@ class Sites:
             serials |= dict.fromkeys(names, serial)
         return {
             name: self._opened(name, data, processes[name], serials[name])
-            for name, data in self._send(packed, seconds).items()
+            for name, data in self._send(packed, seconds, long).items()
         }
 
-    def _opened(self, name: str, data: bytes | Missing, process_id: str, serial: int) -> tuple[Reply, bytes] | Missing:
+    def _opened(
+        self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int
+    ) -> tuple[Reply, bytes] | Missing:
         if isinstance(data, Missing):
             return data
         try:
