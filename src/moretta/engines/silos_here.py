@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moretta.contract.codec import Codec
@@ -28,10 +28,16 @@ class SilosHere:
     """Asks the clients of this process.
 
     codec: through which each message passes before a silo has it, as over a network; None hands over the object.
+    kept: what becomes of an answer until all have answered.
     """
 
-    def __init__(self, clients: Mapping[str, Client], codec: Codec | None = None) -> None:
-        self._clients, self._codec = clients, codec
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        codec: Codec | None = None,
+        kept: Callable[[Message], Message] = lambda answer: answer,
+    ) -> None:
+        self._clients, self._codec, self._kept = clients, codec, kept
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
@@ -60,4 +66,4 @@ class SilosHere:
             return Missing(Reason.FAILED, f"{type(error).__name__}: {error}")
         if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
             return Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-        return answer
+        return self._kept(answer)

@@ -78,7 +78,7 @@ class Client:
             else:
                 upload, rows = self._gradient(*ask.stamp.drawn)
         with self.phase("aggregation"):
-            upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+            upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()})
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
@@ -97,7 +97,7 @@ class Client:
         """Return the gradient of the mean loss on the round's batch, what else is uploaded, and the rows."""
         inputs, targets = self._rows.batch(number, take)
         gradients, loss = self._backward(inputs, targets)
-        upload = {f"gradient/{name}": value.cpu().numpy() for name, value in gradients.items()}
+        upload = modules.on_host({f"gradient/{name}": value for name, value in gradients.items()})
         upload["loss"] = np.asarray(loss)
         if self._loss.weighs_rows:  # silos weigh as D_k, not as their rows: N_k times the density
             density = self._loss.density(targets)

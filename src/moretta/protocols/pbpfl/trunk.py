@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ class Trunk:
         self._h = seen[0]
         return self._h.detach(), outputs.detach()
 
-    def backward(self, cotangents: Tensor) -> Mapping[str, Tensor]:
-        """Return for each parameter of the trunk its gradients along the cotangents, [k, *shape].
+    def backward(self, cotangents: Tensor) -> Mapping[str, Sequence[Tensor] | Tensor]:
+        """Return for each parameter of the trunk its gradients along the k cotangents: k tensors, or [k, *shape].
 
         cotangents: d scalar / d h, [k, B, inputs], for the last `forward`.
         """
@@ -55,8 +55,7 @@ class Trunk:
             for number, cotangent in enumerate(cotangents)
         ]
         del self._h  # frees the graph before the next round makes its own
-        stacked = (torch.stack(parts) for parts in zip(*gradients, strict=True))
-        return dict(zip(self._parameters, stacked, strict=True))
+        return dict(zip(self._parameters, zip(*gradients, strict=True), strict=True))
 
     # A chain of linear layers and ReLUs is differentiated by hand: all cotangents pass each layer in one product. Small
     # networks for tables are bound by the cost of calls, not by arithmetic.
