@@ -12,13 +12,15 @@ process reads in /proc, some thousand times a second, how much memory the first 
 *_silo_ratio                   a PBPFL silo's peak over a FedSGD silo's
 *_import_mib                   what importing takes, which is not in the others
 
-`rounds` are the rounds alone, `whole` is from the imports to the end: building the model and solving its scales too.
+`rounds` are the rounds alone, after what building has left on the heap was given back; `checkpoint` and `release` follow
+them; `whole` is from the imports to the end: building the model and solving its scales too.
 Wanted: `*_rounds_server_times` at most 4, `*_rounds_silo_ratio` at most 1.5.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -127,11 +129,21 @@ def roles(model: str, protocol: str, here: list[str]) -> Roles:
     return build(PROTOCOLS[protocol], setting)
 
 
-def warm_up() -> dict[str, float]:
-    """Have torch load what it needs to train; return the memory that this process then has."""
-    for name in SMALL:
-        MODELS[name]()(torch.randn(2, *SHAPE)).sum().backward()
+def settled() -> None:
+    """Give back what building has left on the heap (glibc), which is not the roles' own."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def warm_up(protocol: str) -> dict[str, float]:
+    """Have torch load what it needs to train, by small models; return the memory that this process then has."""
+    for name in SMALL:
+        roles(name, protocol, NAMES[:1])
+        model = MODELS[name]()
+        model(torch.randn(2, *SHAPE)).sum().backward()
+        torch.optim.SGD(model.parameters()).step()
+    del model
+    settled()
     return resident(os.getpid())
 
 
@@ -143,11 +155,11 @@ def tell(into: IO[bytes], **said: Any) -> None:
 
 def host(model: str, protocol: str, here: list[str]) -> None:
     """Play silos: each message comes behind its silo's name, and is answered."""
-    began = warm_up()
+    began = warm_up(protocol)
     built = roles(model, protocol, here)
     clients, codec = dict(built.clients), Codec(built.messages)
     del built  # the server's half
-    gc.collect()
+    settled()
     framing.write(sys.stdout.buffer, json.dumps(began).encode())
     while (name := framing.read(sys.stdin.buffer)) is not None:
         message = codec.decode(framing.read(sys.stdin.buffer) or b"")
@@ -194,7 +206,7 @@ class Pipes:
 def serve(model: str, protocol: str, descriptors: list[int], folder: str) -> None:
     """Play the server, telling on standard output when what begins."""
     out = sys.stdout.buffer
-    tell(out, began=warm_up())
+    tell(out, began=warm_up(protocol))
     built = roles(model, protocol, [])
     pairs = zip(descriptors[::2], descriptors[1::2], strict=True)
     opened = [(os.fdopen(to, "wb"), os.fdopen(back, "rb")) for to, back in pairs]
@@ -202,7 +214,7 @@ def serve(model: str, protocol: str, descriptors: list[int], folder: str) -> Non
     pipes = {name: pair for pair, names in zip(opened, HOSTS.values(), strict=True) for name in names}
     server, codec = built.server, Codec(built.messages)
     size = sum(4.0 * one.numel() for one in MODELS[model]().parameters())
-    gc.collect()
+    settled()
     tell(out, silo=imports[0], size=size, at=time.monotonic(), phase="rounds")
     driver = Driver(server, NAMES, "bench", Pipes(pipes, codec), SILOS)  # type: ignore[arg-type]  # the rest is not asked for
     for end in driver.rounds(1, ROUNDS):

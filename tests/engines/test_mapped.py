@@ -92,7 +92,9 @@ def test_ten_uploads_take_no_memory_and_their_sum_a_chunks() -> None:
         uploads = [mapped.laid_down(large(total)) for _ in range(sent)]
         held = tracemalloc.get_traced_memory()[0] - before
         assert held < 8 * total / 100  # of ten times 8 total bytes
-        replies = replies_of(Ask.all([str(k) for k in range(sent)], uploads[0], Large), lambda silo, _: uploads[int(silo)])
+        replies = replies_of(
+            Ask.all([str(k) for k in range(sent)], uploads[0], Large), lambda silo, _: uploads[int(silo)]
+        )
         tracemalloc.reset_peak()
         (summed,) = parts(replies.empty, {"a": (total,)}, "u8").values()
         np.copyto(summed, uploads[0].tensors["a"])

@@ -79,10 +79,7 @@ class Codec:
 
     def parts(self, message: Message) -> Sequence[bytes | memoryview]:
         """Return the same in parts: a header, and each array's own memory where that lies as it is written."""
-        header, arrays = _header(message)
-        # ascontiguousarray makes scalars one-dimensional, which does not matter here
-        native = (np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for array in arrays)
-        return [header, *(array.reshape(-1).view(np.uint8).data for array in native if array.size)]
+        return file_parts(_arrays(message), _metadata(message))
 
     def decode(self, data: bytes | memoryview) -> Message:
         """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes.
@@ -135,18 +132,25 @@ class Codec:
 
 def size(message: Message, without: Collection[str] = ()) -> int:
     """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
-    header, arrays = _header(message, without)
+    header, arrays = _laid_out(_arrays(message), _metadata(message, without))
     return len(header) + sum(array.nbytes for array in arrays)
 
 
-def _header(message: Message, without: Collection[str] = ()) -> tuple[bytes, list[Array]]:
+def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
+    """Return a safetensors file of arrays in parts, its only metadata entry ``moretta``: see `Codec.parts`."""
+    header, ordered = _laid_out(arrays, metadata)
+    little = (np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for array in ordered)
+    return [header, *(array.reshape(-1).view(np.uint8).data for array in little if array.size)]
+
+
+def _laid_out(arrays: Tensors, metadata: str) -> tuple[bytes, list[Array]]:
     """Return what stands before the arrays, and those in their order."""
     # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
     # it decides the offsets, and so how many digits those take in the header.
-    arrays = sorted(_arrays(message).items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
-    entries: dict[str, Any] = {"__metadata__": {"moretta": _metadata(message, without)}}
+    ordered = sorted(arrays.items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
+    entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
     offset = 0
-    for name, array in arrays:
+    for name, array in ordered:
         entries[name] = {
             "dtype": _DTYPE_CODES[array.dtype],
             "shape": list(array.shape),
@@ -155,7 +159,7 @@ def _header(message: Message, without: Collection[str] = ()) -> tuple[bytes, lis
         offset += array.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     padded = text.ljust(-(-len(text) // 8) * 8)
-    return len(padded).to_bytes(8, "little") + padded, [array for _, array in arrays]
+    return len(padded).to_bytes(8, "little") + padded, [array for _, array in ordered]
 
 
 def _arrays(message: Message) -> dict[str, Array]:

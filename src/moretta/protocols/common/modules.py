@@ -24,16 +24,19 @@ from moretta.protocols.common.training import Training
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
     """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
-    return {name: np.array(_cast(tensor, dtype).numpy(force=True)) for name, tensor in module.state_dict().items()}
+    found = on_host({name: _cast(tensor, dtype) for name, tensor in module.state_dict().items()})
+    return {name: np.array(value) for name, value in found.items()}
 
 
-def copied(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy in another floating dtype: `copy.deepcopy(module).to(dtype)` with one copy of the tensors."""
-    cast: dict[int, Any] = {}
-    for one in (*module.parameters(), *module.buffers()):
-        if one.is_floating_point():
-            value = one.detach().to(dtype, copy=True)
-            cast[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
+def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of a module of the CPU that has other tensors, in their own memory. dtype: of buffers beside them.
+
+    tensors: writable arrays for all names of the module's state_dict.
+    """
+    cast: dict[int, Any] = {id(one): _cast(one, dtype).clone() for one in module.buffers()}
+    for name, one in module.state_dict(keep_vars=True).items():
+        value = torch.from_numpy(tensors[name])
+        cast[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
     return copy.deepcopy(module, cast)
 
 
@@ -208,7 +211,7 @@ class Optimizer:
         """Return momentum and moments as flat arrays, ``optimizer/<parameter>/<what>``."""
         names = list(self._parameters)
         return {
-            f"optimizer/{names[index]}/{key}": value.detach().cpu().numpy().copy()
+            f"optimizer/{names[index]}/{key}": np.array(value.numpy(force=True))
             for index, entries in self._optimizer.state_dict()["state"].items()
             for key, value in entries.items()
             if value is not None

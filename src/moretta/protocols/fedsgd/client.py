@@ -132,7 +132,7 @@ class Client:
                 optimizer.step()
                 total += loss * len(index)
         rows = self._rows.batches.rows
-        upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
+        upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / (rows * epochs))}, rows
 
     def state(self) -> State:
@@ -181,7 +181,7 @@ class LoneClient:
             gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
         with self.phase("update"):
             named = zip(parameters, gradients, strict=True)
-            self._optimizer.step({name: value.double().cpu().numpy() for name, value in named}, number)
+            self._optimizer.step(modules.on_host({name: value.double() for name, value in named}), number)
         self._last = number, float(loss.detach()), len(inputs)
 
     def state(self) -> State:

@@ -214,9 +214,9 @@ class Server:
         inputs, found = self._synthetic_inputs(stream, rows), list[tuple[torch.Tensor, torch.Tensor]]()
         # A copy, as a forward in train mode moves running statistics. It has a key like a round's, as the outputs of a
         # normalisation may sum to 0 until they are scaled.
-        model, head = modules.copied(self._model, self._dtype), self._perturbation.plan.head
-        key = self._perturbation.draw_key(stream, offset_size=0.0)
-        modules.load(model, self._perturbation.sent(self._tensors, key, self._dtype))
+        key, head = self._perturbation.draw_key(stream, offset_size=0.0), self._perturbation.plan.head
+        noisy = self._perturbation.sent(self._tensors, key, self._dtype)
+        model = modules.with_tensors(self._model, noisy, self._dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):  # for dropout
             torch.default_generator.manual_seed(0)
             trunk = Trunk(model, head)

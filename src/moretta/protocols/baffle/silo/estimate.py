@@ -15,7 +15,7 @@ fixed point fits every sigma.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.forward import Forward
+from moretta.protocols.baffle.silo.forward import Forward, Perturbs
 from moretta.protocols.common.row_losses import RowLosses
 
 Form = Literal["mean", "base", "twice-forward", "central"]
+
+
+Combine = Callable[[Directions, NDArray[np.float64]], NDArray[np.float64]]
 
 
 def directions_of(form: Form, k: int) -> int:
@@ -63,9 +66,11 @@ def differences(
         return (ahead - here) / sigma, here
 
 
-def gradient(form: Form, derivatives: NDArray[np.float64], directions: Directions) -> NDArray[np.float64]:
-    """Return the estimate of the gradient from x_1 .. x_K, float64[n]."""
-    return directions.combine(derivatives / (len(derivatives) - (form == "mean")))
+def gradient(
+    form: Form, derivatives: NDArray[np.float64], directions: Directions, combine: Combine = Directions.combine
+) -> NDArray[np.float64]:
+    """Return the estimate of the gradient from x_1 .. x_K, float64[n]. combine: adds directions up."""
+    return combine(directions, derivatives / (len(derivatives) - (form == "mean")))
 
 
 def check_sigma(sigma: float, at: Array) -> None:
@@ -98,5 +103,9 @@ def _moves(sigma: float, at: Array) -> bool:
 def _losses(
     directions: Directions, distance: float, forward: Forward, loss: RowLosses, at: Array, x: Array, y: Array
 ) -> Iterator[NDArray[np.float64]]:
-    for vectors in directions.perturbed(at, distance, forward.at_once(len(x))):
+    if isinstance(forward, Perturbs):
+        perturbed = forward.perturbed(directions, at, distance, len(x))
+    else:
+        perturbed = directions.perturbed(at, distance, forward.at_once(len(x)))
+    for vectors in perturbed:
         yield loss(forward.outputs(vectors, x), y)
