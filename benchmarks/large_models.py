@@ -12,8 +12,9 @@ process reads in /proc, some thousand times a second, how much memory the first 
 *_silo_ratio                   a PBPFL silo's peak over a FedSGD silo's
 *_import_mib                   what importing takes, which is not in the others
 
-`rounds` are the rounds alone, after what building has left on the heap was given back; `checkpoint` and `release` follow
-them; `whole` is from the imports to the end: building the model and solving its scales too.
+`rounds` are the rounds alone, after what building has left on the heap was given back; `checkpoint` and `release`
+follow them. `rest` is what the server has before the first round: the model in float64 and, of small models the most,
+what cannot be given back. `whole` is from the imports to the end: building the model and solving its scales too.
 Wanted: `*_rounds_server_times` at most 4, `*_rounds_silo_ratio` at most 1.5.
 """
 
@@ -215,14 +216,14 @@ def serve(model: str, protocol: str, descriptors: list[int], folder: str) -> Non
     server, codec = built.server, Codec(built.messages)
     size = sum(4.0 * one.numel() for one in MODELS[model]().parameters())
     settled()
-    tell(out, silo=imports[0], size=size, at=time.monotonic(), phase="rounds")
+    tell(out, silo=imports[0], size=size, rest=resident(os.getpid()), phase="rounds")
     driver = Driver(server, NAMES, "bench", Pipes(pipes, codec), SILOS)  # type: ignore[arg-type]  # the rest is not asked for
     for end in driver.rounds(1, ROUNDS):
-        tell(out, at=time.monotonic(), phase=f"after {end.number}")
+        tell(out, phase=f"after {end.number}")
     save_checkpoint(Path(folder), CheckpointId("bench", ROUNDS, 0, ""), {"server": server.state()})
-    tell(out, at=time.monotonic(), phase="release")
+    tell(out, phase="release")
     driver.finish(ROUNDS + 1)
-    tell(out, at=time.monotonic(), phase="end")
+    tell(out, phase="end")
 
 
 def watched(model: str, protocol: str, folder: str) -> dict[str, Any]:
@@ -275,6 +276,7 @@ def case(model: str, protocol: str, folder: str) -> dict[str, float]:
     told = watched(model, protocol, folder)
     size = told["size"]
     found = {"mib": size / 2**20, "server_import_mib": told["began"]["RssAnon"] / 2**20}
+    found["rest_server_times"] = (told["rest"]["RssAnon"] - told["began"]["RssAnon"]) / size
     parts = {"rounds": ("rounds", "after 1"), "checkpoint": ("after 2",), "release": ("release",)}
     parts["whole"] = tuple(told["peaks"])
     for role, base in (("server", told["began"]), ("silo", told["silo"])):

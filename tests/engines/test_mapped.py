@@ -20,6 +20,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Ask, Replies
 from moretta.engines import mapped
+from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import replies_of
 from moretta.errors import CodecError
 from moretta.secure_aggregation.encoding import parts
@@ -103,12 +104,32 @@ def test_ten_uploads_take_no_memory_and_their_sum_a_chunks() -> None:
         assert tracemalloc.get_traced_memory()[1] - before < held + 16 * CHUNK
     finally:
         tracemalloc.stop()
-    assert summed[-1] == sent * (total - 1) and summed.flags.writeable
+    assert summed[-1] == sent * (total - 1)
+
+
+def test_a_checkpoint_is_written_from_the_states_own_memory(tmp_path: Path) -> None:
+    state = {"model": np.arange(10 * CHUNK, dtype="f8"), "step": np.array(3.0), "secret": b"abc", "loss": float("inf")}
+    place = CheckpointId("run", 3, 0, "digest")
+    save_checkpoint(tmp_path, place, {"server": state})  # what is imported is imported
+    tracemalloc.start()
+    try:
+        save_checkpoint(tmp_path, place, {"server": state})
+        assert tracemalloc.get_traced_memory()[1] < state["model"].nbytes / 4
+    finally:
+        tracemalloc.stop()
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == place
+    kept = found[1]["server"]
+    assert kept.keys() == state.keys()
+    np.testing.assert_array_equal(kept["model"], state["model"])
+    assert (kept["step"].shape, kept["step"], kept["secret"], kept["loss"]) == ((), 3.0, b"abc", float("inf"))
 
 
 def test_replies_give_memory_as_numpy_does_where_no_engine_gives_another() -> None:
     assert Replies({}).empty is np.empty
-    assert mapped.empty((2, 3), "f8").shape == (2, 3) and mapped.empty(4, "u1").flags.writeable
+    assert mapped.empty((2, 3), "f8").shape == (2, 3)
+    assert mapped.empty(mapped.LARGE, "u1").flags.writeable
 
 
 def test_what_is_encoded_in_parts_is_each_arrays_own_memory() -> None:
@@ -121,7 +142,8 @@ def test_what_is_encoded_in_parts_is_each_arrays_own_memory() -> None:
 def test_decoding_a_view_copies_no_array() -> None:
     memory = memoryview(bytearray(CODEC.encode(large(1000))))
     found = CODEC.decode(memory)
-    assert isinstance(found, Large) and same(found, large(1000))
+    assert isinstance(found, Large)
+    assert same(found, large(1000))
     assert np.shares_memory(found.tensors["a"], np.asarray(memory))
     assert not found.tensors["a"].flags.writeable
     with pytest.raises(CodecError, match="at most 100 bytes"):

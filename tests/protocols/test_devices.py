@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from elsewhere import Elsewhere
+from elsewhere import DEVICE, Elsewhere
 from torch import nn
 
 from moretta.config.run_files import SecureAggregation
@@ -17,11 +17,10 @@ from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
-from moretta.protocols.baffle.on_device import combine, perturbed
+from moretta.protocols.baffle import on_device
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.common import modules
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
@@ -49,52 +48,75 @@ def group_norm() -> nn.Module:
     return convolutional(nn.GroupNorm(2, 4))
 
 
-def played(
-    protocol: Training, model: nn.Module, device: str, scheme: str = "pairwise"
-) -> tuple[dict[str, Tensors], Counter[str]]:
+def played(protocol: Training, model: nn.Module, device: str) -> tuple[dict[str, Tensors], Counter[str]]:
     """Return the models after all rounds, and the copies between devices in the last one."""
     random = np.random.default_rng(0)
-    silos = [
-        Silo(f"silo-{k}", random.normal(size=(8, *SHAPE)).astype("f4"), random.integers(0, 3, 8)) for k in range(SILOS)
-    ]
-    secure, rules = SecureAggregation(scheme=scheme), ColumnRules.alike(0)
+    drawn = [(random.normal(size=(8, *SHAPE)).astype("f4"), random.integers(0, 3, 8)) for _ in range(SILOS)]
+    silos = [Silo(f"silo-{number}", x, y) for number, (x, y) in enumerate(drawn)]
+    secure, rules = SecureAggregation(scheme="pairwise"), ColumnRules.alike(0)
     setting = Setting(model, 3, silos, secure, 4, rules, torch.float32, device, seed=0, rounds=ROUNDS, insecure=1)
-    mode = Elsewhere()
-    with mode:
+    with Elsewhere() as mode:
         players = build(protocol, setting)
-        driver = Driver(
-            players.server, list(players.clients), "run", InProcess(players.clients, Codec(players.messages)), 2
-        )
-        for end in driver.rounds(1, ROUNDS):
+        engine, last = InProcess(players.clients, Codec(players.messages)), Counter[str]()
+        for end in Driver(players.server, list(players.clients), "run", engine, 1).rounds(1, ROUNDS):
             assert not end.dropped
-            if end.number == ROUNDS - 1:
-                mode.copies.clear()
-        copies = Counter(mode.copies)
-        return dict(players.models()), copies
+            last = Counter(mode.copies)
+            mode.copies.clear()
+        return dict(players.models()), last
 
 
+# By case: a protocol, its model, and what a round of three silos copies to the device and back.
 CASES = {
-    "fedsgd": (FedSGD(loss="cross-entropy"), batch_norm),
-    "fedavg": (FedAvg(loss="cross-entropy"), group_norm),
-    "fedsgd, dp": (FedSGD(loss="cross-entropy", dp_noise=1.0, dp_clip=1.0), group_norm),
-    "local": (Local(loss="cross-entropy"), batch_norm),
-    "centralised": (Centralised(loss="cross-entropy"), batch_norm),
-    "pbpfl, squared error": (PBPFL(loss="mse", partitions=2), batch_norm),
-    "pbpfl, cross-entropy": (PBPFL(loss="cross-entropy"), group_norm),
-    "pbpfl, dense": (PBPFL(loss="mse"), dense),
-    "cgd": (CGD(loss="cross-entropy"), batch_norm),
-    "baffle": (BAFFLE(loss="cross-entropy", k=20), group_norm),
-    "baffle, gaussian": (BAFFLE(loss="cross-entropy", k=12, direction="gaussian", form="central"), dense),
+    # each silo is sent a model (with BatchNorm's counter in a copy of its own) and the numbers of its batch's rows
+    "fedsgd": (FedSGD(loss="cross-entropy"), batch_norm, 9, 6),
+    "fedavg": (FedAvg(loss="cross-entropy"), group_norm, 9, 3),
+    "fedsgd, dp": (FedSGD(loss="cross-entropy", dp_noise=1.0, dp_clip=1.0), group_norm, 6, 3),
+    "local": (Local(loss="cross-entropy"), batch_norm, 6, 3),
+    "centralised": (Centralised(loss="cross-entropy"), batch_norm, 3, 2),
+    # also parts and direction; under cross-entropy the server's answer too
+    "pbpfl, squared error": (PBPFL(loss="mse", partitions=2), batch_norm, 15, 3),
+    "pbpfl, cross-entropy": (PBPFL(loss="cross-entropy"), group_norm, 18, 6),
+    "pbpfl, dense": (PBPFL(loss="mse"), dense, 12, 3),
+    "cgd": (CGD(loss="cross-entropy"), batch_norm, 9, 9),
+    # each silo the parameters, its batch, and three blocks of directions; the server three blocks and what they weigh
+    "baffle": (BAFFLE(loss="cross-entropy", k=20), group_norm, 19, 10),
+    # each of 12 directions by itself, ahead and behind
+    "baffle, gaussian": (BAFFLE(loss="cross-entropy", k=12, direction="gaussian", form="central"), dense, 93, 13),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_device_gives_the_same_bits(case: str) -> None:
-    protocol, model = CASES[case]
+def test_a_device_gives_the_same_bits_with_a_copy_a_message(case: str) -> None:
+    protocol, model, there, back = CASES[case]
     (ours, copies), (theirs, none) = (played(protocol, model(), device) for device in ("meta", "cpu"))
-    assert none == {} and copies["there"] and copies["back"]
+    assert not none
+    assert (copies["there"], copies["back"]) == (there, back)
     assert ours.keys() == theirs.keys()
     for name, tensors in theirs.items():
         for key, value in tensors.items():
             np.testing.assert_array_equal(ours[name][key], value, err_msg=f"{name} {key}")
-    print(case, copies)
+
+
+@pytest.mark.parametrize("distribution", ["rademacher", "orthogonal", "gaussian"])
+def test_directions_are_the_same_bits_on_a_device(distribution: str) -> None:
+    count, size, orthogonal = 20, 301, distribution == "orthogonal"
+    keys = keys_of(bytes(32), count, "test", orthogonal=orthogonal)
+    directions = Directions(keys, count, size, distribution.replace("orthogonal", "rademacher"), orthogonal=orthogonal)
+    random = np.random.default_rng(0)
+    at, coefficients = random.normal(size=size).astype("f4"), random.normal(size=count)
+    for distance in (1e-3, -1e-3):
+        wanted = [vectors.copy() for vectors in directions.perturbed(at, distance, 8)]
+        with Elsewhere() as mode:
+            found = [vectors.cpu().numpy() for vectors in on_device.perturbed(directions, at, distance, DEVICE)]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert mode.copies["there"] == 1 + (count if distribution == "gaussian" else 3)  # the parameters, and 3 blocks
+    with Elsewhere() as mode:
+        summed = on_device.combine(directions, coefficients, DEVICE)
+    np.testing.assert_array_equal(summed, directions.combine(coefficients))
+    assert mode.copies["back"] == 1
+
+
+def test_a_mixture_of_devices_is_an_error() -> None:
+    with Elsewhere(), pytest.raises(RuntimeError, match="on one device"):
+        torch.ones(3).to(DEVICE) + torch.ones(3)

@@ -199,9 +199,10 @@ class Optimizer:
         if self._params.clip_norm is not None:
             norm = np.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients.values()))
             factor = min(1.0, self._params.clip_norm / (norm or 1.0))
-        for name, parameter in self._parameters.items():
-            gradient = gradients[name] if factor == 1.0 else gradients[name] * factor
-            parameter.grad = as_tensor(gradient).to(parameter)
+        wanted = {name: gradients[name] if factor == 1.0 else gradients[name] * factor for name in self._parameters}
+        device = next(iter(self._parameters.values())).device if self._parameters else torch.device("cpu")
+        for name, gradient in on_device(wanted, device).items():
+            self._parameters[name].grad = gradient.to(self._parameters[name])
         for group in self._optimizer.param_groups:
             group["lr"] = self._params.rate(number, self._rounds)
         self._optimizer.step()

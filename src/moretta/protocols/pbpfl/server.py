@@ -139,7 +139,7 @@ class Server:
         with self.phase("update"):
             gradient = self._perturbation.recover(total.means, key, in_place=True)
             for value in gradient.values():
-                value /= density
+                np.divide(value, density, out=value)  # in their own memory
             clipped = self._stepper.step(gradient, now.round)
             buffers = self._perturbation.recover_buffers(total.means, key)
             clipped |= self._stepper.take_buffers(buffers, now.round)
