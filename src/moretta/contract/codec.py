@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,39 @@ class Codec:
 
 def size(message: Message, without: Collection[str] = ()) -> int:
     """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
-    header, arrays = _laid_out(_arrays(message), _metadata(message, without))
-    return len(header) + sum(array.nbytes for array in arrays)
+    laid_out = tuple((name, array.dtype, array.shape) for name, array in _arrays(message).items())
+    entries, content = _entries(laid_out)
+    named = [name for name, kind in message.KINDS.items() if kind == Mapping[str, bytes] and name not in without]
+    metadata = len(json.dumps({"moretta": _metadata(message, without, named)}, separators=(",", ":")))
+    for name in named:
+        items = getattr(message, name)
+        metadata += _hex_length(tuple(items), tuple(map(len, items.values())))
+    header = len('{"__metadata__":') + metadata + entries + len("}")
+    return 8 + -(-header // 8) * 8 + content
+
+
+@lru_cache(maxsize=4096)
+def _hex_length(names: tuple[str, ...], lengths: tuple[int, ...]) -> int:
+    """Return how much longer named bytes make the metadata than none; silos' keys and shares come by the hundred."""
+    items = {name: "0" * (2 * length) for name, length in zip(names, lengths, strict=True)}
+    return len(json.dumps(json.dumps(items, separators=(",", ":")))) - len(json.dumps("{}"))
+
+
+@lru_cache(maxsize=256)
+def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[int, int]:
+    """Return how many bytes arrays take in a header, and by themselves; a run has few kinds of messages.
+
+    safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters: it
+    decides the offsets, and so how many digits those take in the header.
+    """
+    entries: dict[str, Any] = {}
+    offset = 0
+    for name, dtype, shape in sorted(arrays, key=lambda one: (_LAID_OUT.index(_DTYPE_CODES[one[1]]), one[0])):
+        length = math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _DTYPE_CODES[dtype], "shape": shape, "data_offsets": [offset, offset + length]}
+        offset += length
+    header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
+    return header - 1 if entries else 0, offset  # a comma before them stands for one of the two braces
 
 
 def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
@@ -173,9 +205,10 @@ def _arrays(message: Message) -> dict[str, Array]:
     return arrays
 
 
-def _metadata(message: Message, without: Collection[str] = ()) -> str:
+def _metadata(message: Message, without: Collection[str] = (), emptied: Collection[str] = ()) -> str:
+    """Return the metadata as JSON. without: fields that are left out. emptied: those whose mappings are."""
     plain = {
-        name: _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
+        name: {} if name in emptied else _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
         for name, kind in message.KINDS.items()
         if kind not in (Array, Tensors) and name not in without
     }

@@ -11,15 +11,15 @@ so that keys for two purposes are independent. Nothing here is ever derived from
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import blocks
@@ -40,16 +40,17 @@ def encode_purpose(*purpose: int | str | bytes) -> bytes:
 
 def encode_parts(*purpose: int | str | bytes) -> bytes:
     """Encode the parts of a purpose, as they stand behind the version."""
-    parts = []
-    for part in purpose:
-        if isinstance(part, int):
-            kind, content = b"i", part.to_bytes(8, "big", signed=True)
-        elif isinstance(part, str):
-            kind, content = b"s", part.encode()
-        else:
-            kind, content = b"b", part
-        parts.append(kind + len(content).to_bytes(4, "big") + content)
-    return b"".join(parts)
+    return b"".join([_text(part) if isinstance(part, str) else _part(part) for part in purpose])
+
+
+def _part(part: int | str | bytes) -> bytes:
+    if isinstance(part, int):
+        return b"i\x00\x00\x00\x08" + part.to_bytes(8, "big", signed=True)
+    kind, content = (b"s", part.encode()) if isinstance(part, str) else (b"b", part)
+    return kind + len(content).to_bytes(4, "big") + content
+
+
+_text = lru_cache(maxsize=4096)(_part)  # texts are names and never secret, and a round says each of them often
 
 
 def digest_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
@@ -67,7 +68,17 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
     secret: at least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
     """
-    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=encode_purpose(*purpose)).derive(secret)
+    return derive_for(secret, encode_purpose(*purpose))
+
+
+def derive_for(secret: bytes, purpose: bytes) -> bytes:
+    """Derive as `derive` does, for a purpose that `encode_purpose` encoded.
+
+    HKDF's two steps, extract and expand, for one block of output: a masked round of 100 silos derives 13,000 keys, and
+    the standard library's HMAC takes half the time of a key derivation object.
+    """
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
 
 class SecretRoot:
