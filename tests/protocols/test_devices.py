@@ -78,10 +78,10 @@ CASES = {
     "pbpfl, cross-entropy": (PBPFL(loss="cross-entropy"), group_norm, 18, 6),
     "pbpfl, dense": (PBPFL(loss="mse"), dense, 12, 3),
     "cgd": (CGD(loss="cross-entropy"), batch_norm, 9, 9),
-    # each silo the parameters, its batch, and three blocks of directions; the server three blocks and what they weigh
-    "baffle": (BAFFLE(loss="cross-entropy", k=20), group_norm, 19, 10),
-    # each of 12 directions by itself, ahead and behind
-    "baffle, gaussian": (BAFFLE(loss="cross-entropy", k=12, direction="gaussian", form="central"), dense, 93, 13),
+    # directions are shared: the parameters, three blocks and three batches; the server three blocks and what they weigh
+    "baffle": (BAFFLE(loss="cross-entropy", k=20), group_norm, 11, 10),
+    # the same ahead and behind, each of 12 directions by itself
+    "baffle, gaussian": (BAFFLE(loss="cross-entropy", k=12, direction="gaussian", form="central"), dense, 44, 13),
 }
 
 

@@ -43,7 +43,7 @@ class InProcess:
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
-        self._silos = SilosHere(clients, codec if strict else None, laid_down)
+        self._silos = SilosHere(clients, codec if strict else None, kept=laid_down)
         self._traffic = TrafficCounter()
         for client in clients.values():
             client.phase = self.clock.phase

@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -69,7 +70,7 @@ def laid_down(message: Message) -> Message:
         place.flags.writeable = False
         return place
 
-    there = {
+    there: dict[str, Any] = {
         name: moved(value) if isinstance(value, np.ndarray) else {key: moved(one) for key, one in value.items()}
         for name, value in fields.items()
     }

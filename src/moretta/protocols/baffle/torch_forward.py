@@ -24,6 +24,7 @@ from moretta.protocols.common import modules
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
 MIXING = 1e-3  # of the largest output: by which a row may differ among others; rounding is far below
+BATCHES = 32  # of silos that go through the model together; no more are kept on its device
 LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
 
 
@@ -48,7 +49,7 @@ class TorchForward:
                 module.inplace = False  # type: ignore[assignment]
         trained = dict(self._model.named_parameters())
         self._flat = torch.zeros(layout.size, dtype=getattr(torch, layout.dtype), device=device)
-        self._batch = (np.empty(0), self._flat)  # the last one, here and on the device
+        self._batches = dict[int, tuple[Array, Tensor]]()  # a round's, here and on the device
         start = 0
         for name in layout.shapes:  # every parameter becomes a view of the flat one: one copy sets them all
             parameter = trained[name]
@@ -67,6 +68,7 @@ class TorchForward:
 
     def perturbed(self, directions: Directions, at: Array, distance: float, rows: int) -> Iterator[Any]:
         """Yield perturbed parameters, on the device that they are for."""
+        self._batches.clear()
         if self._flat.device.type == "cpu":
             return directions.perturbed(at, distance, self.at_once(rows))
         return on_device.perturbed(directions, at, distance, self._flat.device)
@@ -89,9 +91,11 @@ class TorchForward:
         """Return a batch where the model is; all directions of a round have the same, so that it goes there once."""
         if self._flat.device.type == "cpu":
             return torch.from_numpy(x)
-        if x is not self._batch[0]:
-            self._batch = x, torch.from_numpy(x).to(self._flat.device)
-        return self._batch[1]
+        if id(x) not in self._batches:
+            if len(self._batches) >= BATCHES:
+                self._batches.clear()
+            self._batches[id(x)] = x, torch.from_numpy(x).to(self._flat.device)  # x is held, so its id is its own
+        return self._batches[id(x)][1]
 
 
 def check_model(model: nn.Module) -> None:

@@ -24,8 +24,10 @@ from moretta.protocols.common.training import Training
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
     """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
-    found = on_host({name: _cast(tensor, dtype) for name, tensor in module.state_dict().items()})
-    return {name: np.array(value) for name, value in found.items()}
+    state = module.state_dict()
+    if any(tensor.device.type != "cpu" for tensor in state.values()):
+        return on_host({name: _cast(tensor, dtype) for name, tensor in state.items()})
+    return {name: np.array(_cast(tensor, dtype).numpy()) for name, tensor in state.items()}
 
 
 def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
@@ -84,7 +86,7 @@ def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> d
     found = dict[str, Tensor]()
     for names in alike.values():
         flat = move(torch.cat([tensors[name].reshape(-1) for name in names]))
-        parts = flat.split([tensors[name].numel() for name in names])
+        parts = torch.split(flat, [tensors[name].numel() for name in names])
         found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
     return {name: found[name] for name in tensors}
 

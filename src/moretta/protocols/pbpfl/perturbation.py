@@ -97,9 +97,10 @@ class Perturbation:
     ) -> dict[str, Array]:
         """Return W^, each tensor rounded before the next is made."""
         true = {name: value.numpy(force=True) for name, value in parameters.items()}
-        above = {self.plan.head.weight, self.plan.head.bias} if key.offset.any() else set()
+        head_names = (self.plan.head.weight, self.plan.head.bias) if key.offset.any() else ()
+        above = [name for name in head_names if name is not None and name in true]
         noisy = self.plan.perturb({n: value for n, value in true.items() if n not in above}, key.scales, rounded)
-        for name in above & true.keys():
+        for name in above:
             offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
             # In float64 until the offset is added, so that this too is rounded once.
             head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
