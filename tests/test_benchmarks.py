@@ -58,8 +58,13 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             {"decoded_mib", "files_mib", "peak_mib", "decoded_over_peak_ratio", "seconds"},
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ["large_models.py", "--only", "resnet8"],
+            {"resnet8_rounds_silo_ratio", "resnet8_pbpfl_rounds_server_times", "resnet8_fedsgd_rounds_silo_times"},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle", "together", "images"],
+    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle", "together", "images", "large models"],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

@@ -13,6 +13,7 @@ from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector, Mishap
+from moretta.engines.mapped import laid_down
 from moretta.engines.silos_here import Answered, SilosHere
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError
@@ -42,7 +43,7 @@ class InProcess:
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
-        self._silos = SilosHere(clients, codec if strict else None)
+        self._silos = SilosHere(clients, codec if strict else None, kept=laid_down)
         self._traffic = TrafficCounter()
         for client in clients.values():
             client.phase = self.clock.phase

@@ -47,6 +47,7 @@ class SilosHere:
 
     codec: through which each message passes before a silo has it, as over a network, and silos are then asked one by
     one; None hands over the object. slots: the silos that go on together; None is `slots_of` the clients.
+    kept: what becomes of an answer until all have answered.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class SilosHere:
         clients: Mapping[str, Client],
         codec: Codec | None = None,
         slots: Sequence[Sequence[str]] | None = None,
+        kept: Callable[[Message], Message] = lambda answer: answer,
     ) -> None:
-        self._clients, self._codec = clients, codec
+        self._clients, self._codec, self._kept = clients, codec, kept
         self._slots = slots_of(list(clients)) if slots is None else slots
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
@@ -69,7 +71,7 @@ class SilosHere:
         return {silo: found[silo] for silo in messages}
 
     def _of_slot(self, messages: Mapping[str, Message]) -> dict[str, Answered]:
-        turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
+        turns = [_Turn(silo, self._steps(silo, message), self._kept) for silo, message in messages.items()]
         for turn in turns:
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
@@ -95,12 +97,12 @@ class SilosHere:
 class _Turn:
     """A silo on its way to an answer. work: what it waits for; None where it has answered, or never will."""
 
-    def __init__(self, silo: str, steps: Answering) -> None:
+    def __init__(self, silo: str, steps: Answering, kept: Callable[[Message], Message]) -> None:
         self.silo, self.seconds = silo, 0.0
         self.answer: Message | Missing = Missing(Reason.FAILED, "it was not asked")
         self.work: Work | None = None
         self.key: Hashable | None = None
-        self._steps = steps
+        self._steps, self._kept = steps, kept
 
     def go_on(self, resume: Callable[[Answering], Work]) -> None:
         """Go on until the answer, or until work that other silos may share; other work is done at once."""
@@ -114,7 +116,7 @@ class _Turn:
             answer = end.value
             if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
                 answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-            self._end(answer)
+            self._end(self._kept(answer) if isinstance(answer, Message) else answer)
         except ParameterError as error:
             self._end(Missing(Reason.BAD_INPUT, str(error)))
         except Disconnected as error:

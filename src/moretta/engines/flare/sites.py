@@ -38,6 +38,7 @@ from moretta.engines.flare.envelope import (
     reply_of,
 )
 from moretta.engines.flare.signing import ServerSession
+from moretta.engines.mapped import LARGE, written
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity
@@ -98,7 +99,7 @@ class _Asked:
     misses: int = 0
     denied: bool = False
     long: bool = False
-    outcome: tuple[WorkDone, bytes] | Missing | None = field(default=None)
+    outcome: tuple[WorkDone, bytes | memoryview] | Missing | None = field(default=None)
 
 
 class Sites:
@@ -241,7 +242,7 @@ class Sites:
                 log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
 
     def _answer(
-        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, bytes] | Missing
+        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, bytes | memoryview] | Missing
     ) -> Message | Missing:
         if isinstance(outcome, Missing):
             return outcome
@@ -258,9 +259,9 @@ class Sites:
         self._record("received", silo, answer, body)
         return valid(silo, ask, message, answer)
 
-    def _record(self, direction: str, silo: str, message: Message, data: bytes) -> None:
+    def _record(self, direction: str, silo: str, message: Message, data: bytes | memoryview) -> None:
         if self._recorder is not None and self._recorder.wants(message.stamp.round):
-            self._recorder.saw("server", direction, silo, data)
+            self._recorder.saw("server", direction, silo, bytes(data))
 
     # Who is there
 
@@ -335,10 +336,10 @@ class Sites:
 
     def _exchange(
         self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
-    ) -> Mapping[str, tuple[WorkDone, bytes] | Missing]:
+    ) -> Mapping[str, tuple[WorkDone, bytes | memoryview] | Missing]:
         """Submit work to silos, and poll until each has done it, failed, or run out of time."""
         self._greet(bodies)
-        outcomes: dict[str, tuple[WorkDone, bytes] | Missing] = {}
+        outcomes: dict[str, tuple[WorkDone, bytes | memoryview] | Missing] = {}
         asked = dict[str, _Asked]()
         self._number += 1
         for name in bodies:
@@ -414,7 +415,8 @@ class Sites:
             case (Busy() as busy, _):
                 one.taken, one.long = True, busy.long
             case (WorkDone() as done, body):
-                one.outcome, self._sites[name].fresh = (done, body), False
+                kept = body if len(body) < LARGE else written([body])  # until the others have done theirs
+                one.outcome, self._sites[name].fresh = (done, kept), False
             case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":
                 # It was asked to go on with what its process before had agreed on.
                 one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")

@@ -179,7 +179,7 @@ class SiloRows:
 
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
-        rows = torch.from_numpy(index)
+        rows = torch.from_numpy(index).to(self.y.device)
         return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
 
     def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +22,28 @@ from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
 from moretta.protocols.common.training import Training
 
 
-def arrays(module: nn.Module) -> dict[str, Array]:
-    """Return copies of all parameters and buffers by PyTorch's names."""
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
+    """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
+    state = module.state_dict()
+    if any(tensor.device.type != "cpu" for tensor in state.values()):
+        return on_host({name: _cast(tensor, dtype) for name, tensor in state.items()})
+    return {name: np.array(_cast(tensor, dtype).numpy()) for name, tensor in state.items()}
+
+
+def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of a module of the CPU that has other tensors, in their own memory. dtype: of buffers beside them.
+
+    tensors: writable arrays for all names of the module's state_dict.
+    """
+    cast: dict[int, Any] = {id(one): _cast(one, dtype).clone() for one in module.buffers()}
+    for name, one in module.state_dict(keep_vars=True).items():
+        value = torch.from_numpy(tensors[name])
+        cast[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
+    return copy.deepcopy(module, cast)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
@@ -30,11 +52,48 @@ def load(module: nn.Module, tensors: Tensors) -> None:
     if set(tensors) != set(state):
         different = sorted(set(tensors) ^ set(state))
         raise ParameterError(f"expected arrays for the {len(state)} tensors of the model; {different} differ")
+    for name, tensor in state.items():
+        if tuple(tensor.shape) != tensors[name].shape:
+            raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
+    device = next(iter(state.values())).device if state else torch.device("cpu")
     with torch.no_grad():
-        for name, tensor in state.items():
-            if tuple(tensor.shape) != tensors[name].shape:
-                raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
-            tensor.copy_(torch.tensor(tensors[name]))
+        for name, value in on_device({name: tensors[name] for name in state}, device).items():
+            state[name].copy_(value)
+
+
+def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
+    """Return arrays as tensors that are only read: on the CPU mostly in their own memory, on another by one copy.
+
+    That is one for each dtype.
+    """
+    found = {name: as_tensor(array) for name, array in arrays.items()}
+    return found if device.type == "cpu" else _moved(found, lambda flat: flat.to(device))
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return tensors as arrays: of the CPU in their own memory, of another device by one copy for each dtype."""
+    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    if any(tensor.device.type != "cpu" for tensor in found.values()):
+        found = _moved(found, lambda flat: flat.cpu())
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Return tensors of one device on another: all of one dtype in one copy, whose parts they are."""
+    alike: defaultdict[torch.dtype, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        alike[tensor.dtype].append(name)
+    found = dict[str, Tensor]()
+    for names in alike.values():
+        flat = move(torch.cat([tensors[name].reshape(-1) for name in names]))
+        parts = torch.split(flat, [tensors[name].numel() for name in names])
+        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: found[name] for name in tensors}
+
+
+def as_tensor(array: Array) -> Tensor:
+    """Return an array as a tensor that is only read: in the same memory, where PyTorch takes that."""
+    return torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
@@ -103,7 +162,7 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in means:
-                buffer.copy_(torch.tensor(means[name]))
+                buffer.copy_(as_tensor(means[name]))
                 if name.endswith("running_var"):  # a silo may have made it negative, and then it has no square root
                     buffer.clamp_(min=0.0)
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
@@ -142,18 +201,20 @@ class Optimizer:
         if self._params.clip_norm is not None:
             norm = np.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients.values()))
             factor = min(1.0, self._params.clip_norm / (norm or 1.0))
-        for name, parameter in self._parameters.items():
-            gradient = gradients[name] if factor == 1.0 else gradients[name] * factor
-            parameter.grad = torch.tensor(gradient).to(parameter)
+        wanted = {name: gradients[name] if factor == 1.0 else gradients[name] * factor for name in self._parameters}
+        device = next(iter(self._parameters.values())).device if self._parameters else torch.device("cpu")
+        for name, gradient in on_device(wanted, device).items():
+            self._parameters[name].grad = gradient.to(self._parameters[name])
         for group in self._optimizer.param_groups:
             group["lr"] = self._params.rate(number, self._rounds)
         self._optimizer.step()
+        self._optimizer.zero_grad()  # they would be kept until the next round
 
     def state(self) -> State:
         """Return momentum and moments as flat arrays, ``optimizer/<parameter>/<what>``."""
         names = list(self._parameters)
         return {
-            f"optimizer/{names[index]}/{key}": value.detach().cpu().numpy().copy()
+            f"optimizer/{names[index]}/{key}": np.array(value.numpy(force=True))
             for index, entries in self._optimizer.state_dict()["state"].items()
             for key, value in entries.items()
             if value is not None

@@ -72,7 +72,7 @@ class Local:
         modules.load(self.model, ask.parameters)
         with self.rows.randomness(*ask.stamp.drawn):
             upload = self._epochs(ask, batches) if isinstance(self.params, FedAvg) else self._gradient(batches[0])
-        upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+        upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()})
         return upload, self.counted(batches)
 
     def counted(self, batches: Batches) -> int:
@@ -82,7 +82,7 @@ class Local:
     def _gradient(self, index: NDArray[np.int64]) -> Upload:
         inputs, targets = self.rows.rows(index)
         gradients, loss = self._backward(inputs, targets)
-        found = {name: value.cpu().numpy() for name, value in zip(self._trained, gradients, strict=True)}
+        found = modules.on_host(dict(zip(self._trained, gradients, strict=True)))
         return self.weighted(found, loss, targets)
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
@@ -116,7 +116,7 @@ class Local:
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
                 optimizer.step()
             total, rows = total + loss * len(index), rows + len(index)
-        upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
+        upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
 
     def rate(self, ask: TrainOn) -> float:

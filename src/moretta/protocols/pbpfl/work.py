@@ -41,10 +41,12 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class TermGradients:
-    """A silo's terms, and by name the gradients of the trunk's parameters along their cotangents, [scalars, *shape]."""
+    """A silo's terms, and by name the gradients of the trunk's parameters along their cotangents: a tensor each, or
+    [scalars, *shape].
+    """
 
     terms: Terms
-    trunk: Mapping[str, Tensor]
+    trunk: Mapping[str, Tensor | Sequence[Tensor]]
 
 
 class NoisyModel:
@@ -170,7 +172,7 @@ class BackwardWork:
         found = []
         for place in range(len(works)):
             own = {name: _part(value, place) for name, value in stack.items()}
-            gradients = {name: value[:, place] for name, value in trunk.items()}
+            gradients = {name: value[:, place] for name, value in trunk.items() if isinstance(value, Tensor)}  # all are
             found.append(TermGradients(Terms(prefixes=prefixes[0], **own), gradients))
         return found
 
