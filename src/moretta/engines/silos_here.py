@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
-from moretta.contract.roles import Client, Missing, Reason, answered
+from moretta.contract.roles import Client, Missing, Reason, State, answered
 from moretta.engines.child import ChildClient
+from moretta.engines.clock import Clock
 from moretta.errors import Disconnected, MorettaError, ParameterError
 
 log = logging.getLogger("moretta")
+
+MOST_IN_A_SLOT = 16
+
+
+def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
+    """Return the silos in slots, in their order; silos that compute together are of one slot.
+
+    A slot has an eighth of the silos, and at most `MOST_IN_A_SLOT`: so slots follow from the silos alone, and can be
+    dealt out among workers.
+    """
+    size = max(1, min(MOST_IN_A_SLOT, len(silos) // 8))
+    return [silos[start : start + size] for start in range(0, len(silos), size)]
 
 
 @dataclass(frozen=True)
@@ -28,16 +41,68 @@ class SilosHere:
     """Asks the clients of this process.
 
     codec: through which each message passes before a silo has it, as over a network; None hands over the object.
+    deadline: of silos with a process of their own. clock: takes the seconds of the silos' phases.
     """
 
-    def __init__(self, clients: Mapping[str, Client], codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        codec: Codec | None = None,
+        *,
+        deadline: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._clients, self._codec = clients, codec
+        self.between: Callable[[], None] = lambda: None  # called before each silo is asked
+        self.clock = Clock() if clock is None else clock
+        for client in clients.values():
+            client.phase = self.clock.phase
+        self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
+        for child in self._children:
+            child.charge = self.clock.charge
+            if deadline is not None:
+                child.deadline = deadline
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
         return {silo: self._answered(silo, message) for silo, message in messages.items()}
 
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        return max((child.peak_mib for child in self._children), default=None)
+
+    @property
+    def ends(self) -> int:
+        """How often the process of a silo has ended."""
+        return sum(child.ends for child in self._children)
+
+    def only(self, silos: Sequence[str]) -> SilosHere:
+        """Return the same for some of the silos, with a clock of its own."""
+        return SilosHere({silo: self._clients[silo] for silo in silos}, self._codec)
+
+    def states(self) -> Mapping[str, State]:
+        """Return the state of each silo."""
+        return {silo: client.state() for silo, client in self._clients.items()}
+
+    def gather(self) -> None:
+        """Do nothing: whoever built the silos' roles has the very ones that answer."""
+
+    def spread(self, states: Mapping[str, State]) -> None:
+        """Do nothing, as `gather`."""
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """Give silos their states."""
+        for silo, state in states.items():
+            self._clients[silo].restore(state)
+
+    def close(self) -> None:
+        """End the processes of silos."""
+        for child in self._children:
+            child.close()
+
     def _answered(self, silo: str, message: Message) -> Answered:
+        self.between()
         client, began = self._clients.get(silo), time.perf_counter()
         if client is None:
             return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)

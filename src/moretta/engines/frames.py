@@ -1,0 +1,140 @@
+"""Values as the processes of one run pass them to each other: a header of JSON, and a body of bytes behind it.
+
+A frame is both behind their lengths. The header says what is where, and the body has arrays and bytes one after the
+other, each at a multiple of `ALIGNED`, so that no number goes through text and all answers of a process are one part.
+Values are None, truth values, numbers, text, bytes, arrays, and mappings by text, tuples and lists of these; a message
+is its tag, its stamp and its fields. Only processes that were forked from the same one read frames; what comes from
+elsewhere is for the codec.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moretta.contract.framing import WIDTH
+from moretta.contract.messages import Array, Message, Stamp
+from moretta.errors import PeerError
+
+ALIGNED = 16  # bytes; no number is longer
+
+
+class Frame(NamedTuple):
+    """A value, packed. body: its parts, in order."""
+
+    header: bytes
+    body: list[bytes | Array]
+
+
+def packed(value: Any) -> Frame:
+    """Return a value as a frame. Raises TypeError for one of another kind."""
+    body: list[bytes | Array] = []
+    return Frame(json.dumps(_told(value, body), separators=(",", ":")).encode(), body)
+
+
+def send(to: socket.socket, frame: Frame) -> None:
+    """Send a frame. Raises OSError where the reader is gone."""
+    data = b"".join(frame.body)
+    to.sendall(len(frame.header).to_bytes(WIDTH, "little") + len(data).to_bytes(WIDTH, "little") + frame.header)
+    to.sendall(data)
+
+
+def receive(of: socket.socket) -> Any:
+    """Return the next value. Raises EOFError where the writer is gone."""
+    lengths = bytes(_read(of, 2 * WIDTH))
+    header = _read(of, int.from_bytes(lengths[:WIDTH], "little"))
+    body = _read(of, int.from_bytes(lengths[WIDTH:], "little"))
+    return _Body(body).value(json.loads(bytes(header)))
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """Return a message as a value."""
+    stamp = message.stamp
+    fields = {name: getattr(message, name) for name in message.KINDS}
+    return {"tag": message.TAG, "stamp": [stamp.run, stamp.round, stamp.attempt, stamp.take], "fields": fields}
+
+
+def message_of(value: Mapping[str, Any], kinds: Mapping[str, type[Message]]) -> Message:
+    """Return the message of what `fields_of` returned. kinds: by tag. Raises `moretta.errors.PeerError` as it does."""
+    if value["tag"] not in kinds:
+        raise PeerError(f"expected one of {sorted(kinds)}; got {value['tag']!r:.80}")
+    return kinds[value["tag"]](stamp=Stamp(*value["stamp"]), **value["fields"])
+
+
+def _told(value: Any, body: list[bytes | Array]) -> Any:
+    """Return a value as JSON has it: any object is what stands for a value that JSON has not."""
+    match value:
+        case np.ndarray():
+            _add(body, np.ascontiguousarray(value), value.nbytes)
+            return {"array": [value.dtype.str, *value.shape]}
+        case bytes():
+            _add(body, value, len(value))
+            return {"bytes": len(value)}
+        case Mapping():
+            names, values = list(value), list(value.values())
+            if names and all(type(item) is bytes for item in values):  # of many peers' shares, one part
+                _add(body, whole := b"".join(values), len(whole))
+                return {"names": names, "lengths": [len(item) for item in values]}
+            return {"names": names, "values": [_told(item, body) for item in values]}
+        case tuple():
+            return {"tuple": [_told(item, body) for item in value]}
+        case list():
+            return [_told(item, body) for item in value]
+    return value
+
+
+def _add(body: list[bytes | Array], part: bytes | Array, length: int) -> None:
+    body.append(part)
+    if length % ALIGNED:
+        body.append(bytes(-length % ALIGNED))
+
+
+def _read(of: socket.socket, length: int) -> Array:
+    data: Array = np.empty(length, np.uint8)  # not zeroed first
+    view, filled = memoryview(data), 0
+    while filled < length:
+        more = of.recv_into(view[filled:], 0, socket.MSG_WAITALL)
+        if not more:
+            raise EOFError
+        filled += more
+    return data
+
+
+class _Body:
+    """Reads the parts of a body in the order in which they were added. Arrays are views of it."""
+
+    def __init__(self, data: Array) -> None:
+        self._data, self._position = data, 0
+
+    def value(self, told: Any) -> Any:
+        if isinstance(told, list):
+            return [self.value(item) for item in told]
+        if not isinstance(told, dict):
+            return told
+        if "array" in told:
+            name, *shape = told["array"]
+            dtype = np.dtype(name)
+            return self._next(int(np.prod(shape, dtype=int)) * dtype.itemsize).view(dtype).reshape(shape)
+        if "bytes" in told:
+            return self._next(told["bytes"]).tobytes()
+        if "tuple" in told:
+            return tuple(self.value(item) for item in told["tuple"])
+        if "values" in told:
+            return dict(zip(told["names"], map(self.value, told["values"]), strict=True))
+        return dict(zip(told["names"], self._pieces(told["lengths"]), strict=True))
+
+    def _pieces(self, lengths: list[int]) -> list[bytes]:
+        whole, start, pieces = self._next(sum(lengths)).tobytes(), 0, []
+        for length in lengths:
+            pieces.append(whole[start : start + length])
+            start += length
+        return pieces
+
+    def _next(self, length: int) -> Array:
+        start = self._position
+        self._position += -(-length // ALIGNED) * ALIGNED
+        return self._data[start : start + length]
