@@ -27,7 +27,7 @@ class InProcess:
     recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a silo's own
     process that has not answered by then is ended. injector: injects faults. workers: how many processes the silos
     play in, this one if 1; any number gives the same answers (`moretta.engines.workers`). prepare: called in each at
-    its start.
+    its start. scores: as silos of this process have read them.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class InProcess:
         injector: Injector | None = None,
         workers: int = 1,
         prepare: Callable[[], None] = lambda: None,
+        scores: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.clock = Clock()
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
         self._silos: SilosHere | Workers = SilosHere(
-            clients, codec if strict else None, deadline=deadline, clock=self.clock
+            clients, codec if strict else None, deadline=deadline, clock=self.clock, scores=scores
         )
         if workers > 1:
             self._silos = Workers(clients, codec, self._silos, workers, prepare)
@@ -110,6 +111,10 @@ class InProcess:
     def gather(self) -> None:
         """Bring the clients that this engine was given to where those stand that answer in other processes."""
         self._silos.gather()
+
+    def scores(self) -> Mapping[str, float]:
+        """Return the scores that silos have read."""
+        return self._silos.scores()
 
     def spread(self, states: Mapping[str, State]) -> None:
         """Bring those to states that the given clients were brought to."""

@@ -16,18 +16,6 @@ from moretta.errors import Disconnected, MorettaError, ParameterError
 
 log = logging.getLogger("moretta")
 
-MOST_IN_A_SLOT = 16
-
-
-def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
-    """Return the silos in slots, in their order; silos that compute together are of one slot.
-
-    A slot has an eighth of the silos, and at most `MOST_IN_A_SLOT`: so slots follow from the silos alone, and can be
-    dealt out among workers.
-    """
-    size = max(1, min(MOST_IN_A_SLOT, len(silos) // 8))
-    return [silos[start : start + size] for start in range(0, len(silos), size)]
-
 
 @dataclass(frozen=True)
 class Answered:
@@ -37,11 +25,17 @@ class Answered:
     seconds: float
 
 
+def absent(silo: str) -> Answered:
+    """Return what is known of a silo that nobody plays."""
+    return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
+
+
 class SilosHere:
     """Asks the clients of this process.
 
     codec: through which each message passes before a silo has it, as over a network; None hands over the object.
-    deadline: of silos with a process of their own. clock: takes the seconds of the silos' phases.
+    deadline: of silos with a process of their own. clock: takes the seconds of the silos' phases. scores: as silos have
+    read them. slots: silos that may compute together; None is each by itself.
     """
 
     def __init__(
@@ -51,8 +45,11 @@ class SilosHere:
         *,
         deadline: float | None = None,
         clock: Clock | None = None,
+        scores: Callable[[], Mapping[str, float]] = dict,
+        slots: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        self._clients, self._codec = clients, codec
+        self._clients, self._codec, self.scores = clients, codec, scores
+        self.slots = [[silo] for silo in clients] if slots is None else slots
         self.between: Callable[[], None] = lambda: None  # called before each silo is asked
         self.clock = Clock() if clock is None else clock
         for client in clients.values():
@@ -79,7 +76,7 @@ class SilosHere:
 
     def only(self, silos: Sequence[str]) -> SilosHere:
         """Return the same for some of the silos, with a clock of its own."""
-        return SilosHere({silo: self._clients[silo] for silo in silos}, self._codec)
+        return SilosHere({silo: self._clients[silo] for silo in silos}, self._codec, scores=self.scores)
 
     def states(self) -> Mapping[str, State]:
         """Return the state of each silo."""
@@ -105,7 +102,7 @@ class SilosHere:
         self.between()
         client, began = self._clients.get(silo), time.perf_counter()
         if client is None:
-            return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
+            return absent(silo)
         answer = self._answer(silo, client, message)
         took = time.perf_counter() - began
         return Answered(answer, took - client.starting if isinstance(client, ChildClient) else took)

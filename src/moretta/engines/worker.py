@@ -79,7 +79,7 @@ class _Worker:
                 found = self._silos.answers({silo: messages[place] for silo, place in asked["to"].items()})
                 return {"answers": {silo: _fields_of(one) for silo, one in found.items()}}
             case "states":
-                return {"states": self._silos.states()}
+                return {"states": self._silos.states(), "scores": self._silos.scores()}
             case "restore":
                 self._silos.restore(asked["states"])
             case "begin":

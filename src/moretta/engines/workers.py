@@ -36,7 +36,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, Missing, Reason, State
 from moretta.engines import frames, worker
-from moretta.engines.silos_here import Answered, SilosHere, slots_of
+from moretta.engines.silos_here import Answered, SilosHere, absent
 from moretta.errors import ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
@@ -66,9 +66,10 @@ class Workers:
         self.close = weakref.finalize(self, _end, self._workers, os.getpid())  # also where the interpreter ends
         self._failure: RunFailed | None = None
         self._asked = False  # since the last `gather`
+        self._scores: Mapping[str, float] = {}
         self._ends: dict[int, int] = {}
         self._peaks: dict[int, float | None] = {}
-        for silos in shares(list(clients), count):
+        for silos in shared_out(here.slots, count):
             self._workers.append(self._forked(silos, here, prepare))
         try:
             self._exchange({number: {"do": "begin"} for number in range(len(self._workers))})
@@ -93,8 +94,7 @@ class Workers:
         told = self._exchange(asked)
         found = {silo: self._answered(silo, one["answers"][silo]) for one in told.values() for silo in one["answers"]}
         self._charge(told.values(), time.perf_counter() - began)
-        absent = Missing(Reason.DISCONNECTED, "no such silo is here")
-        return {silo: found.get(silo, Answered(absent, 0.0)) for silo in messages}
+        return {silo: found[silo] if silo in found else absent(silo) for silo in messages}
 
     @property
     def peak_mib(self) -> float | None:
@@ -106,6 +106,10 @@ class Workers:
         """How often the process of a silo has ended."""
         return sum(self._ends.values())
 
+    def scores(self) -> Mapping[str, float]:
+        """Return the scores that silos had read when their states were last gathered."""
+        return self._scores
+
     def gather(self) -> None:
         """Bring the roles of this process to where those in the workers stand."""
         if not self._asked:
@@ -113,6 +117,7 @@ class Workers:
         for told in self._exchange({number: {"do": "states"} for number in range(len(self._workers))}).values():
             for silo, state in told["states"].items():
                 self._clients[silo].restore(state)
+            self._scores = self._scores or told["scores"]
         self._asked = False
 
     def spread(self, states: Mapping[str, State]) -> None:
@@ -156,7 +161,8 @@ class Workers:
             for number in self._readable(list(asked)):
                 told[number] = frames.receive(self._workers[number].socket)
         except (EOFError, OSError):
-            self._fail(number, "has ended")
+            how = _how(self._workers[number].process, time.monotonic() + PATIENCE)
+            self._fail(number, f"has ended{how}")
         for number, one in told.items():
             self._ends[number], self._peaks[number] = one["ends"], one["peak_mib"]
             for level, text in one["log"]:
@@ -177,11 +183,10 @@ class Workers:
 
     def _fail(self, number: int, what: str) -> NoReturn:
         one = self._workers[number]
-        how = _how(one.process, time.monotonic() + PATIENCE)
         self.close()
         self._failure = RunFailed(
-            f"a process that silos play in {what}{how}, and with it {', '.join(one.silos):.200}; the last checkpoint is "
-            "whole, so go on with --resume; where memory was short, fewer [engine] workers need less"
+            f"a process that silos play in {what}, and with it {', '.join(one.silos):.200}; the last checkpoint "
+            "is whole, so go on with --resume; where memory was short, fewer [engine] workers need less"
         )
         raise self._failure from None
 
@@ -191,7 +196,7 @@ class Workers:
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with warnings.catch_warnings():
-                # Python warns of threads, whose locks a fork would leave locked. Those of numpy and torch are idle here.
+                # Python warns of threads, whose locks stay locked after a fork. Those of numpy and torch are idle here.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process = os.fork()
             if not process:
@@ -205,9 +210,8 @@ class Workers:
         return _Worker(silos, process, ours)
 
 
-def shares(silos: Sequence[str], count: int) -> list[list[str]]:
-    """Return which silos play in which of `count` workers: whole slots, in order; fewer where there are fewer slots."""
-    slots = slots_of(silos)
+def shared_out(slots: Sequence[Sequence[str]], count: int) -> list[list[str]]:
+    """Return which silos play in which of `count` workers: whole slots, in order; of fewer slots, in fewer workers."""
     count = min(count, len(slots))
     cuts = [round(number * len(slots) / count) for number in range(count + 1)]
     return [[silo for slot in slots[cuts[k] : cuts[k + 1]] for silo in slot] for k in range(count)]

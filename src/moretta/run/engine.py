@@ -45,6 +45,7 @@ def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | N
         injector=_injector(spec),
         workers=workers_of(of, len(roles.clients), rounds),
         prepare=_prepare,
+        scores=roles.scores,
     )
 
 

@@ -72,7 +72,7 @@ class Session:
             begin_session(folder.path / "checkpoint", place)
         if transport is None:
             here = in_process(federation, players, codec, recorder, rounds - place.round)
-            self._players = players = replace(players, gather=here.gather, spread=here.spread)
+            self._players = players = replace(players, gather=here.gather, spread=here.spread, scores=here.scores)
         self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
         self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted)

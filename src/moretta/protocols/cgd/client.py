@@ -457,16 +457,12 @@ class Client:
         return self._layers is None or self._layers.weight in self._position.groups[group].shapes
 
     def state(self) -> State:
-        """Return root, D, the number of steps in each group, BatchNorm's buffers, and scores once they are read.
-
-        Starts follow from the root.
-        """
+        """Return root, D, the number of steps in each group, and BatchNorm's buffers. Starts follow from the root."""
         moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
         buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self._displacement}
         steps = {f"steps/{group}": number for group, number in self._steps.items()}
         norms = {f"norms/{group}": clip.norms() for group, clip in self._clips.items()}
-        scores = {f"score/{name}": value for name, value in self.scores.items()}
-        return {**moved, **buffers, **steps, **norms, **scores, **self._order.state(), "root": self._root.reveal()}
+        return {**moved, **buffers, **steps, **norms, **self._order.state(), "root": self._root.reveal()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -475,7 +471,6 @@ class Client:
         self._start = self._confined() | modules.under("buffer/", state)
         self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
         self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
-        self.scores = modules.under("score/", state)
         self._moved.clear()
         self._clips = {group: Clip(_summed_in(group), state[f"norms/{group}"]) for group in self._clips}
         self._local = self._own_z = None
