@@ -183,9 +183,13 @@ class Client(Protocol):
 
 
 def answered(client: Client, message: Message) -> Message:
-    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does."""
+    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does.
+
+    What a client does outside its own phases is preparation: it loads the model that it was sent, and draws its rows.
+    """
     try:
-        return client.answer(message)
+        with client.phase("preparation"):
+            return client.answer(message)
     except SumSpent as spent:
         return Spent(stamp=message.stamp, next_take=spent.next_take, survivors=spent.survivors, whole=spent.whole)
 
