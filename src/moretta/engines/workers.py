@@ -29,7 +29,7 @@ import socket
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from moretta.contract.codec import Codec
@@ -42,7 +42,6 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 log = logging.getLogger("moretta")
 
 PATIENCE = 1.0  # seconds to end in; a worker looks whether it should between one silo and the next
-BETWEEN = "between_processes"  # the phase of a delivery in which no worker computes
 
 
 class _Worker(NamedTuple):
@@ -80,8 +79,7 @@ class Workers:
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order. Raises RunFailed where a worker has ended."""
-        began, asked = time.perf_counter(), dict[int, Any]()
-        self._asked = True
+        self._asked, asked = True, dict[int, Any]()
         for number, one in enumerate(self._workers):
             if mine := {silo: messages[silo] for silo in one.silos if silo in messages}:
                 sent = {id(message): message for message in mine.values()}
@@ -93,7 +91,7 @@ class Workers:
                 }
         told = self._exchange(asked)
         found = {silo: self._answered(silo, one["answers"][silo]) for one in told.values() for silo in one["answers"]}
-        self._charge(told.values(), time.perf_counter() - began)
+        self._charge(told.values())
         return {silo: found[silo] if silo in found else absent(silo) for silo in messages}
 
     @property
@@ -137,17 +135,15 @@ class Workers:
         except (PeerError, KeyError) as error:  # what a silo's own code has made need not be what its type says
             return Answered(Missing(Reason.MALFORMED, str(error)), told["seconds"])
 
-    def _charge(self, told: Sequence[Mapping[str, Any]] | Any, seconds: float) -> None:
-        """Charge a delivery to its phases: together as long as the busiest worker took, each by its part of the work.
+    def _charge(self, told: Collection[Mapping[str, Any]]) -> None:
+        """Charge the workers' phases: together as long as the busiest worker took, each by its part of all the work.
 
-        What is left of the delivery's seconds went to passing messages between processes.
+        The rest of the seconds, in which messages passed between processes, stays with the delivery.
         """
         busy = [one["busy"] for one in told]
-        most = min(max(busy, default=0.0), seconds)
         for one in told:
             for phase, spent in one["phases"].items():
-                self.clock.charge(phase, spent * most / sum(busy))
-        self.clock.charge(BETWEEN, seconds - most)
+                self.clock.charge(phase, spent * max(busy) / sum(busy))
 
     def _exchange(self, asked: Mapping[int, Any]) -> dict[int, Any]:
         """Send workers what is asked of each; return what they answer, in the order of the asks."""
