@@ -10,8 +10,10 @@ elsewhere is for the codec.
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from moretta.contract.messages import Array, Message, Stamp
 from moretta.errors import PeerError
 
 ALIGNED = 16  # bytes; no number is longer
+PLAIN = (str, int, float, bool, type(None))
 
 
 class Frame(NamedTuple):
@@ -45,10 +48,10 @@ def send(to: socket.socket, frame: Frame) -> None:
 
 def receive(of: socket.socket) -> Any:
     """Return the next value. Raises EOFError where the writer is gone."""
-    lengths = bytes(_read(of, 2 * WIDTH))
-    header = _read(of, int.from_bytes(lengths[:WIDTH], "little"))
+    lengths = _read(of, 2 * WIDTH).tobytes()
+    header = _read(of, int.from_bytes(lengths[:WIDTH], "little")).tobytes()
     body = _read(of, int.from_bytes(lengths[WIDTH:], "little"))
-    return _Body(body).value(json.loads(bytes(header)))
+    return _Body(body).value(json.loads(header))
 
 
 def fields_of(message: Message) -> dict[str, Any]:
@@ -76,15 +79,22 @@ def _told(value: Any, body: list[bytes | Array]) -> Any:
             return {"bytes": len(value)}
         case Mapping():
             names, values = list(value), list(value.values())
-            if names and all(type(item) is bytes for item in values):  # of many peers' shares, one part
+            if names and all(type(item) is bytes for item in values):  # many peers' shares are one part
                 _add(body, whole := b"".join(values), len(whole))
                 return {"names": names, "lengths": [len(item) for item in values]}
+            if all(isinstance(item, np.ndarray) for item in values):
+                return {"names": names, "arrays": [_told(item, body)["array"] for item in values]}
             return {"names": names, "values": [_told(item, body) for item in values]}
         case tuple():
             return {"tuple": [_told(item, body) for item in value]}
         case list():
             return [_told(item, body) for item in value]
     return value
+
+
+@lru_cache
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)
 
 
 def _add(body: list[bytes | Array], part: bytes | Array, length: int) -> None:
@@ -111,21 +121,29 @@ class _Body:
         self._data, self._position = data, 0
 
     def value(self, told: Any) -> Any:
-        if isinstance(told, list):
-            return [self.value(item) for item in told]
-        if not isinstance(told, dict):
+        if type(told) is list:
+            return self._values(told)
+        if type(told) is not dict:
             return told
+        if "values" in told:
+            return dict(zip(told["names"], self._values(told["values"]), strict=True))
+        if "arrays" in told:
+            return dict(zip(told["names"], map(self._array, told["arrays"]), strict=True))
         if "array" in told:
-            name, *shape = told["array"]
-            dtype = np.dtype(name)
-            return self._next(int(np.prod(shape, dtype=int)) * dtype.itemsize).view(dtype).reshape(shape)
+            return self._array(told["array"])
         if "bytes" in told:
             return self._next(told["bytes"]).tobytes()
         if "tuple" in told:
-            return tuple(self.value(item) for item in told["tuple"])
-        if "values" in told:
-            return dict(zip(told["names"], map(self.value, told["values"]), strict=True))
+            return tuple(self._values(told["tuple"]))
         return dict(zip(told["names"], self._pieces(told["lengths"]), strict=True))
+
+    def _values(self, told: list[Any]) -> list[Any]:
+        return [item if type(item) in PLAIN else self.value(item) for item in told]
+
+    def _array(self, told: list[Any]) -> Array:
+        name, *shape = told
+        dtype = _dtype(name)
+        return self._next(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def _pieces(self, lengths: list[int]) -> list[bytes]:
         whole, start, pieces = self._next(sum(lengths)).tobytes(), 0, []
