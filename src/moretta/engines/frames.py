@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -84,12 +84,16 @@ def _told(value: Any, body: list[bytes | Array]) -> Any:
                 return {"names": names, "lengths": [len(item) for item in values]}
             if all(isinstance(item, np.ndarray) for item in values):
                 return {"names": names, "arrays": [_told(item, body)["array"] for item in values]}
-            return {"names": names, "values": [_told(item, body) for item in values]}
+            return {"names": names, "values": _all_told(values, body)}
         case tuple():
-            return {"tuple": [_told(item, body) for item in value]}
+            return {"tuple": _all_told(value, body)}
         case list():
-            return [_told(item, body) for item in value]
+            return _all_told(value, body)
     return value
+
+
+def _all_told(values: Iterable[Any], body: list[bytes | Array]) -> list[Any]:
+    return [item if type(item) in PLAIN else _told(item, body) for item in values]
 
 
 @lru_cache

@@ -75,7 +75,7 @@ class InProcess:
                 return mishap.gone
             answer = self._arrived(silo, message, answers[silo], mishap)
             if isinstance(answer, Message):
-                self._traffic.up(message, answer)
+                self._traffic.up(message, answer, answers[silo].lengths)
                 self._record("server", "received", silo, answer)
                 with self.clock.phase("aggregation"):  # the server looks at what it was sent
                     return valid(silo, ask, message, answer)

@@ -19,10 +19,14 @@ log = logging.getLogger("moretta")
 
 @dataclass(frozen=True)
 class Answered:
-    """What a silo answered, or why it did not, and the seconds that it took."""
+    """What a silo answered, or why it did not, and the seconds that it took.
+
+    lengths: as of `moretta.engines.delivery.lengths_of`, where another process has found them.
+    """
 
     answer: Message | Missing
     seconds: float
+    lengths: tuple[int, int] | None = None
 
 
 def absent(silo: str) -> Answered:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from moretta.contract.messages import Message
 from moretta.contract.roles import Missing
 from moretta.engines import frames
+from moretta.engines.delivery import lengths_of
 from moretta.engines.silos_here import Answered, SilosHere
 
 log = logging.getLogger("moretta")
@@ -95,7 +96,8 @@ class _Worker:
 def _fields_of(found: Answered) -> dict[str, Any]:
     if isinstance(found.answer, Missing):
         return {"reason": str(found.answer.reason), "detail": found.answer.detail, "seconds": found.seconds}
-    return {"reason": "", "answer": frames.fields_of(found.answer), "seconds": found.seconds}
+    lengths = lengths_of(found.answer)
+    return {"reason": "", "answer": frames.fields_of(found.answer), "seconds": found.seconds, "lengths": lengths}
 
 
 class _Kept(logging.Handler):

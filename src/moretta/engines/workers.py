@@ -131,7 +131,7 @@ class Workers:
         if told["reason"]:
             return Answered(Missing(Reason(told["reason"]), told["detail"]), told["seconds"])
         try:
-            return Answered(frames.message_of(told["answer"], self._kinds), told["seconds"])
+            return Answered(frames.message_of(told["answer"], self._kinds), told["seconds"], told["lengths"])
         except (PeerError, KeyError) as error:  # what a silo's own code has made need not be what its type says
             return Answered(Missing(Reason.MALFORMED, str(error)), told["seconds"])
 
