@@ -90,7 +90,7 @@ def say(engine: InProcess, number: int = 1) -> Replies:
     return engine.deliver(Ask.all(list(SILOS), Say(stamp=Stamp("run", number, 0)), Said))
 
 
-def test_whole_slots_are_shared_out_in_order() -> None:
+def test_whole_parts_are_shared_out_in_order() -> None:
     assert shared_out([[k] for k in "abcde"], 2) == [["a", "b"], ["c", "d", "e"]]
     assert shared_out([["a", "b"], ["c", "d"], ["e"]], 2) == [["a", "b", "c", "d"], ["e"]]
     assert shared_out([["a", "b", "c"]], 4) == [["a", "b", "c"]]

@@ -27,7 +27,7 @@ class InProcess:
     recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a silo's own
     process that has not answered by then is ended. injector: injects faults. workers: how many processes the silos
     play in, this one if 1; any number gives the same answers (`moretta.engines.workers`). prepare: called in each at
-    its start. scores: as silos of this process have read them.
+    its start. scores, stacks: as of `moretta.engines.silos_here.SilosHere`.
     """
 
     def __init__(
@@ -42,13 +42,14 @@ class InProcess:
         workers: int = 1,
         prepare: Callable[[], None] = lambda: None,
         scores: Callable[[], Mapping[str, float]] = dict,
+        stacks: bool = True,
     ) -> None:
         self.clock = Clock()
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
         self._silos: SilosHere | Workers = SilosHere(
-            clients, codec if strict else None, deadline=deadline, clock=self.clock, scores=scores
+            clients, codec if strict else None, deadline=deadline, clock=self.clock, scores=scores, stacks=stacks
         )
         if workers > 1:
             self._silos = Workers(clients, codec, self._silos, workers, prepare)
@@ -62,7 +63,8 @@ class InProcess:
     def _delivered(self, ask: Ask) -> Replies:
         mishaps = {silo: self._mishap(silo, message) for silo, message in ask.messages.items()}
         reached = {silo: message for silo, message in ask.messages.items() if mishaps[silo].gone is None}
-        answers = self._silos.answers(reached)
+        with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
+            answers = self._silos.answers(reached)
         lengths: dict[int, int] = {}  # the same message often goes to every silo
 
         def exchanged(silo: str, message: Message) -> Message | Missing:

@@ -68,7 +68,7 @@ class Workers:
         self._scores: Mapping[str, float] = {}
         self._ends: dict[int, int] = {}
         self._peaks: dict[int, float | None] = {}
-        for silos in shared_out(here.slots, count):
+        for silos in shared_out(here.parts, count):
             self._workers.append(self._forked(silos, here, prepare))
         try:
             self._exchange({number: {"do": "begin"} for number in range(len(self._workers))})
@@ -206,11 +206,11 @@ class Workers:
         return _Worker(silos, process, ours)
 
 
-def shared_out(slots: Sequence[Sequence[str]], count: int) -> list[list[str]]:
-    """Return which silos play in which of `count` workers: whole slots, in order; of fewer slots, in fewer workers."""
-    count = min(count, len(slots))
-    cuts = [round(number * len(slots) / count) for number in range(count + 1)]
-    return [[silo for slot in slots[cuts[k] : cuts[k + 1]] for silo in slot] for k in range(count)]
+def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
+    """Return which silos play in which of `count` workers: whole parts, in order; of fewer parts, in fewer workers."""
+    count = min(count, len(parts))
+    cuts = [round(number * len(parts) / count) for number in range(count + 1)]
+    return [[silo for part in parts[cuts[k] : cuts[k + 1]] for silo in part] for k in range(count)]
 
 
 def _end(workers: Sequence[_Worker], owner: int) -> None:

@@ -18,6 +18,7 @@ from moretta.engines.views import Recorder
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
+from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.registry import entry_of
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
 from moretta.run.trainable import Trainable
@@ -46,6 +47,7 @@ def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | N
         workers=workers_of(of, len(roles.clients), rounds),
         prepare=_prepare,
         scores=roles.scores,
+        stacks=modules.size(of.model) <= LARGEST,
     )
 
 
