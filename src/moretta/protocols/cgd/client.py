@@ -177,7 +177,8 @@ class Client:
         reply = self._group_keys.answer(message) if group not in self._contributors else None
         if reply is not None:
             return reply
-        return self._rows.answer(message, self._contributor(group), self._template)
+        with self.phase("aggregation"):
+            return self._rows.answer(message, self._contributor(group), self._template)
 
     @property
     def _rows(self) -> SiloRows:

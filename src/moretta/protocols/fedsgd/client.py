@@ -56,7 +56,8 @@ class Client:
             answer = yield from self._train(message)
         else:
             model = self._local.model if isinstance(message, Score) else self._local.given
-            answer = self._rows.answer(message, self._contributor, model)
+            with self.phase("aggregation"):
+                answer = self._rows.answer(message, self._contributor, model)
         if self._private is not None:
             self._private.releases.answered(message, answer)
         return answer

@@ -67,7 +67,8 @@ class Client:
             case Softmax():
                 return (yield from self._after_softmax(message))
         model = self._noisy.own if isinstance(message, Score) else self._noisy.given
-        return self._rows.answer(message, self._contributor, model)
+        with self.phase("aggregation"):
+            return self._rows.answer(message, self._contributor, model)
 
     def _train(self, ask: TrainOn) -> Answering:
         about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole)

@@ -135,7 +135,8 @@ class Client:
                 return Agreed(stamp=message.stamp, digest=digest)
             case Score():
                 return self._score(message)
-        return self._rows.answer(message, self._contributor)
+        with self.phase("aggregation"):
+            return self._rows.answer(message, self._contributor)
 
     def _check_layout(self, message: Agree) -> None:
         if self._load is not None:
