@@ -30,12 +30,12 @@ class Frame(NamedTuple):
     """A value, packed. body: its parts, in order."""
 
     header: bytes
-    body: list[bytes | Array]
+    body: list[bytes | memoryview]
 
 
 def packed(value: Any) -> Frame:
     """Return a value as a frame. Raises TypeError for one of another kind."""
-    body: list[bytes | Array] = []
+    body: list[bytes | memoryview] = []
     return Frame(json.dumps(_told(value, body), separators=(",", ":")).encode(), body)
 
 
@@ -68,11 +68,11 @@ def message_of(value: Mapping[str, Any], kinds: Mapping[str, type[Message]]) -> 
     return kinds[value["tag"]](stamp=Stamp(*value["stamp"]), **value["fields"])
 
 
-def _told(value: Any, body: list[bytes | Array]) -> Any:
+def _told(value: Any, body: list[bytes | memoryview]) -> Any:
     """Return a value as JSON has it: any object is what stands for a value that JSON has not."""
     match value:
         case np.ndarray():
-            _add(body, np.ascontiguousarray(value), value.nbytes)
+            _add(body, np.ascontiguousarray(value).data, value.nbytes)
             return {"array": [value.dtype.str, *value.shape]}
         case bytes():
             _add(body, value, len(value))
@@ -92,7 +92,7 @@ def _told(value: Any, body: list[bytes | Array]) -> Any:
     return value
 
 
-def _all_told(values: Iterable[Any], body: list[bytes | Array]) -> list[Any]:
+def _all_told(values: Iterable[Any], body: list[bytes | memoryview]) -> list[Any]:
     return [item if type(item) in PLAIN else _told(item, body) for item in values]
 
 
@@ -101,7 +101,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _add(body: list[bytes | Array], part: bytes | Array, length: int) -> None:
+def _add(body: list[bytes | memoryview], part: bytes | memoryview, length: int) -> None:
     body.append(part)
     if length % ALIGNED:
         body.append(bytes(-length % ALIGNED))
@@ -109,7 +109,7 @@ def _add(body: list[bytes | Array], part: bytes | Array, length: int) -> None:
 
 def _read(of: socket.socket, length: int) -> Array:
     data: Array = np.empty(length, np.uint8)  # not zeroed first
-    view, filled = memoryview(data), 0
+    view, filled = data.data, 0
     while filled < length:
         more = of.recv_into(view[filled:], 0, socket.MSG_WAITALL)
         if not more:
