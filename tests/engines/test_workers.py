@@ -15,7 +15,7 @@ from toy import SCHEMA, Hello, Said, Say, ToyClient
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, message
-from moretta.contract.roles import Ask, Reason, Replies
+from moretta.contract.roles import Answering, Ask, InSteps, Reason, Replies
 from moretta.engines import frames
 from moretta.engines.in_process import InProcess
 from moretta.engines.workers import Workers, shared_out
@@ -235,6 +235,22 @@ def test_a_failure_of_a_worker_itself_is_told(make: Make) -> None:
     engine = make(clients)
     with pytest.raises(RunFailed, match="failed: KeyError: 'array'"):
         engine.spread({"d": {"total": 1}})
+
+
+def test_silos_that_compute_together_play_in_one_process(make: Make) -> None:
+    class Together(ToyClient):
+        @InSteps
+        def answer(self, message: Message) -> Answering:
+            yield from ()
+            return Said(stamp=message.stamp, number=self.number)
+
+    def processes(silos: int, kind: type[ToyClient] = Together, **settings: Any) -> int:
+        return len(of(make({f"silo-{k}": kind(k) for k in range(silos)}, 3, **settings)))
+
+    assert processes(5) == processes(6, Keeps) == 3
+    assert processes(6) == processes(25) == 0  # there is nothing to share out
+    assert processes(26) == 2
+    assert processes(6, strict=True) == processes(6, stacks=False) == 3
 
 
 def test_a_worker_that_cannot_start_is_told(make: Make) -> None:

@@ -51,7 +51,7 @@ class InProcess:
         self._silos: SilosHere | Workers = SilosHere(
             clients, codec if strict else None, deadline=deadline, clock=self.clock, scores=scores, stacks=stacks
         )
-        if workers > 1:
+        if min(workers, len(self._silos.parts)) > 1:
             self._silos = Workers(clients, codec, self._silos, workers, prepare)
         self._traffic, self._ends = TrafficCounter(), 0
 

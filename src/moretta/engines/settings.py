@@ -70,9 +70,10 @@ class Engine(Section):
     sites: with "flare", the silos' names; of a grid row by row.
     torch_versions: with "flare", further versions of PyTorch that sites may run beside the server's own, by their
         first two numbers, for example "2.12".
-    workers: processes of this machine that silos play in, each on one thread; never more than silos. None: one a core,
-        or 1 where the model is large enough for PyTorch's own threads, or the run too short to gain by it
-        (`moretta.run.engine`). The results are the same with any number.
+    workers: processes of this machine that silos play in, each on one thread; never more than silos, or stacks of silos
+        that compute together (`moretta.engines.silos_here`). None: one a core, or 1 where the model is large enough for
+        PyTorch's own threads, or the run too short to gain by it (`moretta.run.engine`). With a number, also 1, the
+        whole run computes on one thread. Results are the same with any number.
     strict: pass every message through the codec, as a network would.
     deadline: seconds that an answer may take; None waits, for the process of an edge client and over "flare" ten
         minutes at most.

@@ -19,7 +19,18 @@ from typing import Any
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
-from moretta.contract.roles import LEAST, Answering, Client, Missing, Reason, State, Work, after_alone, answering
+from moretta.contract.roles import (
+    LEAST,
+    Answering,
+    Client,
+    InSteps,
+    Missing,
+    Reason,
+    State,
+    Work,
+    after_alone,
+    answering,
+)
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.errors import Disconnected, MorettaError, ParameterError
@@ -100,7 +111,8 @@ class SilosHere:
         """The silos that play in one process, so that those computing together do not depend on how many there are."""
         parts: list[Sequence[str]] = []
         for slot in self._slots:
-            parts += [slot] if self._stacks and len(slot) >= LEAST else [[silo] for silo in slot]
+            several = sum(isinstance(self._clients[silo].answer, InSteps) for silo in slot)
+            parts += [slot] if self._stacks and several >= LEAST else [[silo] for silo in slot]
         return parts
 
     def only(self, silos: Sequence[str]) -> SilosHere:

@@ -80,7 +80,8 @@ def cores() -> int:
 def _prepare() -> None:
     """Compute on one thread, in a process that was forked: others of PyTorch's were not. Raises where that fails."""
     torch.set_num_threads(1)
-    torch.autograd.grad((one := torch.ones(1, requires_grad=True)).sum(), one)  # not after a fork where a GPU's threads had been started
+    one = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(one.sum(), one)  # which fails if there is a GPU whose threads were started before the fork
 
 
 def _injector(spec: Specification) -> Injector | None:
