@@ -4,6 +4,7 @@
 `in_no_phase` is the part of the rounds' seconds that no phase of the engine's clock accounts for. `floor_ms` is the
 seconds of local steps and, with masks, of the same keystreams by themselves: as many as silos and server expand, each
 opened, read over an upload and added. `over_floor_ratio` is a round over it; rounds and keystreams take turns.
+`in_workers_ms` is a round whose silos play in worker processes, and `in_workers_ratio` such a run over one in one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from moretta.secure_aggregation.ring import CHUNK
 SILOS, ROWS, WARM = 100, 30, 3
 
 
-def rounds(scheme: str, count: int) -> list[dict[str, Any]]:
+def rounds(scheme: str, count: int, workers: int = 1) -> list[dict[str, Any]]:
     """Return the lines of the rounds of one run, without those that warm up."""
     random = np.random.default_rng(0)
     model = nn.Sequential(nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -39,7 +40,7 @@ def rounds(scheme: str, count: int) -> list[dict[str, Any]]:
         FedAvg(loss="cross-entropy", learning_rate=0.1),
         batch_size=ROWS,
         aggregation=SecureAggregation(scheme=scheme),
-        engine=Engine(workers=1) if "workers" in Engine.model_fields else Engine(),
+        engine=Engine(workers=workers),
     )
     return list(federation.train(count + WARM).history)[WARM:]
 
@@ -58,9 +59,10 @@ def keystreams(words: int) -> float:
     return time.perf_counter() - began
 
 
-def measured(scheme: str, turns: int, count: int) -> dict[str, Any]:
+def measured(scheme: str, turns: int, count: int, workers: int) -> dict[str, Any]:
     """Return the figures of a scheme."""
     lines, ratios, floors = list[dict[str, Any]](), list[float](), list[float]()
+    shared, gains = list[float](), list[float]()
     for _ in range(turns):
         streams = keystreams(30_418 + 2) if scheme == "pairwise" else 0.0
         run = rounds(scheme, count)
@@ -68,11 +70,16 @@ def measured(scheme: str, turns: int, count: int) -> dict[str, Any]:
         floors.append(steps + streams)
         ratios.append(statistics.median(line["seconds_total"] for line in run) / floors[-1])
         lines += run
+        others = [line["seconds_total"] for line in rounds(scheme, count, workers)]
+        gains.append(statistics.median(others) / statistics.median(line["seconds_total"] for line in run))
+        shared += others
     found: dict[str, Figure] = {
         "round_ms": figure([line["seconds_total"] for line in lines], "ms", 1000),
         "in_no_phase": figure([1 - sum(line["seconds"].values()) / line["seconds_total"] for line in lines], "times"),
         "floor_ms": figure(floors, "ms", 1000),
         "over_floor_ratio": figure(ratios, "times"),
+        "in_workers_ms": figure(shared, "ms", 1000),
+        "in_workers_ratio": figure(gains, "times"),
     }
     for phase in lines[0]["seconds"]:
         found[f"{phase}_ms"] = figure([line["seconds"].get(phase, 0.0) for line in lines], "ms", 1000)
@@ -81,9 +88,15 @@ def measured(scheme: str, turns: int, count: int) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure rounds in the clear and with masks."""
-    found: dict[str, Any] = {"silos": SILOS, "rows": ROWS, "parameters": 30_418, "rounds": arguments.rounds}
+    found: dict[str, Any] = {
+        "silos": SILOS,
+        "rows": ROWS,
+        "parameters": 30_418,
+        "rounds": arguments.rounds,
+        "workers": arguments.workers,
+    }
     for scheme in ("none", "pairwise"):
-        found |= measured(scheme, arguments.turns, arguments.rounds)
+        found |= measured(scheme, arguments.turns, arguments.rounds, arguments.workers)
     return found
 
 
@@ -93,4 +106,5 @@ if __name__ == "__main__":
         run,
         ("--turns", {"type": int, "default": 5}),
         ("--rounds", {"type": int, "default": 10}),
+        ("--workers", {"type": int, "default": 2}),
     )

@@ -324,8 +324,8 @@ BAD = [
     (["run.rho=1"], "[run] rho is not known; it is a key of [protocol]"),
     (["run.batch-size=1"], "[run] batch-size is not known; it is a key of [data]"),
     (["data.batch_sizes=1"], "[data] batch_sizes is not known; did you mean batch-size?"),
-    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, sites, torch-versions, strict,"
-     " deadline, message-mib, edge, edge-precision, memory-limit-mib, micro-batch, faults"),
+    (["engine.zzz=1"], "[engine] zzz is not known; the keys here are name, sites, torch-versions, workers,"
+     " strict, deadline, message-mib, edge, edge-precision, memory-limit-mib, micro-batch, faults"),
     (["modle.source=mlp"], "the section [modle] is not known; did you mean [model]?"),
     (["secure_aggregation.scheme=none"], "the section [secure_aggregation] is not known; did you mean"
      " [secure-aggregation]?"),

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
-from moretta.contract.messages import Stamp
+from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Replies
 from moretta.data.tables.preparation import ColumnRules
+from moretta.engines.child import ChildClient
 from moretta.engines.memory import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
@@ -71,6 +72,7 @@ def exported(shapes: tuple[str, ...], row_shape: tuple[int, ...], dtype: torch.d
     return EXPORT(model, layout_of(model), row_shape, dtype, precision)
 
 
+ANSWER = ChildClient.answer
 EXPORT: Callable[..., bytes] = onnx_export.graph_of
 
 
@@ -119,6 +121,33 @@ def test_an_edge_silo_computes_what_the_others_do(options: Any) -> None:
         assert ("local_forward" in one["seconds"]) == ("dp_clip" not in options.get("protocol", {}))
     assert edge.record["facts"]["edge_peak_mib"] == max(line["edge_peak_mib"] for line in edge.history)
     assert "edge_peak_mib" not in plain.record["facts"]
+
+
+def test_its_process_belongs_to_the_worker_that_plays_it() -> None:
+    one, two = (federation(engine={"workers": workers}).train(2, seed=3) for workers in (1, 2))
+    np.testing.assert_array_equal(weights(one), weights(two))
+    assert one.record["dropped"] == two.record["dropped"] == []
+    assert [line["bytes"] for line in one.history] == [line["bytes"] for line in two.history]
+    assert min(line["edge_peak_mib"] for line in two.history) > 10
+
+
+def test_a_process_that_dies_in_a_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[list[int]] = []
+    for workers in (1, 2):
+        died: list[int] = []
+
+        def answer(child: ChildClient, message: Message, died: list[int] = died) -> Message:
+            if message.stamp.round == 2 and child._process is not None and not died:
+                died.append(child._process._popen.pid)
+                child._process.kill()
+            return ANSWER(child, message)
+
+        monkeypatch.setattr(ChildClient, "answer", answer)
+        result = federation(engine={"workers": workers}, aggregation=SecureAggregation(threshold=2)).train(3, seed=3)
+        assert [(gone["round"], gone["silo"]) for gone in result.record["dropped"]] == [(2, "south")]
+        played.append([line["attempt"] for line in result.history])
+        assert bool(died) == (workers == 1)  # else it was in another process
+    assert played[0] == played[1]
 
 
 def test_in_float32_losses_agree_to_rounding() -> None:

@@ -290,16 +290,17 @@ def dumps(run_file: RunFile) -> str:
 def digest(run_file: RunFile) -> str:
     """Return the SHA-256, in hex, of what a checkpoint must agree on to be resumed under this run file.
 
-    Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a
-    checkpoint is kept and the model tested, how much memory edge clients and messages may take, and how the engine
-    passes messages, waits for them or injects faults: a run that failed by faults is resumed without them. Included are
-    which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with early stopping how often the
-    model is tested, as that decides where the run stops. The order of keys does not matter.
+    Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a checkpoint
+    is kept and the model tested, how much memory edge clients and messages may take, and in how many processes silos
+    play and how the engine passes messages, waits for them or injects faults: a run that failed by faults is resumed
+    without them. Included are which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with
+    early stopping how often the model is tested, as that decides where the run stops. The order of keys does not
+    matter.
     """
     sections = _sections(run_file)
     for section, key in (
         *(("run", key) for key in ("rounds", "out", "record-views", "checkpoint-every", "evaluate-every")),
-        *(("engine", key) for key in ("strict", "deadline", "message-mib", "faults")),
+        *(("engine", key) for key in ("workers", "strict", "deadline", "message-mib", "faults")),
         *(("engine", key) for key in ("memory-limit-mib", "micro-batch")),
         *(("engine", key) for key in ("edge", "edge-precision") if not run_file.engine.edge),
     ):

@@ -74,6 +74,11 @@ class Codec:
         self._largest = largest
         self._schema = {kind.TAG: kind for kind in schema}
 
+    @property
+    def kinds(self) -> Mapping[str, type[Message]]:
+        """The message classes of the schema, by tag."""
+        return self._schema
+
     def encode(self, message: Message) -> bytes:
         """Return the bytes of a message; equal messages give equal bytes."""
         return b"".join(self.parts(message))

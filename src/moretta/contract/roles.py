@@ -186,6 +186,9 @@ class Client(Protocol):
         """Take up what `state` returned."""
 
 
+LEAST = 6  # works that are done together, where that rounds otherwise than each alone; fewer are as fast alone
+
+
 class Work(Protocol):
     """A part of an answer that may be computed together with the same part of other silos' answers.
 

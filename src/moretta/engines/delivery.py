@@ -59,17 +59,23 @@ class TrafficCounter:
         """Count a message of so many bytes to a silo."""
         self._bytes["down", message.TAG] += length
 
-    def up(self, asked: Message, answer: Message) -> None:
-        """Count a silo's answer; its keys and shares are counted separately."""
-        spoken = size(answer, without=answer.SHARES)
+    def up(self, asked: Message, answer: Message, lengths: tuple[int, int] | None = None) -> None:
+        """Count a silo's answer; its keys and shares are counted separately. lengths: of both, where they are known."""
+        spoken, shares = lengths_of(answer) if lengths is None else lengths
         self._bytes["up", asked.TAG] += spoken
         if answer.SHARES:
-            self._bytes["shares", asked.TAG] += size(answer) - spoken
+            self._bytes["shares", asked.TAG] += shares
 
     def take(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call, and begin again."""
         taken, self._bytes = dict(self._bytes), defaultdict(int)
         return taken
+
+
+def lengths_of(answer: Message) -> tuple[int, int]:
+    """Return how many bytes an answer has without its keys and shares, and how many these are."""
+    spoken = size(answer, without=answer.SHARES)
+    return spoken, size(answer) - spoken if answer.SHARES else 0
 
 
 def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) -> Replies:

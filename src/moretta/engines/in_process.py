@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from moretta.contract.codec import Codec, size
 from moretta.contract.messages import Message
-from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
+from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, State
 from moretta.engines.checkpoint import CheckpointId
-from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector, Mishap
 from moretta.engines.mapped import laid_down
 from moretta.engines.silos_here import Answered, SilosHere
 from moretta.engines.views import Recorder
+from moretta.engines.workers import Workers
 from moretta.errors import CodecError
 
 log = logging.getLogger("moretta")
@@ -26,7 +26,9 @@ class InProcess:
 
     strict: pass every message through the codec, both ways, as a network would.
     recorder: keeps what each role saw. deadline: an answer that took more seconds is dropped as late, and a silo's own
-    process that has not answered by then is ended. injector: injects faults.
+    process that has not answered by then is ended. injector: injects faults. workers: how many processes the silos
+    play in, this one if 1; any number gives the same answers (`moretta.engines.workers`). prepare: called in each at
+    its start. scores, stacks: as of `moretta.engines.silos_here.SilosHere`.
     """
 
     def __init__(
@@ -38,21 +40,27 @@ class InProcess:
         recorder: Recorder | None = None,
         deadline: float | None = None,
         injector: Injector | None = None,
+        workers: int = 1,
+        prepare: Callable[[], None] = lambda: None,
+        scores: Callable[[], Mapping[str, float]] = dict,
+        stacks: bool = True,
     ) -> None:
         self.clock = Clock()
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
-        self._silos = SilosHere(clients, codec if strict else None, kept=laid_down)
-        self._traffic = TrafficCounter()
-        for client in clients.values():
-            client.phase = self.clock.phase
-        self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
-        self._ends = 0
-        for child in self._children:
-            child.charge = self.clock.charge
-            if deadline is not None:
-                child.deadline = deadline
+        self._silos: SilosHere | Workers = SilosHere(
+            clients,
+            codec if strict else None,
+            kept=laid_down,
+            deadline=deadline,
+            clock=self.clock,
+            scores=scores,
+            stacks=stacks,
+        )
+        if min(workers, len(self._silos.parts)) > 1:
+            self._silos = Workers(clients, codec, self._silos, workers, prepare)
+        self._traffic, self._ends = TrafficCounter(), 0
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
@@ -76,7 +84,7 @@ class InProcess:
                 return mishap.gone
             answer = self._arrived(silo, message, answers[silo], mishap)
             if isinstance(answer, Message):
-                self._traffic.up(message, answer)
+                self._traffic.up(message, answer, answers[silo].lengths)
                 self._record("server", "received", silo, answer)
                 with self.clock.phase("aggregation"):  # the server looks at what it was sent
                     return valid(silo, ask, message, answer)
@@ -91,7 +99,7 @@ class InProcess:
     @property
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
-        return max((child.peak_mib for child in self._children), default=None)
+        return self._silos.peak_mib
 
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
         """Return none: a silo of this process does not come back by waiting."""
@@ -103,7 +111,7 @@ class InProcess:
 
     def renewed(self) -> bool:
         """Return whether a silo's process has ended since the last call, so that another answers from now."""
-        ends, before = sum(child.ends for child in self._children), self._ends
+        ends, before = self._silos.ends, self._ends
         self._ends = ends
         return ends > before
 
@@ -111,9 +119,20 @@ class InProcess:
         """Do nothing: the silos' states are kept with the server's."""
 
     def close(self) -> None:
-        """End the processes of silos."""
-        for child in self._children:
-            child.close()
+        """End the processes of silos, and those that silos play in."""
+        self._silos.close()
+
+    def gather(self) -> None:
+        """Bring the clients that this engine was given to where those stand that answer in other processes."""
+        self._silos.gather()
+
+    def scores(self) -> Mapping[str, float]:
+        """Return the scores that silos have read."""
+        return self._silos.scores()
+
+    def spread(self, states: Mapping[str, State]) -> None:
+        """Bring those to states that the given clients were brought to."""
+        self._silos.spread(states)
 
     def _mishap(self, silo: str, message: Message) -> Mishap:
         return NO_MISHAP if self._injector is None else self._injector.befalls(silo, message)

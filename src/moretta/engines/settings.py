@@ -70,6 +70,10 @@ class Engine(Section):
     sites: with "flare", the silos' names; of a grid row by row.
     torch_versions: with "flare", further versions of PyTorch that sites may run beside the server's own, by their
         first two numbers, for example "2.12".
+    workers: processes of this machine that silos play in, each on one thread; never more than silos, or stacks of silos
+        that compute together (`moretta.engines.silos_here`). None: one a core, or 1 where the model is large enough for
+        PyTorch's own threads, or the run too short to gain by it (`moretta.run.engine`). With a number, also 1, the
+        whole run computes on one thread. Results are the same with any number.
     strict: pass every message through the codec, as a network would.
     deadline: seconds that an answer may take; None waits, for the process of an edge client and over "flare" ten
         minutes at most.
@@ -87,6 +91,7 @@ class Engine(Section):
     name: EngineName = "in-process"
     sites: tuple[Words, ...] = ()
     torch_versions: tuple[Words, ...] = ()
+    workers: PositiveInt | None = None
     strict: bool = False
     deadline: Positive | None = None
     message_mib: PositiveInt = 1024
@@ -113,6 +118,8 @@ class Engine(Section):
         return self
 
     def _check_sites(self) -> None:
+        if self.name != "in-process" and self.workers is not None:
+            raise ParameterError(f'[engine] workers is for name = "in-process", not "{self.name}"; remove it')
         if self.name != "flare":
             for key in ("sites", "torch_versions", "message_mib"):
                 if getattr(self, key) != type(self).model_fields[key].default:

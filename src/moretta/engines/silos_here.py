@@ -19,8 +19,20 @@ from typing import Any
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
-from moretta.contract.roles import Answering, Client, Missing, Reason, Work, after_alone, answering
+from moretta.contract.roles import (
+    LEAST,
+    Answering,
+    Client,
+    InSteps,
+    Missing,
+    Reason,
+    State,
+    Work,
+    after_alone,
+    answering,
+)
 from moretta.engines.child import ChildClient
+from moretta.engines.clock import Clock
 from moretta.errors import Disconnected, MorettaError, ParameterError
 
 log = logging.getLogger("moretta")
@@ -30,10 +42,14 @@ SLOT = 25  # silos at most; beyond, one call has no more to share
 
 @dataclass(frozen=True)
 class Answered:
-    """What a silo answered, or why it did not, and the seconds that it took."""
+    """What a silo answered, or why it did not, and the seconds that it took.
+
+    lengths: as of `moretta.engines.delivery.lengths_of`, where another process has found them.
+    """
 
     answer: Message | Missing
     seconds: float
+    lengths: tuple[int, int] | None = None
 
 
 def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
@@ -42,12 +58,19 @@ def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
     return [silos[len(silos) * k // count : len(silos) * (k + 1) // count] for k in range(count)]
 
 
+def absent(silo: str) -> Answered:
+    """Return what is known of a silo that nobody plays."""
+    return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
+
+
 class SilosHere:
     """Asks the clients of this process.
 
     codec: through which each message passes before a silo has it, as over a network, and silos are then asked one by
     one; None hands over the object. slots: the silos that go on together; None is `slots_of` the clients.
-    kept: what becomes of an answer until all have answered.
+    kept: what becomes of an answer until all have answered. deadline: of silos with a process of their own. clock:
+    takes the seconds of the silos' phases. scores: as silos have read them. stacks: whether the model is one that silos
+    compute with together, so that rounding may tell it.
     """
 
     def __init__(
@@ -55,10 +78,25 @@ class SilosHere:
         clients: Mapping[str, Client],
         codec: Codec | None = None,
         slots: Sequence[Sequence[str]] | None = None,
+        *,
         kept: Callable[[Message], Message] = lambda answer: answer,
+        deadline: float | None = None,
+        clock: Clock | None = None,
+        scores: Callable[[], Mapping[str, float]] = dict,
+        stacks: bool = True,
     ) -> None:
-        self._clients, self._codec, self._kept = clients, codec, kept
+        self._clients, self._codec, self._kept, self.scores = clients, codec, kept, scores
         self._slots = slots_of(list(clients)) if slots is None else slots
+        self._stacks = stacks and codec is None
+        self.between: Callable[[], None] = lambda: None  # called before each slot is asked
+        self.clock = Clock() if clock is None else clock
+        for client in clients.values():
+            client.phase = self.clock.phase
+        self._children = [client for client in clients.values() if isinstance(client, ChildClient)]
+        for child in self._children:
+            child.charge = self.clock.charge
+            if deadline is not None:
+                child.deadline = deadline
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
@@ -70,7 +108,53 @@ class SilosHere:
         found |= self._of_slot({silo: message for silo, message in messages.items() if silo not in found})
         return {silo: found[silo] for silo in messages}
 
+    @property
+    def parts(self) -> Sequence[Sequence[str]]:
+        """The silos that play in one process, so that those computing together do not depend on how many there are."""
+        parts: list[Sequence[str]] = []
+        for slot in self._slots:
+            several = sum(isinstance(self._clients[silo].answer, InSteps) for silo in slot)
+            parts += [slot] if self._stacks and several >= LEAST else [[silo] for silo in slot]
+        return parts
+
+    def only(self, silos: Sequence[str]) -> SilosHere:
+        """Return the same for some of the silos, with a clock of its own."""
+        slots = [[silo for silo in slot if silo in silos] for slot in self._slots]
+        clients = {silo: self._clients[silo] for silo in silos}
+        return SilosHere(clients, self._codec, [slot for slot in slots if slot], kept=self._kept, scores=self.scores)
+
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        return max((child.peak_mib for child in self._children), default=None)
+
+    @property
+    def ends(self) -> int:
+        """How often the process of a silo has ended."""
+        return sum(child.ends for child in self._children)
+
+    def states(self) -> Mapping[str, State]:
+        """Return the state of each silo."""
+        return {silo: client.state() for silo, client in self._clients.items()}
+
+    def gather(self) -> None:
+        """Do nothing: whoever built the silos' roles has the very ones that answer."""
+
+    def spread(self, states: Mapping[str, State]) -> None:
+        """Do nothing, as `gather`."""
+
+    def restore(self, states: Mapping[str, State]) -> None:
+        """Give silos their states."""
+        for silo, state in states.items():
+            self._clients[silo].restore(state)
+
+    def close(self) -> None:
+        """End the processes of silos."""
+        for child in self._children:
+            child.close()
+
     def _of_slot(self, messages: Mapping[str, Message]) -> dict[str, Answered]:
+        self.between()
         turns = [_Turn(silo, self._steps(silo, message), self._kept) for silo, message in messages.items()]
         for turn in turns:
             turn.go_on(next)

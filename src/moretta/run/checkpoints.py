@@ -18,6 +18,7 @@ RELEASES = "releases.txt"  # in checkpoint/
 
 def states_of(roles: Roles) -> dict[str, State]:
     """Return the states of the server and of all silos that are here, by the names of their files."""
+    roles.gather()
     states: dict[str, State] = {"server": roles.server.state()}
     return states | {f"silo-{name}": client.state() for name, client in roles.clients.items()}
 
@@ -25,8 +26,10 @@ def states_of(roles: Roles) -> dict[str, State]:
 def restore_states(roles: Roles, states: Mapping[str, State]) -> None:
     """Give the server and all silos that are here the states that `states_of` returned."""
     roles.server.restore(states["server"])
-    for name, client in roles.clients.items():
-        client.restore(states[f"silo-{name}"])
+    own = {name: states[f"silo-{name}"] for name in roles.clients}
+    for name, state in own.items():
+        roles.clients[name].restore(state)
+    roles.spread(own)
 
 
 @dataclass(frozen=True)

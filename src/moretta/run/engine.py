@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+
+import torch
 
 from moretta.config.specification import Specification
 from moretta.contract.codec import Codec
@@ -12,16 +15,28 @@ from moretta.engines.faults import Injector
 from moretta.engines.in_process import InProcess
 from moretta.engines.settings import FaultPhase
 from moretta.engines.views import Recorder
+from moretta.errors import ParameterError
+from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
+from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.registry import entry_of
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
+from moretta.run.trainable import Trainable
 
 Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes what delivers messages to remote silos."""
 
 
-def in_process(spec: Specification, roles: Roles, codec: Codec, recorder: Recorder | None) -> InProcess:
-    """Return the engine of silos that are in this process."""
+SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
+GAINS = (
+    2_000_000_000  # passes of a row by a parameter in a run, below which starting workers takes longer than they save
+)
+BESIDE = 2_000_000  # such passes that take as long as what a silo does in a round beside them
+
+
+def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | None, rounds: int) -> InProcess:
+    """Return the engine of silos that are on this machine. rounds: that are left."""
+    spec = of.spec
     return InProcess(
         roles.clients,
         codec,
@@ -29,7 +44,44 @@ def in_process(spec: Specification, roles: Roles, codec: Codec, recorder: Record
         recorder=recorder,
         deadline=spec.engine.deadline,
         injector=_injector(spec),
+        workers=workers_of(of, len(roles.clients), rounds),
+        prepare=_prepare,
+        scores=roles.scores,
+        stacks=modules.size(of.model) <= LARGEST,
     )
+
+
+def computes_on_one_thread(of: Trainable) -> bool:
+    """Return whether a run computes on one thread: with a small model, and wherever workers are asked for."""
+    return modules.size(of.model) < SMALL or of.spec.engine.workers is not None
+
+
+def workers_of(of: Trainable, silos: int, rounds: int) -> int:
+    """Return in how many processes silos play. rounds: that are left.
+
+    Raises `moretta.errors.ParameterError` where more than one is asked for and this machine or device has no fork.
+    """
+    wanted, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.device == "cpu"
+    if not can and (wanted or 1) > 1:
+        raise ParameterError(
+            f"[engine] workers = {wanted}: silos play in other processes on the CPU of Linux and macOS alone; use 1"
+        )
+    if wanted is None:
+        work = rounds * (silos * BESIDE + sum(len(silo.y) for silo in of.silos) * modules.size(of.model))
+        wanted = cores() if can and work >= GAINS and computes_on_one_thread(of) else 1
+    return min(wanted, silos)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _prepare() -> None:
+    """Compute on one thread, in a process that was forked: others of PyTorch's were not. Raises where that fails."""
+    torch.set_num_threads(1)
+    one = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(one.sum(), one)  # which fails if there is a GPU whose threads were started before the fork
 
 
 def _injector(spec: Specification) -> Injector | None:

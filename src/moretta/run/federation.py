@@ -298,6 +298,9 @@ class Federation:
             if folder is not None and checkpoint is None and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder
             raise
+        finally:
+            if session is not None:
+                session.close()
 
     def client(
         self, name: str, rounds: int, seed: int, place: CheckpointId, helped: HelpedFile

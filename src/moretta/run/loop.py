@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
 from moretta.run.early_stopping import EarlyStopping
-from moretta.run.engine import Transport, in_process
+from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import Evaluator
 from moretta.run.history import Line, line_of
 from moretta.run.raw_rows import Prepared
@@ -35,7 +36,6 @@ from moretta.run.trainable import Trainable
 
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
 
-SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 EVALUATIONS = 50  # about how often a run tests its model on the way, unless it says so
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
@@ -70,9 +70,10 @@ class Session:
         if folder is not None and place.session > 0:
             # Before anybody hears of it: a site accepts a session's number only once.
             begin_session(folder.path / "checkpoint", place)
-        self._engine: Delivery = (
-            in_process(spec, players, codec, recorder) if transport is None else transport(codec, place, recorder)
-        )
+        if transport is None:
+            here = in_process(federation, players, codec, recorder, rounds - place.round)
+            self._players = players = replace(players, gather=here.gather, spread=here.spread, scores=here.scores)
+        self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
         self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted)
         self._stopping = EarlyStopping(spec.early_stopping)
@@ -88,14 +89,18 @@ class Session:
     def play(self) -> Result:
         """Play all rounds that are left, and conclude."""
         threads = torch.get_num_threads()
-        if modules.size(self._of.model) < SMALL:
+        if computes_on_one_thread(self._of):
             torch.set_num_threads(1)
         try:
             outcome, dropped = self._play()
             return self._conclude(outcome, dropped)
         finally:
-            self._engine.close()
+            self.close()
             torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        """End what was started for silos; a second call does nothing."""
+        self._engine.close()
 
     def _play(self) -> tuple[Outcome, Sequence[DroppedSilo]]:
         """Return what the server releases after the last round, or the best, and who was missing as it did."""
@@ -108,7 +113,9 @@ class Session:
                     break
             if self._stopping.best is not None:
                 restore_states(self._players, self._stopping.best.states)
-            return driver.finish(self._rounds + 1)
+            ended = driver.finish(self._rounds + 1)
+            self._players.gather()
+            return ended
         finally:
             if self._files is not None:
                 self._files.flush_views()  # also what was seen in a round that failed
@@ -146,6 +153,7 @@ class Session:
         every = self._of.spec.evaluate_every or max(1, self._rounds // EVALUATIONS)
         if number % every != 0 and number != self._rounds:
             return {}
+        self._players.gather()
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
 
     def _ends_with(self, line: Line) -> bool:

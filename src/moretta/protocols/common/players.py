@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moretta.contract.messages import Message, Tensors
-from moretta.contract.roles import Client, Server
+from moretta.contract.roles import Client, Server, State
 from moretta.data.tables.preparation import Preparation
 from moretta.protocols.common.counted import Counted
 from moretta.protocols.common.releases import Releases
@@ -23,6 +23,7 @@ class Roles:
     process have read, where the server does not read them. warnings: sentences for whoever runs this about who takes
     part. releases: the server's count of noised sums, where silos add noise; it must be on disk before any message
     leaves (`moretta.protocols.common.releases`). counted: what a look before training has counted at all silos.
+    gather, spread: where clients play in other processes, bring those here to the states of those that play, and back.
     """
 
     server: Server
@@ -37,6 +38,8 @@ class Roles:
     scores: Callable[[], Mapping[str, float]] = dict
     releases: Releases | None = None
     counted: Callable[[], Counted | None] = lambda: None
+    gather: Callable[[], None] = lambda: None
+    spread: Callable[[Mapping[str, State]], None] = lambda states: None
 
 
 @dataclass(frozen=True)

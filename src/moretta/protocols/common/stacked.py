@@ -25,7 +25,6 @@ from moretta.protocols.common.losses import Loss
 log = logging.getLogger("moretta")
 
 LARGEST = 100_000  # parameters; beyond, arithmetic takes longer than calls
-LEAST = 6  # silos in a stack; fewer are as fast one by one
 CLOSE = 1e-4  # relative, between a batch alone and in a stack; what is not exact differs by far more
 
 Stack = dict[str, Tensor]

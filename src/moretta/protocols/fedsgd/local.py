@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array
-from moretta.contract.roles import Phase, no_phase
+from moretta.contract.roles import LEAST, Phase, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.stacked import LEAST, Stack, Stacked, StackedSGD
+from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.fedsgd.params import FedAvg

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from moretta.contract.roles import Phase
+from moretta.contract.roles import LEAST, Phase
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.stacked import LARGEST, LEAST
+from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.pbpfl import terms
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import Head

@@ -1,0 +1,239 @@
+"""Silos that play in several processes of this machine, so that all of its cores work.
+
+Workers are forked from the process that has built the roles, once, before the first round. So they have their silos'
+rows and roles without anything being sent, whatever a model is made of, and share the memory of what they only read.
+Each silo plays in one worker from then on. The roles that the first process built of it stand still, and are brought up
+to date where their states are wanted (`Workers.gather`): nothing that a silo draws in secret is drawn twice.
+
+    the process with the server            a worker
+      answer: messages, to whom       -->
+                                      <--  the silos' answers, seconds by phase, what was logged
+      states                          -->
+                                      <--  the silos' states
+      restore: states                 -->
+                                      <--  done
+
+A message to many silos crosses once (`moretta.engines.frames`). A worker ends with its socket: when the run does, or
+the process that it belongs to, for whatever reason. One that ends before takes its silos' states along, some of which
+must not be taken up from before (what was released, and in a run without a folder which sums were opened). So no other
+starts in its place: the run fails, and goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message
+from moretta.contract.roles import Client, Missing, Reason, State
+from moretta.engines import frames, worker
+from moretta.engines.silos_here import Answered, SilosHere, absent
+from moretta.errors import ParameterError, PeerError, RunFailed
+
+log = logging.getLogger("moretta")
+
+PATIENCE = 1.0  # seconds to end in; a worker looks whether it should between one silo and the next
+
+
+class _Worker(NamedTuple):
+    silos: Sequence[str]
+    process: int
+    socket: socket.socket
+
+
+class Workers:
+    """Asks silos in `count` processes, as `SilosHere` does in one.
+
+    here: the same silos in this process. prepare: called in each worker at its start. Raises
+    `moretta.errors.ParameterError` where a worker cannot start.
+    """
+
+    def __init__(
+        self, clients: Mapping[str, Client], codec: Codec, here: SilosHere, count: int, prepare: Callable[[], None]
+    ) -> None:
+        self._clients, self._kinds, self.clock = clients, codec.kinds, here.clock
+        self._workers: list[_Worker] = []
+        self.close = weakref.finalize(self, _end, self._workers, os.getpid())  # also where the interpreter ends
+        self._failure: RunFailed | None = None
+        self._asked = False  # since the last `gather`
+        self._scores: Mapping[str, float] = {}
+        self._ends: dict[int, int] = {}
+        self._peaks: dict[int, float | None] = {}
+        for silos in shared_out(here.parts, count):
+            self._workers.append(self._forked(silos, here, prepare))
+        try:
+            self._exchange({number: {"do": "begin"} for number in range(len(self._workers))})
+        except RunFailed as error:
+            raise ParameterError(
+                f"[engine] workers: silos cannot play in other processes here ({error}); use 1"
+            ) from None
+
+    def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
+        """Return what each silo answers to its message, in their order. Raises RunFailed where a worker has ended."""
+        self._asked, asked = True, dict[int, Any]()
+        for number, one in enumerate(self._workers):
+            if mine := {silo: messages[silo] for silo in one.silos if silo in messages}:
+                sent = {id(message): message for message in mine.values()}
+                order = {key: place for place, key in enumerate(sent)}
+                asked[number] = {
+                    "do": "answer",
+                    "messages": [frames.fields_of(message) for message in sent.values()],
+                    "to": {silo: order[id(message)] for silo, message in mine.items()},
+                }
+        told = self._exchange(asked)
+        found = {silo: self._answered(silo, one["answers"][silo]) for one in told.values() for silo in one["answers"]}
+        self._charge(told.values())
+        return {silo: found[silo] if silo in found else absent(silo) for silo in messages}
+
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any silo with a process of its own has taken so far; None without such silos."""
+        return max((peak for peak in self._peaks.values() if peak is not None), default=None)
+
+    @property
+    def ends(self) -> int:
+        """How often the process of a silo has ended."""
+        return sum(self._ends.values())
+
+    def scores(self) -> Mapping[str, float]:
+        """Return the scores that silos had read when their states were last gathered."""
+        return self._scores
+
+    def gather(self) -> None:
+        """Bring the roles of this process to where those in the workers stand."""
+        if not self._asked:
+            return
+        for told in self._exchange({number: {"do": "states"} for number in range(len(self._workers))}).values():
+            for silo, state in told["states"].items():
+                self._clients[silo].restore(state)
+            self._scores = self._scores or told["scores"]
+        self._asked = False
+
+    def spread(self, states: Mapping[str, State]) -> None:
+        """Give the silos in the workers their states."""
+        self._exchange(
+            {
+                number: {"do": "restore", "states": {silo: states[silo] for silo in one.silos if silo in states}}
+                for number, one in enumerate(self._workers)
+            }
+        )
+
+    def _answered(self, silo: str, told: Mapping[str, Any]) -> Answered:
+        if told["reason"]:
+            return Answered(Missing(Reason(told["reason"]), told["detail"]), told["seconds"])
+        try:
+            return Answered(frames.message_of(told["answer"], self._kinds), told["seconds"], told["lengths"])
+        except (PeerError, KeyError) as error:  # what a silo's own code has made need not be what its type says
+            return Answered(Missing(Reason.MALFORMED, str(error)), told["seconds"])
+
+    def _charge(self, told: Collection[Mapping[str, Any]]) -> None:
+        """Charge the workers' phases: together as long as the busiest worker took, each by its part of all the work.
+
+        The rest of the seconds, in which messages passed between processes, stays with the delivery.
+        """
+        busy = [one["busy"] for one in told]
+        for one in told:
+            for phase, spent in one["phases"].items():
+                self.clock.charge(phase, spent * max(busy) / sum(busy))
+
+    def _exchange(self, asked: Mapping[int, Any]) -> dict[int, Any]:
+        """Send workers what is asked of each; return what they answer, in the order of the asks."""
+        if self._failure is not None:
+            raise self._failure
+        number = -1
+        try:
+            for number, value in asked.items():
+                frames.send(self._workers[number].socket, frames.packed(value))
+            told = dict[int, Any]()
+            for number in self._readable(list(asked)):
+                told[number] = frames.receive(self._workers[number].socket)
+        except (EOFError, OSError):
+            how = _how(self._workers[number].process, time.monotonic() + PATIENCE)
+            self._fail(number, f"has ended{how}")
+        for number, one in told.items():
+            self._ends[number], self._peaks[number] = one["ends"], one["peak_mib"]
+            for level, text in one["log"]:
+                log.log(level, "%s", text)
+            if one["failed"]:
+                self._fail(number, f"failed: {one['failed']}")
+        return {number: told[number] for number in asked}
+
+    def _readable(self, numbers: list[int]) -> Iterator[int]:
+        """Yield workers as their answers come, so that one that has ended is noticed at once."""
+        with selectors.DefaultSelector() as selector:
+            for number in numbers:
+                selector.register(self._workers[number].socket, selectors.EVENT_READ, number)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    selector.unregister(key.fileobj)
+                    yield key.data
+
+    def _fail(self, number: int, what: str) -> NoReturn:
+        one = self._workers[number]
+        self.close()
+        self._failure = RunFailed(
+            f"a process that silos play in {what}, and with it {', '.join(one.silos):.200}; the last checkpoint "
+            "is whole, so go on with --resume; where memory was short, fewer [engine] workers need less"
+        )
+        raise self._failure from None
+
+    def _forked(self, silos: Sequence[str], here: SilosHere, prepare: Callable[[], None]) -> _Worker:
+        ours, theirs = socket.socketpair()
+        # Until a worker has said that it does not heed it, an interrupt waits.
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            with warnings.catch_warnings():
+                # Python warns of threads, whose locks stay locked after a fork. Those of numpy and torch are idle here.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = os.fork()
+            if not process:
+                ours.close()
+                for other in self._workers:  # else a worker would not see that the first process has ended
+                    other.socket.close()
+                worker.play(theirs, here.only(silos), self._kinds, prepare)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        theirs.close()
+        return _Worker(silos, process, ours)
+
+
+def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
+    """Return which silos play in which of `count` workers: whole parts, in order; of fewer parts, in fewer workers."""
+    count = min(count, len(parts))
+    cuts = [round(number * len(parts) / count) for number in range(count + 1)]
+    return [[silo for part in parts[cuts[k] : cuts[k + 1]] for silo in part] for k in range(count)]
+
+
+def _end(workers: Sequence[_Worker], owner: int) -> None:
+    """End workers, at the latest after `PATIENCE`."""
+    if os.getpid() != owner:  # a copy in a worker
+        return
+    for one in workers:
+        one.socket.close()
+    until = time.monotonic() + PATIENCE
+    for one in workers:
+        _how(one.process, until)
+
+
+def _how(process: int, until: float) -> str:
+    """Wait for a process to end, and end it after a moment of `time.monotonic`; return how it ended."""
+    try:
+        while not (found := os.waitpid(process, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.kill(process, signal.SIGKILL)
+                found = os.waitpid(process, 0)
+                break
+            time.sleep(0.001)
+    except ChildProcessError:  # it was waited for before
+        return ""
+    code = os.waitstatus_to_exitcode(found[1])
+    return f" (killed by signal {-code})" if code < 0 else ""
