@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.protocols.baffle.edge.protobuf import TEXT, fields, written
+from moretta.protocols.baffle.edge.protobuf import TEXT, fields, head, written
 from moretta.protocols.baffle.silo.forward import Layout
 
 # Field numbers of onnx.proto.
@@ -37,8 +37,8 @@ EXACT = 1e-4  # of the largest output; rounding is far below, a weight in anothe
 class Runtime(Protocol):
     """What is needed of ONNX Runtime."""
 
-    def __call__(self, graph: bytes, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
-        """Return a session.
+    def __call__(self, graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
+        """Return a session of a graph, or of the file at a path.
 
         saved: a path, where the graph is written as it was optimized, without `LEFT_OUT`. arrays: constants, by name,
         for a graph that is taken as it is.
@@ -74,9 +74,7 @@ class InBlocks(NamedTuple):
     arrays: dict[str, Any]
 
 
-def in_blocks(
-    graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[Array], Any]
-) -> InBlocks | None:
+def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[Array], Any]) -> InBlocks | None:
     """Return a session that is faster than the graph's own, or None where there is nothing to gain.
 
     value_of: an array as ONNX Runtime reads it in place; it is to be kept as long as the session.
@@ -85,9 +83,11 @@ def in_blocks(
     if not weights or layout.dtype != "float32":
         return None
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "blocks.onnx"
-        load(_with_constants(graph, weights), saved=str(path))
-        made = path.read_bytes()
+        numbered, saved = Path(folder) / "numbered.onnx", Path(folder) / "blocks.onnx"
+        with numbered.open("wb") as file:  # a tensor at a time: memory for all would be most of what this takes
+            file.writelines(_with_constants(graph, weights))
+        load(str(numbered), saved=str(saved))
+        made = saved.read_bytes()
     arrays, places, moved = {}, list[Place](), False
     for name, dims, values in _constants(made):
         place = _place(dims, values, layout, weights)
@@ -109,24 +109,29 @@ def _numbered(layout: Layout) -> dict[str, NDArray[np.float32]]:
     return {name: value for name, value in numbers.items() if value.ndim == 4}
 
 
-def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> bytes:
-    """Return an ONNX file in which inputs are constants."""
-    model = bytearray()
+def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Iterator[bytes | memoryview]:
+    """Yield the parts of an ONNX file in which inputs are constants."""
     for number, _, _, part, whole in fields(memoryview(graph)):
-        model += whole if number != GRAPH else written(GRAPH, _graph_with(part, values))
-    return bytes(model)
+        if number != GRAPH:
+            yield whole
+            continue
+        kept = [
+            inner for kind, _, _, put, inner in fields(part) if kind != INPUT or _name(put, VALUE_NAME) not in values
+        ]
+        heads = {name: _head(name, value) for name, value in values.items()}
+        length = sum(map(len, kept)) + sum(len(heads[name]) + value.nbytes for name, value in values.items())
+        yield head(GRAPH, length)
+        yield from kept
+        for name, value in values.items():
+            yield heads[name]
+            yield memoryview(value).cast("B")
 
 
-def _graph_with(graph: memoryview, values: dict[str, NDArray[np.float32]]) -> bytes:
-    kept = bytearray()
-    for number, _, _, part, whole in fields(graph):
-        if number != INPUT or _name(part, VALUE_NAME) not in values:
-            kept += whole
-    for name, value in values.items():
-        dims = b"".join(written(DIMS, size) for size in value.shape)
-        data = written(NAME, name.encode()) + written(RAW_DATA, value.tobytes())
-        kept += written(INITIALIZER, dims + written(DATA_TYPE, FLOAT) + data)
-    return bytes(kept)
+def _head(name: str, value: NDArray[np.float32]) -> bytes:
+    """Return what comes before the numbers of a constant."""
+    tensor = b"".join(written(DIMS, size) for size in value.shape) + written(DATA_TYPE, FLOAT)
+    tensor += written(NAME, name.encode()) + head(RAW_DATA, value.nbytes)
+    return head(INITIALIZER, len(tensor) + value.nbytes) + tensor
 
 
 def _name(message: memoryview, field: int) -> str:

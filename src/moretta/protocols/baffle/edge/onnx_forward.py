@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
+from moretta.engines.memory import give_back_code
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.edge import metadata, strict
 from moretta.protocols.baffle.edge.blocks import LEFT_OUT, InBlocks, in_blocks, same
@@ -142,7 +143,7 @@ class OnnxForward:
             raise _cannot_run(error) from None
 
 
-def _session(graph: bytes, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
+def _session(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
     """Return a session as `moretta.protocols.baffle.edge.blocks` loads them; without options, the graph's own."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -150,6 +151,7 @@ def _session(graph: bytes, *, saved: str = "", arrays: Mapping[str, Any] | None 
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 4  # what is wrong is raised
+    options.enable_mem_pattern = False  # it holds a second copy of all activations, and is no faster
     options.optimized_model_filepath = saved
     if arrays is not None:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -161,6 +163,8 @@ def _session(graph: bytes, *, saved: str = "", arrays: Mapping[str, Any] | None 
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
     except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
         raise _cannot_run(error) from None
+    finally:
+        give_back_code()
 
 
 def _cannot_run(error: Exception) -> ParameterError:

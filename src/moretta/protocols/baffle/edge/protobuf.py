@@ -36,7 +36,12 @@ def written(number: int, value: int | bytes) -> bytes:
     """Return a field: of a whole number, or of bytes."""
     if isinstance(value, int):
         return _octets(number << 3) + _octets(value)
-    return _octets(number << 3 | TEXT) + _octets(len(value)) + value
+    return head(number, len(value)) + value
+
+
+def head(number: int, length: int) -> bytes:
+    """Return what comes before so many bytes of a field."""
+    return _octets(number << 3 | TEXT) + _octets(length)
 
 
 def no_file() -> ParameterError:
