@@ -42,7 +42,7 @@ BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
 DEVIATIONS = 6  # by which a random lot may be larger than expected
-SLACK = 1 << 19  # bytes for whatever else
+SLACK = 4 << 20  # bytes for whatever else, such as code that was given back and is needed for an upload
 
 
 class EdgeSilo:
