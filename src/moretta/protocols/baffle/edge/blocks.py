@@ -24,7 +24,8 @@ from moretta.protocols.baffle.edge.protobuf import TEXT, fields, head, written
 from moretta.protocols.baffle.silo.forward import Layout
 
 # Field numbers of onnx.proto.
-GRAPH, INITIALIZER, INPUT, VALUE_NAME = 7, 5, 11, 1
+GRAPH, NODE, INITIALIZER, INPUT, VALUE_NAME = 7, 1, 5, 11, 1
+READS, OPERATION = 1, 4
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 FLOAT = 1
 FIRST, MOST = 1 << 23, 1 << 23  # float32 has so many whole numbers from there on
@@ -79,7 +80,7 @@ def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[A
 
     value_of: an array as ONNX Runtime reads it in place; it is to be kept as long as the session.
     """
-    weights = _numbered(layout)
+    weights = _numbered(graph, layout)
     if not weights or layout.dtype != "float32":
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -101,12 +102,17 @@ def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[A
     return InBlocks(load(made, arrays=arrays), set(weights), places, arrays)
 
 
-def _numbered(layout: Layout) -> dict[str, NDArray[np.float32]]:
-    """Return what may be weights of convolutions in two dimensions, each with its place in the flat array."""
+def _numbered(graph: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
+    """Return the trained weights and biases of convolutions, with each one's place in the flat array."""
     if layout.size >= MOST:
         return {}
+    read = set[str]()
+    for number, _, _, part, _ in fields(memoryview(graph)):
+        for kind, _, _, node, _ in fields(part) if number == GRAPH else ():
+            if kind == NODE and _texts(node, OPERATION) == ["Conv"]:
+                read.update(_texts(node, READS)[1:])
     numbers = layout.split(np.arange(FIRST, FIRST + layout.size, dtype=np.float32))
-    return {name: value for name, value in numbers.items() if value.ndim == 4}
+    return {name: value for name, value in numbers.items() if name in read}
 
 
 def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Iterator[bytes | memoryview]:
@@ -116,7 +122,9 @@ def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Ite
             yield whole
             continue
         kept = [
-            inner for kind, _, _, put, inner in fields(part) if kind != INPUT or _name(put, VALUE_NAME) not in values
+            inner
+            for kind, _, _, put, inner in fields(part)
+            if kind != INPUT or _texts(put, VALUE_NAME)[0] not in values
         ]
         heads = {name: _head(name, value) for name, value in values.items()}
         length = sum(map(len, kept)) + sum(len(heads[name]) + value.nbytes for name, value in values.items())
@@ -134,8 +142,8 @@ def _head(name: str, value: NDArray[np.float32]) -> bytes:
     return head(INITIALIZER, len(tensor) + value.nbytes) + tensor
 
 
-def _name(message: memoryview, field: int) -> str:
-    return next((bytes(part).decode() for number, _, _, part, _ in fields(message) if number == field), "")
+def _texts(message: memoryview, field: int) -> list[str]:
+    return [bytes(part).decode() for number, _, _, part, _ in fields(message) if number == field]
 
 
 def _constants(model: bytes) -> list[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
@@ -149,7 +157,7 @@ def _constants(model: bytes) -> list[tuple[str, tuple[int, ...], NDArray[np.floa
             raw = next((part for kind, wire, _, part, _ in parts if (kind, wire) == (RAW_DATA, TEXT)), None)
             if raw is not None and any((kind, value) == (DATA_TYPE, FLOAT) for kind, _, value, _, _ in parts):
                 dims = tuple(value for kind, _, value, _, _ in parts if kind == DIMS)
-                found.append((_name(tensor, NAME), dims, np.frombuffer(raw, np.float32)))
+                found.append((_texts(tensor, NAME)[0], dims, np.frombuffer(raw, np.float32)))
     return found
 
 
@@ -157,7 +165,7 @@ def _place(
     dims: tuple[int, ...], values: NDArray[np.float32], layout: Layout, weights: dict[str, NDArray[np.float32]]
 ) -> Place | None:
     """Return the place that numbers fill, or None of other constants."""
-    if len(dims) != 4 or math.prod(dims) != values.size or not (ours := values >= FIRST).any():
+    if not dims or math.prod(dims) != values.size or not (ours := values >= FIRST).any():
         return None
     if not (ours | (values == 0)).all() or not (values[ours] < FIRST + layout.size).all():
         return None
