@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer_task import RATE, Tally, Task
+from peer_task import Tally, Task
 
 from moretta import Engine, FedAvg, Federation, SecureAggregation, Silo
 
@@ -13,7 +13,7 @@ def main() -> None:
     federation = Federation(
         task.build(),
         [Silo(f"silo-{k:03}", x, y) for k, (x, y) in enumerate(task.data())],
-        FedAvg(loss="cross-entropy", learning_rate=RATE, local_epochs=1),
+        FedAvg(loss="cross-entropy", learning_rate=task.rate, local_epochs=1),
         aggregation=SecureAggregation(scheme="pairwise" if task.masks else "none"),
         engine=Engine(**({"workers": task.workers} if "workers" in Engine.model_fields else {})),
         batch_size=task.rows,

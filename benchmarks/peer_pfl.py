@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from peer_task import RATE, Tally, Task
+from peer_task import Tally, Task
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -60,7 +60,7 @@ def main() -> None:
         ),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
         PyTorchModel(module, torch.optim.SGD, server),
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=None),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=task.rate, local_batch_size=None),
         callbacks=[Rounds(tally)],
         send_metrics_to_platform=False,  # it would print them
     )

@@ -26,7 +26,8 @@ from torch import nn
 from moretta.models.catalogue import build
 
 SHAPES = {"mlp": (16,), "resnet20": (3, 32, 32)}
-CLASSES, RATE = 10, 0.1
+RATES = {"mlp": 0.1, "resnet20": 0.01}
+CLASSES = 10
 WARM = 3  # rounds that are not timed
 
 
@@ -35,6 +36,7 @@ class Task:
     """FedAvg: each silo takes one step of SGD on the cross-entropy of all its rows, one epoch a round; the server adds
     the mean of their differences, by rows.
 
+    masks: sum under masks, with a silo's secrets in `shares` of which `threshold` restore them.
     began: `time.monotonic()` just before the process was started. weights: the file for those of the end.
     """
 
@@ -43,9 +45,11 @@ class Task:
     rows: int
     rounds: int
     masks: bool
-    workers: int
-    began: float
-    weights: str
+    shares: int
+    threshold: int
+    workers: int = 1
+    began: float = 0.0
+    weights: str = ""
 
     @classmethod
     def given(cls) -> Task:
@@ -56,6 +60,11 @@ class Task:
     def told(self) -> str:
         """Return it for a command line."""
         return json.dumps(asdict(self))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return RATES[self.model]
 
     def build(self) -> nn.Module:
         """Return the model at its start. Groups are normalised, not batches: there are no buffers to average."""
