@@ -1,8 +1,9 @@
 """What Flower's simulation does with the task of `peers.py`: run by a Python of its own that has flwr and ray.
 
 As many actors of ray play the silos as there are workers, each with one thread. With masks it is `SecAggPlusWorkflow`
-with as many shares as Moretta's silos have neighbours, and its threshold; both workflows are of Flower's older
-interface, as the newer one has no secure aggregation. A silo's rows and model are made once in each actor.
+with as many shares and the threshold as Moretta has for so many silos, and with the least largest weight, as weights
+cost it precision. Both workflows are of Flower's older interface, as the newer one has no secure aggregation. A silo's
+rows and model are made once in each actor.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def main() -> None:
             initial_parameters=ndarrays_to_parameters(arrays(module)),
             evaluate_fn=ended,
         )
-        secure = SecAggPlusWorkflow(task.shares, task.threshold) if task.masks else None
+        secure = SecAggPlusWorkflow(task.shares, task.threshold, max_weight=float(task.rows)) if task.masks else None
         DefaultWorkflow(secure)(grid, LegacyContext(context, ServerConfig(task.rounds), strategy))
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
