@@ -11,7 +11,9 @@ A message is a safetensors file whose only metadata entry, ``moretta``, is a JSO
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -122,20 +124,28 @@ class Codec:
 
 def size(message: Message, without: Collection[str] = ()) -> int:
     """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
-    # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
-    # it decides the offsets, and so how many digits those take in the header.
-    arrays = sorted(_arrays(message).items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
-    entries: dict[str, Any] = {"__metadata__": {"moretta": _metadata(message, without)}}
+    laid_out = tuple((name, array.dtype, array.shape) for name, array in _arrays(message).items())
+    entries, content = _entries(laid_out)
+    metadata = len(json.dumps({"moretta": _metadata(message, without)}, separators=(",", ":")))
+    header = len('{"__metadata__":') + metadata + entries + len("}")
+    return 8 + -(-header // 8) * 8 + content
+
+
+@lru_cache(maxsize=256)
+def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[int, int]:
+    """Return how many bytes arrays take in a header, and by themselves; a run has few kinds of messages.
+
+    safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters: it
+    decides the offsets, and so how many digits those take in the header.
+    """
+    entries: dict[str, Any] = {}
     offset = 0
-    for name, array in arrays:
-        entries[name] = {
-            "dtype": _DTYPE_CODES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
+    for name, dtype, shape in sorted(arrays, key=lambda one: (_LAID_OUT.index(_DTYPE_CODES[one[1]]), one[0])):
+        length = math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _DTYPE_CODES[dtype], "shape": shape, "data_offsets": [offset, offset + length]}
+        offset += length
     header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + -(-header // 8) * 8 + offset
+    return header - 1 if entries else 0, offset  # a comma before them stands for one of the two braces
 
 
 def _arrays(message: Message) -> dict[str, Array]:

@@ -60,10 +60,10 @@ class TrafficCounter:
 
     def up(self, asked: Message, answer: Message) -> None:
         """Count a silo's answer; its keys and shares are counted separately."""
-        whole, spoken = size(answer), size(answer, without=answer.SHARES)
+        spoken = size(answer, without=answer.SHARES)
         self._bytes["up", asked.TAG] += spoken
         if answer.SHARES:
-            self._bytes["shares", asked.TAG] += whole - spoken
+            self._bytes["shares", asked.TAG] += size(answer) - spoken
 
     def take(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call, and begin again."""

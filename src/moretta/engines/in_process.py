@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 
 from moretta.contract.codec import Codec, size
 from moretta.contract.messages import Message
-from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, answered
+from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.child import ChildClient
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
-from moretta.engines.faults import INJECTED, NO_MISHAP, Injector
+from moretta.engines.faults import INJECTED, NO_MISHAP, Injector, Mishap
+from moretta.engines.silos_here import Answered, SilosHere
 from moretta.engines.views import Recorder
-from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError
+from moretta.errors import CodecError
 
 log = logging.getLogger("moretta")
 
@@ -42,6 +42,7 @@ class InProcess:
         self._clients, self._codec, self._strict, self._recorder = clients, codec, strict, recorder
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
+        self._silos = SilosHere(clients, codec if strict else None)
         self._traffic = TrafficCounter()
         for client in clients.values():
             client.phase = self.clock.phase
@@ -54,6 +55,9 @@ class InProcess:
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
+        mishaps = {silo: self._mishap(silo, message) for silo, message in ask.messages.items()}
+        reached = {silo: message for silo, message in ask.messages.items() if mishaps[silo].gone is None}
+        answers = self._silos.answers(reached)
         lengths: dict[int, int] = {}  # the same message often goes to every silo
 
         def exchanged(silo: str, message: Message) -> Message | Missing:
@@ -61,7 +65,10 @@ class InProcess:
                 lengths[id(message)] = size(message)
             self._traffic.down(message, lengths[id(message)])
             self._record("server", "sent", silo, message)
-            answer = self._answer(silo, message)
+            mishap = mishaps[silo]
+            if mishap.gone is not None:
+                return mishap.gone
+            answer = self._arrived(silo, message, answers[silo], mishap)
             if isinstance(answer, Message):
                 self._traffic.up(message, answer)
                 self._record("server", "received", silo, answer)
@@ -101,39 +108,24 @@ class InProcess:
         for child in self._children:
             child.close()
 
-    def _answer(self, silo: str, message: Message) -> Message | Missing:
-        client = self._clients.get(silo)
-        if client is None:
-            return Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here")
-        mishap = NO_MISHAP if self._injector is None else self._injector.befalls(silo, message)
-        if mishap.gone is not None:
-            return mishap.gone
-        self._record(silo, "received", "server", message)
-        began = time.perf_counter()
-        try:
-            answer = answered(client, self._wire(message))
-            took = time.perf_counter() - began + mishap.seconds
-            if isinstance(client, ChildClient):
-                took -= client.starting
-            if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
-                return Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-            self._record(silo, "sent", "server", answer)
-            if took > self._deadline:
-                self._record("server", "received", silo, answer)  # it is too late, and it came
-                late = f"expected an answer in {self._deadline:g} s, it took {took:.1f} s"
-                return Missing(Reason.LATE, f"{INJECTED}{late}" if mishap.seconds else late)
-            if mishap.seconds:
-                log.warning("%s: silo `%s`: %s%g s late", message.stamp, silo, INJECTED, mishap.seconds)
-            return self._cut(answer) if mishap.cut else self._received(answer)
-        except ParameterError as error:
-            return Missing(Reason.BAD_INPUT, str(error))
-        except Disconnected as error:
-            return Missing(Reason.DISCONNECTED, str(error))
-        except MorettaError as error:
-            return Missing(Reason.REFUSED, str(error))
-        except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
-            log.exception("silo `%s` failed", silo)
-            return Missing(Reason.FAILED, f"{type(error).__name__}: {error}")
+    def _mishap(self, silo: str, message: Message) -> Mishap:
+        return NO_MISHAP if self._injector is None else self._injector.befalls(silo, message)
+
+    def _arrived(self, silo: str, message: Message, given: Answered, mishap: Mishap) -> Message | Missing:
+        """Return what comes of a silo's answer on its way, or why nothing does."""
+        if silo in self._clients:
+            self._record(silo, "received", "server", message)
+        answer, took = given.answer, given.seconds + mishap.seconds
+        if isinstance(answer, Missing):
+            return answer
+        self._record(silo, "sent", "server", answer)
+        if took > self._deadline:
+            self._record("server", "received", silo, answer)  # it is too late, and it came
+            late = f"expected an answer in {self._deadline:g} s, it took {took:.1f} s"
+            return Missing(Reason.LATE, f"{INJECTED}{late}" if mishap.seconds else late)
+        if mishap.seconds:
+            log.warning("%s: silo `%s`: %s%g s late", message.stamp, silo, INJECTED, mishap.seconds)
+        return self._cut(answer) if mishap.cut else self._received(answer)
 
     def _received(self, answer: Message) -> Message | Missing:
         try:

@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,16 +41,17 @@ def encode_purpose(*purpose: int | str | bytes) -> bytes:
 
 def encode_parts(*purpose: int | str | bytes) -> bytes:
     """Encode the parts of a purpose, as they stand behind the version."""
-    parts = []
-    for part in purpose:
-        if isinstance(part, int):
-            kind, content = b"i", part.to_bytes(8, "big", signed=True)
-        elif isinstance(part, str):
-            kind, content = b"s", part.encode()
-        else:
-            kind, content = b"b", part
-        parts.append(kind + len(content).to_bytes(4, "big") + content)
-    return b"".join(parts)
+    return b"".join([_text(part) if isinstance(part, str) else _part(part) for part in purpose])
+
+
+def _part(part: int | str | bytes) -> bytes:
+    if isinstance(part, int):
+        return b"i\x00\x00\x00\x08" + part.to_bytes(8, "big", signed=True)
+    kind, content = (b"s", part.encode()) if isinstance(part, str) else (b"b", part)
+    return kind + len(content).to_bytes(4, "big") + content
+
+
+_text = lru_cache(maxsize=4096)(_part)  # texts are names and never secret, and a round says each of them often
 
 
 def digest_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
@@ -67,7 +69,12 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
     secret: at least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
     """
-    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=encode_purpose(*purpose)).derive(secret)
+    return derive_for(secret, encode_purpose(*purpose))
+
+
+def derive_for(secret: bytes, purpose: bytes) -> bytes:
+    """Derive as `derive` does, for a purpose that `encode_purpose` encoded."""
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
 class SecretRoot:

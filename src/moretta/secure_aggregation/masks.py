@@ -10,13 +10,14 @@ that the others' parts round to nothing beside it, or send it another model. Its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError
-from moretta.secure_aggregation.keystream import Keystream, derive, encode_purpose
+from moretta.secure_aggregation.keystream import Keystream, derive, derive_for, encode_parts, encode_purpose
 from moretta.secure_aggregation.ring import CHUNK, Words
 
 Label = tuple[str, int, int, int, bytes, bytes]
@@ -41,10 +42,16 @@ def label_of(
     return stamp.run, stamp.round, stamp.attempt, stamp.take, cohort, summed
 
 
+@lru_cache(maxsize=8)
+def begun(kind: str, label: Label) -> bytes:
+    """Return what the encoded purposes of one kind in one sum begin with: each silo has two for each neighbour."""
+    return encode_purpose(kind, *label)
+
+
 def pair_key(seed: bytes, label: Label, one: str, other: str) -> bytes:
     """Return the key of the mask that two silos share in one sum; it reveals nothing of their other sums."""
     lower, higher = sorted((one, other))
-    return derive(seed, "mask", *label, lower, higher)
+    return derive_for(seed, begun("mask", label) + encode_parts(lower, higher))
 
 
 def self_key(secret: bytes, label: Label, silo: str) -> bytes:
@@ -61,18 +68,43 @@ def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     """Add masks to arrays of one ring, in place, as if the arrays were one.
 
     words: contiguous uint32 or uint64, of any shapes. It works by chunks that fit a processor's cache, so each mask
-    costs the cipher and one addition.
+    costs the cipher and one addition, however many small arrays there are.
     """
     streams = [(np.add if adds else np.subtract, Keystream(key)) for adds, key in masks]
-    buffer = np.empty(CHUNK, dtype=words[0].dtype)
+    buffers = np.empty((2, CHUNK), dtype=words[0].dtype)
+    for parts in _chunks(words):
+        mask, total = buffers[:, : sum(part.size for part in parts)]
+        whole = parts[0] if len(parts) == 1 else total
+        if len(parts) > 1:
+            total[:] = 0
+        for combine, stream in streams:
+            stream.fill(mask, ZEROS)
+            combine(whole, mask, out=whole)
+        if len(parts) > 1:
+            _add_to(parts, total)
+
+
+def _chunks(words: Sequence[Words]) -> Iterator[list[Words]]:
+    """Yield pieces of arrays, in order: at most `CHUNK` entries together."""
+    parts, room = list[Words](), CHUNK
     for array in words:
         flat = array.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            part = flat[start : start + CHUNK]
-            mask = buffer[: part.size]
-            for combine, stream in streams:
-                stream.fill(mask, ZEROS)
-                combine(part, mask, out=part)
+        while flat.size:
+            parts.append(flat[:room])
+            room, flat = room - parts[-1].size, flat[room:]
+            if not room:
+                yield parts
+                parts, room = [], CHUNK
+    if parts:
+        yield parts
+
+
+def _add_to(parts: Sequence[Words], total: Words) -> None:
+    """Add consecutive pieces of `total` to arrays, in place."""
+    start = 0
+    for part in parts:
+        part += total[start : start + part.size]
+        start += part.size
 
 
 class Labels:

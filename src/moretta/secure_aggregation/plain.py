@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
-from moretta.errors import MisuseError, PeerError
+from moretta.errors import MisuseError, PeerError, RangeError
 from moretta.secure_aggregation.asked import Asked, check_digest
-from moretta.secure_aggregation.ring import largest_magnitude
 from moretta.secure_aggregation.sums import (
     Relayed,
     Shapes,
@@ -83,9 +82,10 @@ class PlainContributor:
         if blind is not None:
             raise MisuseError(IN_THE_CLEAR)
         clear: dict[str, Array] = {name: as_real(name, values) for name, values in tensors.items()}
-        for name, values in clear.items():
-            largest_magnitude(name, values)
-        return PlainUpload(stamp=stamp, tensors=clear, weight=weight, asked=asked.digest)
+        try:
+            return PlainUpload(stamp=stamp, tensors=clear, weight=weight, asked=asked.digest)
+        except PeerError as error:  # a message looks whether its numbers are finite, and once is enough
+            raise RangeError(f"{error}; nothing was sent") from None
 
     def read(
         self,
@@ -161,7 +161,8 @@ class PlainAggregator:
 
 
 def _mean(values: Sequence[Array], shares: Sequence[float]) -> NDArray[np.float64]:
-    total = np.multiply(values[0], shares[0], dtype=np.float64, out=np.empty(values[0].shape))
+    total, product = np.empty(values[0].shape), np.empty(values[0].shape)
+    np.multiply(values[0], shares[0], dtype=np.float64, out=total)
     for array, share in zip(values[1:], shares[1:], strict=True):
-        total += np.multiply(array, share, dtype=np.float64)
+        total += np.multiply(array, share, dtype=np.float64, out=product)
     return total

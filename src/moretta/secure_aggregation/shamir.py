@@ -17,6 +17,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, repeat
+from operator import mul
 
 from moretta.errors import ParameterError, PeerError
 
@@ -53,14 +55,7 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
         raise ParameterError(f"secret: {error}") from None
     # The leading coefficient may be 0 like any other; if it could not, t - 1 shares would exclude one secret.
     coefficients = [constant, *(_draw(random) for _ in range(threshold - 1))]
-    coefficients.reverse()
-    shares = {}
-    for x in points:
-        value = 0
-        for coefficient in coefficients:  # Horner's rule
-            value = (value * x + coefficient) % PRIME
-        shares[x] = _encode(value)
-    return shares
+    return {x: _encode(sum(map(mul, coefficients, _powers(x, threshold))) % PRIME) for x in points}
 
 
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -88,6 +83,12 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
 def check_share(share: bytes) -> None:
     """Raise `moretta.errors.PeerError` unless a share is a field element: 32 bytes whose value is below p."""
     _decode(share)
+
+
+@lru_cache(maxsize=4096)
+def _powers(x: int, count: int) -> tuple[int, ...]:
+    """Return the first powers of a point, from x^0 on; cached, as every secret is shared at the same points."""
+    return tuple(accumulate(repeat(x, count - 1), lambda power, x: power * x % PRIME, initial=1))
 
 
 @lru_cache(maxsize=1024)

@@ -49,8 +49,8 @@ from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import derive, encode_parts, encode_purpose
-from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
+from moretta.secure_aggregation.keystream import derive_for, encode_parts, encode_purpose
+from moretta.secure_aggregation.masks import Label, Mask, begun, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.public_keys import check_signature_length
 
@@ -174,7 +174,7 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
 
 
 def _seal_key(seed: bytes, label: Label, maker: str, holder: str) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(derive(seed, "seal", *label, maker, holder))
+    return ChaCha20Poly1305(derive_for(seed, begun("seal", label) + encode_parts(maker, holder)))
 
 
 class SelfMask:
