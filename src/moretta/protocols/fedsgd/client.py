@@ -14,6 +14,7 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
@@ -115,12 +116,8 @@ class Client:
         """Take `epochs` epochs of SGD; return W - W_k and the mean loss along the way, and the rows."""
         parameters = self._trainable
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        optimizer = torch.optim.SGD(
-            parameters.values(),
-            lr=self._params.rate(number, self._rounds),
-            momentum=self._params.momentum,
-            weight_decay=self._params.weight_decay,
-        )
+        kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        rate = self._params.rate(number, self._rounds)
         total = 0.0
         for epoch in range((number - 1) * epochs, number * epochs):
             for index in self._rows.batches.of_epoch(epoch):
@@ -129,7 +126,8 @@ class Client:
                     parameter.grad = gradients[name]
                 if self._params.clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters.values(), self._params.clip_norm)
-                optimizer.step()
+                for name, parameter in parameters.items():
+                    take_step(parameter, gradients[name], kept[name], rate, self._params)
                 total += loss * len(index)
         rows = self._rows.batches.rows
         upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
