@@ -20,8 +20,8 @@ from moretta.commands import main as cli
 from moretta.config import run_files
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
-from moretta.engines.in_process import InProcess
 from moretta.engines.run_folder import read_json, read_model
+from moretta.engines.silos_here import Answered, SilosHere
 
 RUN = """
 [run]
@@ -268,14 +268,14 @@ def test_a_run_that_fails_is_exit_code_1_and_leaves_a_whole_checkpoint(here: Pat
 
 
 def test_a_silo_that_misses_a_round_is_named_on_stderr(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = InProcess._answer
+    answer = SilosHere._answered
 
-    def late(self: InProcess, silo: str, message: Any) -> Any:
+    def late(self: SilosHere, silo: str, message: Any) -> Any:
         if silo == "silo-2" and message.stamp.round == 2:
-            return Missing(Reason.LATE, "[bold]no answer")
+            return Answered(Missing(Reason.LATE, "[bold]no answer"), 0.0)
         return answer(self, silo, message)
 
-    monkeypatch.setattr(InProcess, "_answer", late)
+    monkeypatch.setattr(SilosHere, "_answered", late)
     done = call("train", "run.toml", "--out", "mine", "--set", "secure-aggregation.threshold=2", "--json")
     assert done.told["dropped"] == [{"round": 2, "silo": "silo-2", "reason": "late: [bold]no answer"}]
     assert "round 2: silo-2 late: [bold]no answer" in done.err
@@ -300,20 +300,20 @@ def test_a_full_disk_is_a_failure_and_not_the_users_mistake(monkeypatch: pytest.
 
 
 def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = InProcess._answer
+    answer = SilosHere._answered
 
-    def interrupted(self: InProcess, silo: str, message: Any) -> Any:
+    def interrupted(self: SilosHere, silo: str, message: Any) -> Any:
         if message.stamp.round == 2:
             raise KeyboardInterrupt
         return answer(self, silo, message)
 
-    monkeypatch.setattr(InProcess, "_answer", interrupted)
+    monkeypatch.setattr(SilosHere, "_answered", interrupted)
     done = call("train", "run.toml", "--out", "mine", "--set", "run.checkpoint-every=1")
     assert done.code == 1
     assert (
         done.err.strip().splitlines()[-1] == "moretta: interrupted; mine goes on from its last checkpoint by --resume"
     )
-    monkeypatch.setattr(InProcess, "_answer", answer)
+    monkeypatch.setattr(SilosHere, "_answered", answer)
     assert call("train", "run.toml", "--out", "mine", "--resume", "--set", "run.checkpoint-every=1").code == 0
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from moretta import Engine, Faults, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
-from moretta.engines import in_process
+from moretta.engines import silos_here
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.common.entry import Entry
 from moretta.protocols.common.players import Roles
@@ -186,7 +186,7 @@ class Wall:
 
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Wall]]:
-    monkeypatch.setattr(in_process, "time", Wall())
+    monkeypatch.setattr(silos_here, "time", Wall())
     yield Wall
     Wall.ahead = 0.0
 

@@ -127,7 +127,7 @@ def test_the_run_file_in_the_folder_is_the_run(demo: Path, root: Path) -> None:
     assert written == read_json(demo / "pbpfl" / "result.json")["settings"]
 
 
-PHASES = {"perturbation", "local_forward", "local_backward", "aggregation", "update"}
+PHASES = {"perturbation", "preparation", "local_forward", "local_backward", "aggregation", "update", "delivery"}
 
 
 @pytest.mark.parametrize("protocol", ["centralised", "local", "fedsgd", "pbpfl"])

@@ -39,6 +39,12 @@ def test_rfc5869(case: dict[str, str]) -> None:
     assert key.derive(bytes.fromhex(case["secret"])) == output
 
 
+@given(st.binary(min_size=16, max_size=200), st.lists(parts, max_size=4))
+def test_a_derivation_is_that_of_the_cryptography_library(secret: bytes, purpose: list[Any]) -> None:
+    theirs = HKDF(hashes.SHA256(), 32, salt=None, info=encode_purpose(*purpose))
+    assert derive(secret, *purpose) == theirs.derive(secret)
+
+
 @pytest.mark.parametrize("case", DERIVATIONS["cases"], ids=lambda case: str(case["purpose"]))
 def test_derivations(case: dict[str, Any]) -> None:
     root, purpose = bytes.fromhex(DERIVATIONS["root"]), purpose_of(case)

@@ -107,7 +107,9 @@ def test_an_error_that_is_none_of_ours_is_a_failure() -> None:
     why = engine.deliver(Ask.all(["north"], Say(stamp=NOW), Said)).missing["north"]
     assert why.reason is Reason.FAILED
     assert "ZeroDivisionError: expected this, got that" in why.detail
-    assert engine.clock.take() == {"local_forward": 4.0}
+    seconds = engine.clock.take()
+    assert seconds["local_forward"] == 4.0  # as it says, and the others stay true
+    assert min(seconds.values()) >= 0.0
     assert engine.peak_mib == 7.5
     engine.close()
 

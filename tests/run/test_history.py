@@ -8,7 +8,16 @@ import pytest
 
 from moretta.contract.roles import Report
 from moretta.engines.driver import DroppedSilo, RoundEnd
-from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS, bytes_of, line_of, total_bytes, total_seconds
+from moretta.run.history import (
+    KEY_TAGS,
+    PHASES,
+    SET_UP_TAGS,
+    UNMASKING_TAGS,
+    bytes_of,
+    line_of,
+    total_bytes,
+    total_seconds,
+)
 
 KEY, UNMASKING, SET_UP = min(KEY_TAGS), min(UNMASKING_TAGS), min(SET_UP_TAGS)
 
@@ -62,5 +71,5 @@ def test_seconds_of_a_run_have_phases_unless_noise_hides_rows(private: bool) -> 
     lines = [{"seconds": {} if private else {"update": 1.0}, "seconds_total": 3.0}] * 2
     found = total_seconds(lines)
     assert found["total"] == 6.0
-    phases = {"perturbation": 0.0, "local_forward": 0.0, "local_backward": 0.0, "aggregation": 0.0, "update": 2.0}
+    phases = dict.fromkeys(PHASES, 0.0) | {"update": 2.0}
     assert found == ({"total": 6.0} if private else {"total": 6.0, **phases})

@@ -16,10 +16,11 @@ with ``yield from``. Nothing here does I/O, knows a clock or knows torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from moretta.contract.messages import Message, Spent, Stamp, Tensors
@@ -182,12 +183,87 @@ class Client(Protocol):
         """Take up what `state` returned."""
 
 
-def answered(client: Client, message: Message) -> Message:
-    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does."""
+class Work(Protocol):
+    """A part of an answer that may be computed together with the same part of other silos' answers.
+
+    key: equal keys mean the same function, of inputs of shapes that go together; None for work that is done alone.
+    least: from so many works on one call is faster.
+    """
+
+    @property
+    def key(self) -> Hashable | None:
+        """What must be equal for works to be done together."""
+
+    @property
+    def least(self) -> int:
+        """How many works it takes, a constant."""
+
+    def alone(self) -> Any:
+        """Return the result."""
+
+    def together(self, works: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of works with this key, in their order, this one among them: up to rounding as `alone`.
+
+        Raises whatever it likes where one of them fails; each is then done alone.
+        """
+
+
+Answering = Generator[Work, Any, Message]
+"""A generator of one answer: it yields work, receives its result, and returns the message. No phase is open and no
+generator of randomness is set while it waits, as other silos go on meanwhile."""
+
+
+class InSteps:
+    """Makes a client's `answer` of a method that is such a generator.
+
+    Whoever calls it gets the answer, with all work done alone. An engine may take its `steps` instead, and whoever puts
+    another function in the place of `answer` replaces both.
+    """
+
+    def __init__(self, steps: Callable[..., Answering]) -> None:
+        self.steps = steps
+        self.__doc__ = steps.__doc__
+
+    def __get__(self, client: object, owner: object = None) -> InSteps:
+        return self if client is None else InSteps(partial(self.steps, client))
+
+    def __call__(self, *arguments: Any) -> Message:
+        """Return the answer to a message. Raises as the client does."""
+        return alone(self.steps(*arguments))
+
+
+def answering(client: Client, message: Message) -> Answering:
+    """Return a client's answer in steps; it is `Spent` where it has helped to open another sum of the round."""
+    answer = client.answer
     try:
-        return client.answer(message)
+        return (yield from answer.steps(message)) if isinstance(answer, InSteps) else answer(message)
     except SumSpent as spent:
         return Spent(stamp=message.stamp, next_take=spent.next_take, survivors=spent.survivors, whole=spent.whole)
+
+
+def after_alone(steps: Answering, work: Work) -> Work:
+    """Do work alone, go on with its result, and return the next. Raises StopIteration with the answer, and errors."""
+    try:
+        result = work.alone()
+    except Exception as error:  # noqa: BLE001  # it is the client's own: raised there, where the work was yielded
+        return steps.throw(error)
+    return steps.send(result)
+
+
+def alone(steps: Answering) -> Message:
+    """Return an answer all of whose work is done alone. Raises as the client does."""
+    try:
+        work = next(steps)
+        while True:
+            work = after_alone(steps, work)
+    except StopIteration as end:
+        answer: Message = end.value
+        return answer
+
+
+def answered(client: Client, message: Message) -> Message:
+    """Return a client's answer, `Spent` where it has helped to open another sum of the round. Raises as it does."""
+    return alone(answering(client, message))
 
 
 def unexpected(role: str, message: Message) -> MisuseError:

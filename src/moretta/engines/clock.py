@@ -34,8 +34,12 @@ class Clock:
         self._since = now
 
     def charge(self, name: str, seconds: float) -> None:
-        """Add seconds that another process spent in a phase."""
+        """Count seconds that another process spent in a phase, where this one waited for it, as that phase's."""
+        self._charge()
         self._seconds[name] += seconds
+        if self._open:
+            waiting = self._open[-1]
+            self._seconds[waiting] -= min(seconds, self._seconds[waiting])  # what it says need not be true
 
     def take(self) -> Mapping[str, float]:
         """Return the seconds by phase since the last call, and begin again."""

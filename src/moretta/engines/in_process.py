@@ -55,9 +55,14 @@ class InProcess:
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
+        with self.clock.phase("delivery"):
+            return self._delivered(ask)
+
+    def _delivered(self, ask: Ask) -> Replies:
         mishaps = {silo: self._mishap(silo, message) for silo, message in ask.messages.items()}
         reached = {silo: message for silo, message in ask.messages.items() if mishaps[silo].gone is None}
-        answers = self._silos.answers(reached)
+        with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
+            answers = self._silos.answers(reached)
         lengths: dict[int, int] = {}  # the same message often goes to every silo
 
         def exchanged(silo: str, message: Message) -> Message | Missing:
@@ -72,7 +77,8 @@ class InProcess:
             if isinstance(answer, Message):
                 self._traffic.up(message, answer)
                 self._record("server", "received", silo, answer)
-                return valid(silo, ask, message, answer)
+                with self.clock.phase("aggregation"):  # the server looks at what it was sent
+                    return valid(silo, ask, message, answer)
             return answer
 
         return replies_of(ask, exchanged)

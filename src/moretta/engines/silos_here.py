@@ -1,19 +1,31 @@
-"""The silos' roles in one process: what each of them answers, or why it does not."""
+"""The silos' roles in one process: what each of them answers, or why it does not.
+
+Small models are bound by the cost of calls, not by arithmetic. So silos are asked slot by slot, and those of a slot go
+on in lockstep: where several wait for the same work on batches of the same shapes (`moretta.contract.roles.Work`), it
+is done for all of them in one call. Which silos that are follows from their order in the federation, from whom is asked
+and from shapes, never from a clock or from how many processes there are. A process that plays some silos plays whole
+slots of them.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
-from moretta.contract.roles import Client, Missing, Reason, answered
+from moretta.contract.roles import Answering, Client, Missing, Reason, Work, after_alone, answering
 from moretta.engines.child import ChildClient
 from moretta.errors import Disconnected, MorettaError, ParameterError
 
 log = logging.getLogger("moretta")
+
+SLOT = 25  # silos at most; beyond, one call has no more to share
 
 
 @dataclass(frozen=True)
@@ -24,40 +36,121 @@ class Answered:
     seconds: float
 
 
+def slots_of(silos: Sequence[str]) -> list[Sequence[str]]:
+    """Return silos in their order in as few slots as possible, whose sizes differ by at most one."""
+    count = -(-len(silos) // SLOT)
+    return [silos[len(silos) * k // count : len(silos) * (k + 1) // count] for k in range(count)]
+
+
 class SilosHere:
     """Asks the clients of this process.
 
-    codec: through which each message passes before a silo has it, as over a network; None hands over the object.
+    codec: through which each message passes before a silo has it, as over a network, and silos are then asked one by
+    one; None hands over the object. slots: the silos that go on together; None is `slots_of` the clients.
     """
 
-    def __init__(self, clients: Mapping[str, Client], codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, Client],
+        codec: Codec | None = None,
+        slots: Sequence[Sequence[str]] | None = None,
+    ) -> None:
         self._clients, self._codec = clients, codec
+        self._slots = slots_of(list(clients)) if slots is None else slots
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
-        return {silo: self._answered(silo, message) for silo, message in messages.items()}
+        if self._codec is not None:
+            return {silo: self._of_slot({silo: message})[silo] for silo, message in messages.items()}
+        found = dict[str, Answered]()
+        for slot in self._slots:
+            found |= self._of_slot({silo: messages[silo] for silo in slot if silo in messages})
+        found |= self._of_slot({silo: message for silo, message in messages.items() if silo not in found})
+        return {silo: found[silo] for silo in messages}
 
-    def _answered(self, silo: str, message: Message) -> Answered:
-        client, began = self._clients.get(silo), time.perf_counter()
+    def _of_slot(self, messages: Mapping[str, Message]) -> dict[str, Answered]:
+        turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
+        for turn in turns:
+            turn.go_on(next)
+        while waiting := [turn for turn in turns if turn.work is not None]:
+            groups = defaultdict[Hashable, list[_Turn]](list)
+            for turn in waiting:
+                groups[turn.key].append(turn)
+            for group in groups.values():
+                _do(group)
+        return {turn.silo: Answered(turn.answer, self._seconds(turn)) for turn in turns}
+
+    def _steps(self, silo: str, message: Message) -> Answering:
+        client = self._clients.get(silo)
         if client is None:
-            return Answered(Missing(Reason.DISCONNECTED, f"no silo `{silo}` is here"), 0.0)
-        answer = self._answer(silo, client, message)
-        took = time.perf_counter() - began
-        return Answered(answer, took - client.starting if isinstance(client, ChildClient) else took)
+            raise Disconnected(f"no silo `{silo}` is here")
+        wired = message if self._codec is None else self._codec.decode(self._codec.encode(message))
+        return (yield from answering(client, wired))
 
-    def _answer(self, silo: str, client: Client, message: Message) -> Message | Missing:
+    def _seconds(self, turn: _Turn) -> float:
+        client = self._clients.get(turn.silo)
+        return turn.seconds - client.starting if isinstance(client, ChildClient) else turn.seconds
+
+
+class _Turn:
+    """A silo on its way to an answer. work: what it waits for; None where it has answered, or never will."""
+
+    def __init__(self, silo: str, steps: Answering) -> None:
+        self.silo, self.seconds = silo, 0.0
+        self.answer: Message | Missing = Missing(Reason.FAILED, "it was not asked")
+        self.work: Work | None = None
+        self.key: Hashable | None = None
+        self._steps = steps
+
+    def go_on(self, resume: Callable[[Answering], Work]) -> None:
+        """Go on until the answer, or until work that other silos may share; other work is done at once."""
+        began = time.perf_counter()
         try:
-            wired = message if self._codec is None else self._codec.decode(self._codec.encode(message))
-            answer = answered(client, wired)
+            self.work = resume(self._steps)
+            while (key := self.work.key) is None:
+                self.work = after_alone(self._steps, self.work)
+            self.key = key
+        except StopIteration as end:
+            answer = end.value
+            if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
+                answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
+            self._end(answer)
         except ParameterError as error:
-            return Missing(Reason.BAD_INPUT, str(error))
+            self._end(Missing(Reason.BAD_INPUT, str(error)))
         except Disconnected as error:
-            return Missing(Reason.DISCONNECTED, str(error))
+            self._end(Missing(Reason.DISCONNECTED, str(error)))
         except MorettaError as error:
-            return Missing(Reason.REFUSED, str(error))
+            self._end(Missing(Reason.REFUSED, str(error)))
         except Exception as error:  # a silo's failure, whatever it is, costs the round only itself
-            log.exception("silo `%s` failed", silo)
-            return Missing(Reason.FAILED, f"{type(error).__name__}: {error}")
-        if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
-            return Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-        return answer
+            log.exception("silo `%s` failed", self.silo)
+            self._end(Missing(Reason.FAILED, f"{type(error).__name__}: {error}"))
+        else:
+            self.key = key
+        self.seconds += time.perf_counter() - began
+
+    def _end(self, answer: Message | Missing) -> None:
+        self.answer, self.work = answer, None
+
+
+def _do(group: Sequence[_Turn]) -> None:
+    """Do the work that silos wait for, in one call where they are enough, and let them go on."""
+    works = [turn.work for turn in group if turn.work is not None]
+    began = time.perf_counter()
+    results = _together(works) if len(works) >= max(2, works[0].least) else None
+    share = (time.perf_counter() - began) / len(group)
+    for place, (turn, work) in enumerate(zip(group, works, strict=True)):
+        turn.seconds += share
+        turn.go_on(partial(after_alone, work=work) if results is None else partial(_send, result=results[place]))
+
+
+def _together(works: Sequence[Work]) -> Sequence[Any] | None:
+    """Return the results of one call; None where it fails, so that a silo's error is found where it is alone."""
+    try:
+        return works[0].together(works)
+    except Exception as error:  # noqa: BLE001  # it is raised again by the silo whose error it is, if any
+        log.debug("work of %d silos is done one by one: %s: %s", len(works), type(error).__name__, error)
+        return None
+
+
+def _send(steps: Answering, result: Any) -> Work:
+    return steps.send(result)

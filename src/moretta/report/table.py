@@ -19,10 +19,12 @@ from moretta.report.folder import RunRecord, SiloScore
 
 PHASES = {
     "perturbation": "Perturbation",
+    "preparation": "Preparation at silos",
     "local_forward": "Local forward",
     "local_backward": "Local backward",
     "aggregation": "Aggregation",
     "update": "Update",
+    "delivery": "Delivery",
 }
 """The phases of a round, in the order in which they happen."""
 

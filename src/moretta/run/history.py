@@ -14,7 +14,7 @@ from moretta.protocols.common import silo_rows
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation import agreement, statistics, unmasking
 
-PHASES = ("perturbation", "local_forward", "local_backward", "aggregation", "update")
+PHASES = ("perturbation", "preparation", "local_forward", "local_backward", "aggregation", "update", "delivery")
 
 Line = dict[str, Any]
 """What is kept of one round: a line of ``history.jsonl``."""

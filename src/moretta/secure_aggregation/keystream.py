@@ -11,6 +11,7 @@ so that keys for two purposes are independent. Nothing here is ever derived from
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import sys
 from collections.abc import Mapping
@@ -18,9 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import blocks
@@ -73,8 +72,13 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
 
 def derive_for(secret: bytes, purpose: bytes) -> bytes:
-    """Derive as `derive` does, for a purpose that `encode_purpose` encoded."""
-    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
+    """Derive as `derive` does, for a purpose that `encode_purpose` encoded.
+
+    HKDF's two steps, extract and expand, for one block of output: a masked round of 100 silos derives 13,000 keys, and
+    the standard library's HMAC takes half the time of a key derivation object.
+    """
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
 
 class SecretRoot:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +111,7 @@ class Ring:
         """
         if abs(fraction_bits) > EXPONENTS + 64 or fraction_bits + weight.bit_length() > EXPONENTS + 65:
             raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {fraction_bits}")
-        most = _not_below(self.largest(fraction_bits, most_weight, parties))
+        most = _most(self, fraction_bits, most_weight, parties)
         words = np.empty(values.shape, dtype=self.dtype)
         flat, into = values.reshape(-1), words.reshape(-1).view(f"int{self.bits}")
         # One factor: a power of two scales exactly, so only the product with N_k rounds.
@@ -138,6 +139,12 @@ class Ring:
         for start in range(0, signed.size, CHUNK):
             into[start : start + CHUNK] = np.ldexp(signed[start : start + CHUNK].astype(np.float64), -fraction_bits)
         return values
+
+
+@lru_cache(maxsize=256)
+def _most(ring: Ring, fraction_bits: int, most_weight: int, parties: int) -> float:
+    """Return what magnitudes must stay below; cached, as fractions are slow and a run's tensors have few ranges."""
+    return _not_below(ring.largest(fraction_bits, most_weight, parties))
 
 
 def _not_below(bound: Fraction) -> float:

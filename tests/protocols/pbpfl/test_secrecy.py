@@ -34,7 +34,7 @@ def test_a_silo_begins_without_the_true_weights() -> None:
     federation = federation_of()
     players = build(federation.spec.protocol, federation._setting(0, 3))
     for client in players.clients.values():
-        assert all((parameter == 0).all() for parameter in client._model.parameters())
+        assert all((parameter == 0).all() for parameter in client._noisy.own.parameters())
 
 
 def test_two_releases_of_one_run_are_under_two_keys(tmp_path: Path) -> None:

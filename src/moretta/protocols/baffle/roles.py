@@ -61,7 +61,8 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     privates, accountant = _private(protocol, setting, sharers)
     releases = None if accountant is None else Releases()
     schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
-    _check_rows(setting, TorchForward(setting.model, layout, setting.device))
+    forward = TorchForward(setting.model, layout, setting.device)  # of all silos here: each call sets its parameters
+    _check_rows(setting, forward)
     _check_fits(protocol, setting, layout)
     edge = setting.engine.edge
     check_packages(PACKAGES if edge else ())
@@ -100,7 +101,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         clients[silo.name] = Client(
             recipe,
             silo.name,
-            TorchForward(setting.model, layout, setting.device),
+            forward,
             Rows(
                 silo.x,
                 y,

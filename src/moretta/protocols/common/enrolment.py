@@ -168,6 +168,11 @@ class SiloRows:
         """SHA-256 over rows, targets and how they are prepared (`silo_rows.digest_of_rows`)."""
         return digest_of_rows(self._own, self._preparation)
 
+    @property
+    def kept(self) -> bool:
+        """Whether inputs are in memory, and the same at each use."""
+        return isinstance(self.x, Tensor) and not self._augment
+
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
         return self.rows(self.batches.of_round(number, take))

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Phase, State, no_phase
+from moretta.contract.messages import Message
+from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.steps import take_step
+from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.stacked import Stacked
 from moretta.protocols.common.training import Training
+from moretta.protocols.fedsgd.local import Local, LocalWork
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 from moretta.protocols.fedsgd.private import PrivateGradient
@@ -26,6 +28,7 @@ from moretta.secure_aggregation.sums import Contributor
 class Client:
     """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs.
 
+    model: never written to. stacked: the same model, one object for all silos that may be stepped together.
     private: computes the gradient under differential privacy; the constructor then raises
     `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
     """
@@ -38,21 +41,22 @@ class Client:
         contributor: Contributor,
         rounds: int,
         private: PrivateGradient | None = None,
+        stacked: Stacked | None = None,
     ) -> None:
         self.phase: Phase = no_phase
-        self._params, self._rows, self._contributor, self._rounds = params, rows, contributor, rounds
-        self._model = copy.deepcopy(model).train()
-        self._trainable, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
-        self._loss, self._private = params.loss_function, private
+        self._rows, self._contributor, self._private = rows, contributor, private
+        self._local = Local(params, model, stacked or Stacked(model, params.loss_function), rows, rounds)
         if private is not None:
-            private.check(self._model)
+            private.check(self._local.model)
 
-    def answer(self, message: Message) -> Message:
-        """Answer one message."""
+    @InSteps
+    def answer(self, message: Message) -> Answering:
+        """Answer one message; the work on rows may be done together with other silos'."""
         if isinstance(message, TrainOn):
-            answer = self._train(message)
+            answer = yield from self._train(message)
         else:
-            answer = self._rows.answer(message, self._contributor, self._model)
+            model = self._local.model if isinstance(message, Score) else self._local.given
+            answer = self._rows.answer(message, self._contributor, model)
         if self._private is not None:
             self._private.releases.answered(message, answer)
         return answer
@@ -67,19 +71,14 @@ class Client:
             return self._rows.batches.of_round(ask.stamp.round)
         return self._private.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
 
-    def _train(self, ask: TrainOn) -> Message:
-        modules.load(self._model, ask.parameters)
+    def _train(self, ask: TrainOn) -> Answering:
         if self._private is not None:
             return self._train_in_private(ask, self._private)
-        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole or isinstance(self._params, FedAvg))
+        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole or isinstance(self._local.params, FedAvg))
         self._contributor.check(ask.stamp, about)
-        with self._rows.randomness(*ask.stamp.drawn):
-            if isinstance(self._params, FedAvg):
-                upload, rows = self._epochs(self._params.local_epochs, ask.stamp.round)
-            else:
-                upload, rows = self._gradient(*ask.stamp.drawn)
+        self._local.phase = self.phase
+        upload, rows = yield LocalWork(self._local, ask)
         with self.phase("aggregation"):
-            upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
@@ -87,51 +86,13 @@ class Client:
 
         A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
         """
+        modules.load(self._local.model, ask.parameters)
         about = asked(ask, *self._rows.agreed)
         self._contributor.check(ask.stamp, about)
         with self.phase("local_backward"):
-            upload = private.upload(self._model, ask.parameters, ask.stamp)
+            upload = private.upload(self._local.model, ask.parameters, ask.stamp)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
-
-    def _gradient(self, number: int, take: int = 0) -> tuple[dict[str, Array], int]:
-        """Return the gradient of the mean loss on the round's batch, what else is uploaded, and the rows."""
-        inputs, targets = self._rows.batch(number, take)
-        gradients, loss = self._backward(inputs, targets)
-        upload = {f"gradient/{name}": value.cpu().numpy() for name, value in gradients.items()}
-        upload["loss"] = np.asarray(loss)
-        if self._loss.weighs_rows:  # silos weigh as D_k, not as their rows: N_k times the density
-            density = self._loss.density(targets)
-            upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
-        return upload, len(inputs)
-
-    def _backward(self, inputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], float]:
-        with self.phase("local_forward"):
-            loss = self._loss(self._model(inputs), targets)
-        with self.phase("local_backward"):
-            gradients = torch.autograd.grad(loss, list(self._trainable.values()), materialize_grads=True)
-        return dict(zip(self._trainable, gradients, strict=True)), float(loss.detach())
-
-    def _epochs(self, epochs: int, number: int) -> tuple[dict[str, Array], int]:
-        """Take `epochs` epochs of SGD; return W - W_k and the mean loss along the way, and the rows."""
-        parameters = self._trainable
-        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
-        rate = self._params.rate(number, self._rounds)
-        total = 0.0
-        for epoch in range((number - 1) * epochs, number * epochs):
-            for index in self._rows.batches.of_epoch(epoch):
-                gradients, loss = self._backward(*self._rows.rows(index))
-                for name, parameter in parameters.items():
-                    parameter.grad = gradients[name]
-                if self._params.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(parameters.values(), self._params.clip_norm)
-                for name, parameter in parameters.items():
-                    take_step(parameter, gradients[name], kept[name], rate, self._params)
-                total += loss * len(index)
-        rows = self._rows.batches.rows
-        upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
-        return upload | {"loss": np.asarray(total / (rows * epochs))}, rows
 
     def state(self) -> State:
         """Return what lots and noise follow from, if any, and releases.

@@ -11,6 +11,7 @@ from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.stacked import Stacked
 from moretta.protocols.common.training import Training
 from moretta.protocols.common.wiring import (
     POOL,
@@ -63,10 +64,10 @@ def _build(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], s
         releases = Releases()
     largest, rounds = setting.secure_aggregation.largest, setting.rounds
     server = Server(protocol, setting.model, agreed, largest, rounds, accountant, releases)
+    model = setting.silo_model().train()
+    stacked = Stacked(model, protocol.loss_function)
     clients = {
-        name: Client(
-            protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), rounds, private.get(name)
-        )
+        name: Client(protocol, model, own, contributor_of(setting, scheme, name), rounds, private.get(name), stacked)
         for name, own in rows.items()
     }
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)

@@ -37,10 +37,11 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
         setting.rounds,
         setting.layout,
     )
+    blank = setting.blank_model()
     clients = {
         name: Client(
             protocol.loss_function,
-            setting.blank_model(),
+            blank,
             plan.head,
             own,
             contributor_of(setting, secure.scheme, name),

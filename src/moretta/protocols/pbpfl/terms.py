@@ -86,11 +86,9 @@ def squared_error(at: NoisyHead, targets: Tensor) -> Terms:
     e = at.outputs - targets
     along = e @ at.spread.T  # (r_a . e)_s, [B, m]
     values = torch.cat([e.square().sum()[None] / 2, (alpha * along).sum(0), alpha.square().sum()[None] / 2]) / rows
-    cotangents = torch.empty(len(values), *h.shape, dtype=h.dtype, device=h.device)
-    cotangents[0] = e @ at.weight
     # S depends on h through alpha and through e alike.
-    cotangents[1:-1] = along.T[:, :, None] + alpha * (at.spread @ at.weight)[:, None, :]
-    cotangents[-1] = alpha
+    of_sigma = along.T[:, :, None] + alpha * (at.spread @ at.weight)[:, None, :]
+    cotangents = torch.cat([(e @ at.weight)[None], of_sigma, alpha.expand_as(h)[None]])
     alpha_h = (alpha * h).mean(0)
     return Terms(
         prefixes=("noisy", *(f"sigma/{s}" for s in range(len(at.spread))), "beta"),

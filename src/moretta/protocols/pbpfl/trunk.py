@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,10 @@ class Trunk:
         self._dense = dense_layers(model, head.module)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9)."""
+        """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9).
+
+        inputs: [B, ...]; of `dense_layers` perhaps those of several silos, [silos, B, ...], and so is what is returned.
+        """
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
         seen: list[Tensor] = []
@@ -40,15 +43,16 @@ class Trunk:
         self._h = seen[0]
         return self._h.detach(), outputs.detach()
 
-    def backward(self, cotangents: Tensor) -> Mapping[str, Tensor]:
+    def backward(self, cotangents: Tensor, places: Sequence[int] | None = None) -> Mapping[str, Tensor]:
         """Return for each parameter of the trunk its gradients along the cotangents, [k, *shape].
 
-        cotangents: d scalar / d h, [k, B, inputs], for the last `forward`.
+        cotangents: d scalar / d h, [k, B, inputs], for the last `forward`. places: of several silos then those whose
+        cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape].
         """
         if not self._parameters:
             return {}
         if self._dense is not None:
-            return self._backward_dense(self._dense, cotangents)
+            return self._backward_dense(self._dense, cotangents, places)
         parameters, last = list(self._parameters.values()), len(cotangents) - 1
         gradients = [
             torch.autograd.grad(self._h, parameters, cotangent, retain_graph=number < last, materialize_grads=True)
@@ -70,15 +74,19 @@ class Trunk:
         return h, self._head(h)
 
     @torch.no_grad()
-    def _backward_dense(self, layers: Mapping[str, nn.Linear], cotangents: Tensor) -> Mapping[str, Tensor]:
+    def _backward_dense(
+        self, layers: Mapping[str, nn.Linear], cotangents: Tensor, places: Sequence[int] | None
+    ) -> Mapping[str, Tensor]:
         gradients: dict[str, Tensor] = {}
+        some = places is not None and len(places) < len(self._activations[0])
+        activations = [one[places] for one in self._activations] if some else self._activations
         names = list(layers)
         for depth in range(len(names), 0, -1):
-            layer, below = layers[names[depth - 1]], self._activations[depth - 1]
-            cotangents = cotangents * (self._activations[depth] > 0)
+            layer, below = layers[names[depth - 1]], activations[depth - 1]
+            cotangents = cotangents * (activations[depth] > 0)
             if layer.bias is not None:
-                gradients[f"{names[depth - 1]}.bias"] = cotangents.sum(1)
-            gradients[f"{names[depth - 1]}.weight"] = cotangents.transpose(1, 2) @ below
+                gradients[f"{names[depth - 1]}.bias"] = cotangents.sum(-2)
+            gradients[f"{names[depth - 1]}.weight"] = cotangents.transpose(-2, -1) @ below
             if depth > 1:
                 cotangents = cotangents @ layer.weight
         return gradients

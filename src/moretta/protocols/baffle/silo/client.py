@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Phase, State, no_phase
+from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.protocols.baffle.silo.estimate import check_sigma, differences, directions_of, gradient
+from moretta.protocols.baffle.silo.directions import Directions
+from moretta.protocols.baffle.silo.estimate import (
+    Derivatives,
+    check_sigma,
+    differences_together,
+    directions_of,
+    gradient,
+)
 from moretta.protocols.baffle.silo.forward import Forward
 from moretta.protocols.baffle.silo.messages import (
     RUNS_TORCH,
@@ -31,6 +40,41 @@ from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
+
+
+@dataclass(frozen=True)
+class LossWork:
+    """The losses of a silo's batch in all directions of a round, which all silos of a cohort share.
+
+    directions: makes them. about: what they follow from.
+    """
+
+    recipe: Recipe
+    forward: Forward
+    at: Array
+    inputs: Array
+    targets: Array
+    directions: Callable[[], Directions]
+    about: tuple[int | str | bytes, ...]
+    phase: Phase
+    least: int = 2
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for silos whose batches run as many directions of a round at once through the same forward pass."""
+        return id(self.recipe), id(self.forward), id(self.at), self.about, self.forward.at_once(len(self.inputs))
+
+    def alone(self) -> Derivatives:
+        """Return x_k and the losses of each row."""
+        return self.together([self])[0]
+
+    def together(self, works: Sequence[LossWork]) -> list[Derivatives]:
+        """Return those of several silos, whose directions are made once."""
+        recipe, batches = self.recipe, [(work.inputs, work.targets) for work in works]
+        with self.phase("local_forward"):
+            return differences_together(
+                recipe.form, recipe.sigma, self.directions(), self.forward, recipe.loss, self.at, batches
+            )
 
 
 class Client:
@@ -60,9 +104,10 @@ class Client:
         self._contributor, self._private, self._load, self._runs = contributor, private, load, runs
         self._seed, self._computes = Seed(name, root), model
 
-    def answer(self, message: Message) -> Message:
-        """Answer one message."""
-        answer = self._answer(message)
+    @InSteps
+    def answer(self, message: Message) -> Answering:
+        """Answer one message; the losses of a batch may be computed together with other silos'."""
+        answer = (yield from self._estimate(message)) if isinstance(message, Estimate) else self._answer(message)
         if self._private is not None:
             self._private.releases.answered(message, answer)
         return answer
@@ -73,8 +118,6 @@ class Client:
 
     def _answer(self, message: Message) -> Message:
         match message:
-            case Estimate():
-                return self._estimate(message)
             case Commit():
                 members = self._contributor.members or message.cohort
                 if self._name not in message.cohort or set(members) != set(message.cohort):
@@ -106,7 +149,7 @@ class Client:
                 f"{what} has other tensors, or other fixed ones, than the server's model; expected the same"
             )
 
-    def _estimate(self, ask: Estimate) -> Message:
+    def _estimate(self, ask: Estimate) -> Answering:
         if self._forward is None or not self._seed.seed:
             raise MisuseError("expected a set-up before the first round")
         layout, at = self._forward.layout, ask.parameters
@@ -127,7 +170,8 @@ class Client:
             return self._upload_epochs(ask, self._forward, purpose)
         about = self._asked(ask, whole=self._rows.batches.whole)
         index = self._rows.batches.of_round(*ask.stamp.drawn)
-        derivatives, loss = self._means(self._forward, at, index, ask.k, purpose)
+        work = self._work(self._forward, at, index, ask.k, purpose)
+        derivatives, loss = self._means(work, (yield work))
         scalars = np.concatenate([derivatives, loss])
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, len(index), ask.encoding, asked=about)
@@ -138,11 +182,9 @@ class Client:
         self._contributor.check(ask.stamp, about)
         return about
 
-    def _means(
-        self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _means(self, work: LossWork, found: Derivatives) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the batch's x_k, float64[K], and its loss; with class weights also their mean."""
-        derivatives, losses, weights = self._rowwise(forward, at, index, k, purpose)
+        (derivatives, losses), weights = found, self._recipe.loss.weights(work.targets)
         means, loss = derivatives.mean(axis=1), losses.mean()
         if not np.isfinite(means).all() or not np.isfinite(loss):
             wrong = int(np.count_nonzero(~np.isfinite(means)))
@@ -152,17 +194,13 @@ class Client:
             )
         return means, np.array([loss, weights.mean()] if self._recipe.loss.class_weights else [loss])
 
-    def _rowwise(
+    def _work(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        recipe = self._recipe
+    ) -> LossWork:
         inputs, targets = self._rows.take(index, at.dtype)
-        directions = recipe.directions(k, forward.layout.size, self._seed.seed, *purpose)
-        with self.phase("local_forward"):
-            found, losses = differences(
-                recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs, targets
-            )
-        return found, losses, recipe.loss.weights(targets)
+        directions = partial(self._recipe.directions, k, forward.layout.size, self._seed.seed, *purpose)
+        about = (k, self._seed.seed, *purpose)
+        return LossWork(self._recipe, forward, at, inputs, targets, directions, about, self.phase)
 
     def _upload_in_private(
         self, ask: Estimate, private: PrivateScalars, forward: Forward, purpose: tuple[int | str | bytes, ...]
@@ -174,7 +212,7 @@ class Client:
         private.releases.uploaded(ask.stamp, drawn[-1])
         index = private.rows_of_lot(*drawn)
         if len(index):
-            derivatives, _, _ = self._rowwise(forward, ask.parameters, index, ask.k, purpose)
+            derivatives, _ = self._work(forward, ask.parameters, index, ask.k, purpose).alone()
         else:
             derivatives = np.zeros((directions_of(self._recipe.form, ask.k), 0))
         scalars = private.noised_mean(derivatives, *drawn)
@@ -199,9 +237,10 @@ class Client:
         for epoch in range((number - 1) * recipe.local_epochs, number * recipe.local_epochs):
             for index in batches.of_epoch(epoch):
                 own = (*purpose, self._name, steps)
-                means, loss = self._means(forward, at, index, ask.k, own)
+                work = self._work(forward, at, index, ask.k, own)
+                means, loss = self._means(work, work.alone())
                 with self.phase("update"):
-                    directions = recipe.directions(ask.k, len(at), self._seed.seed, *own)
+                    directions = work.directions()
                     density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
                     step = gradient(recipe.form, means / density, directions)
                     if recipe.clip_norm:

@@ -15,7 +15,7 @@ fixed point fits every sigma.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -40,27 +40,44 @@ def forwards_of(form: Form, k: int) -> int:
     return {"mean": k, "base": k + 1, "twice-forward": 2 * k + 1, "central": 2 * k}[form]
 
 
+Derivatives = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""x_k of each row, float64[K, rows], and the rows' own losses (those of w, or their mean over k), [rows]."""
+
+
 def differences(
     form: Form, sigma: float, directions: Directions, forward: Forward, loss: RowLosses, at: Array, x: Array, y: Array
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return x_k of each row, float64[K, rows], and the rows' own losses (those of w, or their mean over k), [rows].
+) -> Derivatives:
+    """Return those of a batch. at: w, flat. x, y: the batch, as `Forward.outputs` and `RowLosses` take them."""
+    return differences_together(form, sigma, directions, forward, loss, at, [(x, y)])[0]
 
-    at: w, flat. x, y: the batch, as `Forward.outputs` and `RowLosses` take them.
+
+def differences_together(
+    form: Form,
+    sigma: float,
+    directions: Directions,
+    forward: Forward,
+    loss: RowLosses,
+    at: Array,
+    batches: Sequence[tuple[Array, Array]],
+) -> list[Derivatives]:
+    """Return the same of several silos' batches, all in directions that are made once: bit for bit as one by one.
+
+    batches: of which each has so many rows that the forward pass runs as many directions at once.
     """
 
-    def losses(distance: float) -> NDArray[np.float64]:
-        return np.concatenate(list(_losses(directions, distance, forward, loss, at, x, y)))
+    def losses(distance: float) -> list[NDArray[np.float64]]:
+        return _losses(directions, distance, forward, loss, at, batches)
 
     with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
         ahead = losses(sigma)
         if form == "mean":
-            middle = ahead.mean(axis=0)
-            return (ahead - middle) / sigma, middle
+            middles = [each.mean(axis=0) for each in ahead]
+            return [((each - middle) / sigma, middle) for each, middle in zip(ahead, middles, strict=True)]
         if form == "central":
-            behind = losses(-sigma)
-            return (ahead - behind) / (2 * sigma), (ahead.mean(axis=0) + behind.mean(axis=0)) / 2
-        here = loss(forward.outputs(at[None], x), y)[0]
-        return (ahead - here) / sigma, here
+            pairs = zip(ahead, losses(-sigma), strict=True)
+            return [((one - two) / (2 * sigma), (one.mean(axis=0) + two.mean(axis=0)) / 2) for one, two in pairs]
+        here = [loss(forward.outputs(at[None], x), y)[0] for x, y in batches]
+        return [((each - own) / sigma, own) for each, own in zip(ahead, here, strict=True)]
 
 
 def gradient(form: Form, derivatives: NDArray[np.float64], directions: Directions) -> NDArray[np.float64]:
@@ -96,7 +113,16 @@ def _moves(sigma: float, at: Array) -> bool:
 
 
 def _losses(
-    directions: Directions, distance: float, forward: Forward, loss: RowLosses, at: Array, x: Array, y: Array
-) -> Iterator[NDArray[np.float64]]:
-    for vectors in directions.perturbed(at, distance, forward.at_once(len(x))):
-        yield loss(forward.outputs(vectors, x), y)
+    directions: Directions,
+    distance: float,
+    forward: Forward,
+    loss: RowLosses,
+    at: Array,
+    batches: Sequence[tuple[Array, Array]],
+) -> list[NDArray[np.float64]]:
+    """Return the losses of each batch's rows, [K, rows], at all perturbed parameters."""
+    found: list[list[NDArray[np.float64]]] = [[] for _ in batches]
+    for vectors in directions.perturbed(at, distance, forward.at_once(len(batches[0][0]))):
+        for parts, (x, y) in zip(found, batches, strict=True):
+            parts.append(loss(forward.outputs(vectors, x), y))
+    return [np.concatenate(parts) for parts in found]

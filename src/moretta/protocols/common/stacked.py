@@ -1,0 +1,166 @@
+"""The gradients of several silos' batches in one call, by `torch.func.vmap`: small models are bound by calls.
+
+A model is stacked only where that is exact up to rounding, which is tried once for each shape of batches, on made-up
+rows and the weights that the model was built with: models that draw at random (dropout), change their buffers (running
+statistics) or cannot be run by vmap are found there. So which models are stacked does not depend on rows or rounds.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Hashable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import MisuseError
+from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
+
+log = logging.getLogger("moretta")
+
+LARGEST = 100_000  # parameters; beyond, arithmetic takes longer than calls
+LEAST = 6  # silos in a stack; fewer are as fast one by one
+CLOSE = 1e-4  # relative, between a batch alone and in a stack; what is not exact differs by far more
+
+Stack = dict[str, Tensor]
+"""Tensors by parameter, [silos, *shape]."""
+
+
+class Stacked:
+    """A model and its loss as a function of several silos' batches.
+
+    model: as built, in train mode; it is copied once a batch is stacked, and never changed.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._built, self._loss = model, loss
+        self.small = modules.size(model) <= LARGEST
+        self._fits: dict[Hashable, bool] = {}
+        self._copy: nn.Module | None = None
+
+    def load(self, tensors: Tensors) -> tuple[Stack, dict[str, Array]]:
+        """Return parameters that are trained, as they are for every silo, and copies of the buffers that silos upload.
+
+        tensors: of all parameters and buffers; raises `moretta.errors.ParameterError` where they do not fit.
+        """
+        if self._copy is None:
+            self._copy = copy.deepcopy(self._built).train()
+        modules.load(self._copy, tensors)
+        trained = {name: parameter.detach() for name, parameter in modules.trainable(self._copy).items()}
+        return trained, {
+            name: value.cpu().numpy().copy() for name, value in modules.running_buffers(self._copy).items()
+        }
+
+    def gradients(self, at: Mapping[str, Tensor], x: Tensor, y: Tensor, *, common: bool) -> tuple[Stack, Tensor]:
+        """Return each silo's gradient of its mean loss, and the losses, [silos].
+
+        at: the parameters, [silos, *shape], or where they are `common` to all, [*shape]. x, y: [silos, rows, ...].
+        """
+        assert self._copy is not None
+        return _gradients(self._copy, self._loss, at, x, y, common)
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Raise `moretta.errors.MisuseError` unless batches of these shapes [silos, rows, ...] can be stacked."""
+        shapes = (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
+        if shapes not in self._fits:
+            self._fits[shapes] = self._tried(_made_up(x), _made_up(y))
+        if not self._fits[shapes]:
+            raise MisuseError("this model's batches cannot be stacked")
+
+    def _tried(self, x: Tensor, y: Tensor) -> bool:
+        """Return whether two made-up batches have the same losses and gradients alone and in a stack."""
+        model = copy.deepcopy(self._built).train()
+        before, trained = _marks(model), modules.trainable(model)
+        at = {name: parameter.detach() for name, parameter in trained.items()}
+        apart = {name: value.expand(len(x), *value.shape).clone() for name, value in at.items()}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                stacked = [
+                    _gradients(model, self._loss, at, x, y, True),
+                    _gradients(model, self._loss, apart, x, y, False),
+                ]
+                if _marks(model) != before:
+                    return False
+                for place in range(len(x)):
+                    loss = self._loss(model(x[place]), y[place])
+                    alone = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+                    for found, losses in stacked:
+                        each = zip([losses, *found.values()], [loss, *alone], strict=True)
+                        if not all(_close(one[place], other) for one, other in each):
+                            return False
+        except Exception as error:  # noqa: BLE001  # whatever a user's model raises under vmap
+            log.debug("silos are not stacked: %s: %s", type(error).__name__, error)
+            return False
+        return True
+
+
+class StackedSGD:
+    """Steps of `torch.optim.SGD` for each silo of a stack. clip_norm: as `torch.nn.utils.clip_grad_norm_`, None not.
+
+    common: the parameters before the first step, [*shape], alike for all silos; never written to.
+    """
+
+    def __init__(
+        self, common: Stack, rate: float, momentum: float, weight_decay: float, clip_norm: float | None
+    ) -> None:
+        self._common, self._rate, self._momentum, self._decay = common, rate, momentum, weight_decay
+        self._clip_norm = clip_norm
+        self._moving: Stack = {}
+        self.at: Stack = {}  # after the first step
+
+    def step(self, gradients: Stack) -> None:
+        """Take a step. gradients: [silos, *shape]; they are written over, as fresh memory costs more than a step."""
+        if self._clip_norm is not None:
+            norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+            factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
+            for value in gradients.values():
+                value *= factors.view(-1, *[1] * (value.ndim - 1))
+        for name, gradient in gradients.items():
+            before = self.at.get(name, self._common[name])
+            if self._decay:
+                gradient.add_(before, alpha=self._decay)
+            if self._momentum:
+                moving = self._moving.get(name)
+                self._moving[name] = gradient if moving is None else moving.mul_(self._momentum).add_(gradient)
+                gradient = self._moving[name]
+            after = self.at.get(name) if self._momentum or name in self.at else gradient
+            self.at[name] = torch.add(before, gradient, alpha=-self._rate, out=after)
+
+    def differences(self) -> Stack:
+        """Return what all steps together took from the parameters, [silos, *shape], in their memory."""
+        return {name: torch.sub(self._common[name], value, out=value) for name, value in self.at.items()}
+
+
+def _gradients(
+    model: nn.Module, loss: Loss, at: Mapping[str, Tensor], x: Tensor, y: Tensor, common: bool
+) -> tuple[Stack, Tensor]:
+    def loss_of(parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(functional_call(model, dict(parameters), (inputs,)), targets)
+
+    found: tuple[Stack, Tensor] = vmap(grad_and_value(loss_of), in_dims=(None if common else 0, 0, 0))(dict(at), x, y)
+    return found
+
+
+def _made_up(like: Tensor) -> Tensor:
+    """Return two batches of a shape: normal numbers that are always the same, or zeros where numbers are whole."""
+    made = torch.zeros((2, *like.shape[1:]), dtype=like.dtype)
+    if like.is_floating_point():
+        made.normal_(generator=torch.Generator().manual_seed(0))
+    return made.to(like.device)
+
+
+def _marks(model: nn.Module) -> list[tuple[str, int, int]]:
+    """Return what differs once a forward pass has changed or replaced a tensor of the model."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, id(tensor), tensor._version) for name, tensor in named]
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    scale = float(other.detach().abs().max()) if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=CLOSE * scale)

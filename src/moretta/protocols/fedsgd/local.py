@@ -1,0 +1,211 @@
+"""What a silo computes on its rows: the gradient of a batch, or under federated averaging epochs of its own.
+
+Silos with equal batches are stepped together where that is exact (`moretta.protocols.common.stacked`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.contract.messages import Array
+from moretta.contract.roles import Phase, no_phase
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.stacked import LEAST, Stack, Stacked, StackedSGD
+from moretta.protocols.common.steps import take_step
+from moretta.protocols.common.training import Training
+from moretta.protocols.fedsgd.messages import TrainOn
+from moretta.protocols.fedsgd.params import FedAvg
+
+MOST_NUMBERS = 1 << 24  # of the inputs that are gathered for a stack at once
+
+Upload = dict[str, Array]
+"""What a silo uploads: ``gradient/<name>``, ``loss`` and ``buffer/<name>``, with class weights FedSGD's ``density``."""
+Result = tuple[Upload, int]
+"""An upload and how many rows it counts as."""
+
+
+class Local:
+    """Trains on one silo's rows.
+
+    model: never written to; the silo makes a copy of its own when it first trains alone. stacked: the same model, one
+    object for all silos that may be stepped together. rounds: of the whole run.
+    """
+
+    def __init__(self, params: Training, model: nn.Module, stacked: Stacked, rows: SiloRows, rounds: int) -> None:
+        self.phase: Phase = no_phase
+        self.params, self.stacked, self.rows = params, stacked, rows
+        self.given, self._rounds, self._loss = model, rounds, params.loss_function
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The silo's own copy of the model."""
+        return copy.deepcopy(self.given).train()
+
+    @cached_property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return modules.trainable(self.model)
+
+    @cached_property
+    def _buffers(self) -> dict[str, Tensor]:
+        return modules.running_buffers(self.model)
+
+    def batches(self, ask: TrainOn) -> list[NDArray[np.int64]]:
+        """Return the indices of the rows of each step, in order."""
+        if not isinstance(self.params, FedAvg):
+            return [self.rows.batches.of_round(*ask.stamp.drawn)]
+        epochs = range((ask.stamp.round - 1) * self.params.local_epochs, ask.stamp.round * self.params.local_epochs)
+        return [index for epoch in epochs for index in self.rows.batches.of_epoch(epoch)]
+
+    def alone(self, ask: TrainOn) -> Result:
+        """Return the upload by the silo's own model, and its rows."""
+        modules.load(self.model, ask.parameters)
+        with self.rows.randomness(*ask.stamp.drawn):
+            upload = self._epochs(ask) if isinstance(self.params, FedAvg) else self._gradient(ask)
+        upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
+        return upload, self.counted(ask)
+
+    def counted(self, ask: TrainOn) -> int:
+        """Return as how many rows the upload counts: those of the batch, or of an epoch."""
+        return self.rows.batches.rows if isinstance(self.params, FedAvg) else len(self.batches(ask)[0])
+
+    def _gradient(self, ask: TrainOn) -> Upload:
+        inputs, targets = self.rows.rows(self.batches(ask)[0])
+        gradients, loss = self._backward(inputs, targets)
+        found = {name: value.cpu().numpy() for name, value in zip(self._trained, gradients, strict=True)}
+        return self.weighted(found, loss, targets)
+
+    def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
+        """Return the upload of a batch's gradient and mean loss: silos weigh as D_k, not as their rows."""
+        upload = {f"gradient/{name}": value for name, value in gradients.items()} | {"loss": np.asarray(loss)}
+        if self._loss.weighs_rows:  # N_k times the density
+            density = self._loss.density(targets)
+            upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
+        return upload
+
+    def _backward(self, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], float]:
+        with self.phase("local_forward"):
+            loss = self._loss(self.model(inputs), targets)
+        with self.phase("local_backward"):
+            gradients = torch.autograd.grad(loss, list(self._trained.values()), materialize_grads=True)
+        return gradients, float(loss.detach())
+
+    def _epochs(self, ask: TrainOn) -> Upload:
+        """Take epochs of SGD; return W - W_k and the mean loss along the way."""
+        parameters, total, rows = self._trained, 0.0, 0
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        for index in self.batches(ask):
+            gradients, loss = self._backward(*self.rows.rows(index))
+            with self.phase("update"):
+                for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+                    parameter.grad = gradient
+                if self.params.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                    take_step(parameter, gradient, kept[name], self.rate(ask), self.params)
+            total, rows = total + loss * len(index), rows + len(index)
+        upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
+        return upload | {"loss": np.asarray(total / rows)}
+
+    def rate(self, ask: TrainOn) -> float:
+        """Return the learning rate of the round."""
+        return self.params.rate(ask.stamp.round, self._rounds)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """The work of one silo in one round; its result is the `Result`."""
+
+    local: Local
+    ask: TrainOn
+    least: int = LEAST
+
+    @property
+    def key(self) -> Hashable | None:
+        """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
+        rows, stacked = self.local.rows, self.local.stacked
+        if not (stacked.small and rows.kept):
+            return None
+        lengths = tuple(map(len, self.local.batches(self.ask)))
+        shapes = tuple(rows.x.shape[1:]), tuple(rows.y.shape[1:]), rows.y.dtype
+        return id(stacked), id(self.local.params), id(self.ask.parameters), self.ask.stamp, lengths, *shapes
+
+    def alone(self) -> Result:
+        """Return the upload by the silo's own model, and its rows."""
+        return self.local.alone(self.ask)
+
+    def together(self, works: Sequence[LocalWork]) -> Sequence[Result]:
+        """Return the uploads and rows of silos with this key, stepped together."""
+        uploads = _Together([work.local for work in works], self.ask).uploads()
+        return [(upload, work.local.counted(self.ask)) for upload, work in zip(uploads, works, strict=True)]
+
+
+class _Together:
+    """Silos of one key in one round."""
+
+    def __init__(self, silos: Sequence[Local], ask: TrainOn) -> None:
+        self._silos, self._ask = silos, ask
+        self._phase, self._stacked, self._params = silos[0].phase, silos[0].stacked, silos[0].params
+        self._batches = [silo.batches(ask) for silo in silos]
+
+    def uploads(self) -> list[Upload]:
+        """Return what each silo uploads."""
+        with self._phase("local_forward"):
+            trained, buffers = self._stacked.load(self._ask.parameters)
+        uploads = self._epochs(trained) if isinstance(self._params, FedAvg) else self._gradients(trained)
+        return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
+
+    def _gradients(self, trained: Stack) -> list[Upload]:
+        ((x, y),) = self._steps()
+        with self._phase("local_backward"):
+            gradients, losses = self._stacked.gradients(trained, x, y, common=True)
+        each = zip(self._silos, _apart(gradients), losses.tolist(), y, strict=True)
+        return [silo.weighted(found, loss, targets) for silo, found, loss, targets in each]
+
+    def _epochs(self, trained: Stack) -> list[Upload]:
+        params, rows = self._params, sum(map(len, self._batches[0]))
+        total = torch.zeros(len(self._silos), dtype=torch.float64)
+        rate = self._silos[0].rate(self._ask)
+        sgd = StackedSGD(trained, rate, params.momentum, params.weight_decay, params.clip_norm)
+        for x, y in self._steps():
+            with self._phase("local_backward"):
+                gradients, losses = self._stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
+            with self._phase("update"):
+                sgd.step(gradients)
+            total += losses.cpu().double() * x.shape[1]
+        with self._phase("update"):
+            differences = _apart(sgd.differences())
+        mean = zip(differences, (total / rows).numpy(), strict=True)
+        return [{f"gradient/{name}": one for name, one in found.items()} | {"loss": loss} for found, loss in mean]
+
+    def _steps(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the inputs and targets of each step, [silos, rows, ...]."""
+        lengths = list(map(len, self._batches[0]))
+        numbers = len(self._silos) * lengths[0] * math.prod(self._silos[0].rows.x.shape[1:])
+        at_once = max(1, MOST_NUMBERS // max(1, numbers))
+        for start in range(0, len(lengths), at_once):
+            with self._phase("local_forward"):
+                some = slice(start, start + at_once)
+                silos = zip(self._silos, self._batches, strict=True)
+                parts = [silo.rows.rows(np.concatenate(batches[some])) for silo, batches in silos]
+                x, y = (torch.stack(each) for each in zip(*parts, strict=True))
+            for step in zip(x.split(lengths[some], dim=1), y.split(lengths[some], dim=1), strict=True):
+                self._stacked.check(*step)
+                yield step
+
+
+def _apart(stack: Stack) -> list[dict[str, Array]]:
+    """Return each silo's tensors of a stack, as arrays; a number is an array too."""
+    arrays = {name: value.cpu().numpy() for name, value in stack.items()}
+    silos = len(next(iter(arrays.values())))
+    return [{name: value[silo, ...] for name, value in arrays.items()} for silo in range(silos)]

@@ -1,0 +1,177 @@
+"""What a silo of PBPFL computes: a forward pass to the noisy head, and the gradients of the scalars there.
+
+All silos of a round are sent the same weights. So where a model is a small chain of linear layers and ReLUs, the
+batches of several silos pass each layer in one product, and only the gradients of weights are a product for each silo.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from moretta.contract.roles import Phase
+from moretta.errors import PeerError
+from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.stacked import LARGEST, LEAST
+from moretta.protocols.pbpfl import terms
+from moretta.protocols.pbpfl.messages import TrainOn
+from moretta.protocols.pbpfl.scales import Head
+from moretta.protocols.pbpfl.terms import NoisyHead, Terms
+from moretta.protocols.pbpfl.trunk import Trunk, dense_layers
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A batch at the noisy head. trunk: holds what the way back needs, of several silos where this one has a place."""
+
+    at: NoisyHead
+    targets: Tensor
+    parts: Tensor
+    trunk: Trunk
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class TermGradients:
+    """A silo's terms, and by name the gradients of the trunk's parameters along their cotangents, [scalars, *shape]."""
+
+    terms: Terms
+    trunk: Mapping[str, Tensor]
+
+
+class NoisyModel:
+    """A model that takes the noisy weights of each round. given: never written to; a copy is made where it is run."""
+
+    def __init__(self, given: nn.Module, head: Head) -> None:
+        self.given, self.head = given, head
+
+    @cached_property
+    def own(self) -> nn.Module:
+        """A copy for one silo alone."""
+        return copy.deepcopy(self.given).train()
+
+    @cached_property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The running statistics of that copy; a model that stacks has none."""
+        return {} if self.stacks else modules.running_buffers(self.own)
+
+    @cached_property
+    def trunk(self) -> Trunk:
+        """The trunk of that copy."""
+        return Trunk(self.own, self.head)
+
+    @cached_property
+    def stacks(self) -> bool:
+        """Whether several silos' batches may go through it together."""
+        small = modules.size(self.given) <= LARGEST and not list(self.given.buffers())
+        return small and dense_layers(self.given, self.head.module) is not None
+
+    def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+        """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
+        modules.load(model, ask.parameters)
+        weight = model.get_parameter(self.head.weight).detach()
+        if len(ask.parts) != len(weight):
+            raise PeerError(f"{ask.stamp}: expected parts of {len(weight)} outputs, got {len(ask.parts)}")
+        parts = torch.from_numpy(ask.parts).to(weight.device)
+        return weight, parts, terms.selector(parts, torch.from_numpy(ask.direction).to(weight))
+
+
+@dataclass(frozen=True)
+class ForwardWork:
+    """The forward pass of a silo's batch."""
+
+    model: NoisyModel
+    rows: SiloRows
+    ask: TrainOn
+    phase: Phase
+    least: int = LEAST
+
+    @property
+    def key(self) -> Hashable | None:
+        """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
+        if not (self.rows.kept and self.model.stacks):
+            return None
+        rows = len(self.rows.batches.of_round(*self.ask.stamp.drawn))
+        shapes = tuple(self.rows.x.shape[1:]), tuple(self.rows.y.shape[1:]), self.rows.y.dtype
+        return id(self.model.given), id(self.ask), rows, *shapes
+
+    def alone(self) -> Forwarded:
+        """Return the silo's batch at its own model's head."""
+        weight, parts, spread = self.model.at_head(self.ask, self.model.own)
+        drawn, trunk = self.ask.stamp.drawn, self.model.trunk
+        with self.phase("local_forward"), self.rows.randomness(*drawn):
+            inputs, targets = self.rows.batch(*drawn)
+            h, outputs = trunk.forward(inputs)
+        at = NoisyHead(h, outputs, weight, self.model.head.bias is not None, spread)
+        return Forwarded(at, targets, parts, trunk)
+
+    def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
+        """Return the batches of several silos at the head of one copy of the model."""
+        model, head, drawn = copy.deepcopy(self.model.given).train(), self.model.head, self.ask.stamp.drawn
+        with self.phase("local_forward"):
+            weight, parts, spread = self.model.at_head(self.ask, model)
+            trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
+            h, outputs = trunk.forward(torch.stack([inputs for inputs, _ in batches]))
+        heads = [NoisyHead(*one, weight, head.bias is not None, spread) for one in zip(h, outputs, strict=True)]
+        each = enumerate(zip(heads, batches, strict=True))
+        return [Forwarded(at, targets, parts, trunk, place) for place, (at, (_, targets)) in each]
+
+
+@dataclass(frozen=True)
+class BackwardWork:
+    """The terms of a silo's batch and their gradients. form: of the loss; own: what it takes of this silo's."""
+
+    forwarded: Forwarded
+    form: Callable[..., Terms]
+    own: Sequence[Tensor]
+    phase: Phase
+    least: int = LEAST
+
+    @property
+    def key(self) -> Hashable | None:
+        """Equal for silos that went forward together; None for a silo that did so alone."""
+        if self.forwarded.place is None:
+            return None
+        return id(self.forwarded.trunk), tuple((tuple(one.shape), one.dtype) for one in self.own)
+
+    def alone(self) -> TermGradients:
+        """Return the silo's terms and gradients."""
+        if self.forwarded.place is not None:
+            return self.together([self])[0]
+        with self.phase("local_backward"):
+            found = self.form(self.forwarded.at, *self.own)
+            return TermGradients(found, self.forwarded.trunk.backward(found.cotangents))
+
+    def together(self, works: Sequence[BackwardWork]) -> list[TermGradients]:
+        """Return the terms and gradients of silos that went forward together."""
+        prefixes: list[tuple[str, ...]] = []
+
+        def tensors_of(h: Tensor, outputs: Tensor, *own: Tensor) -> dict[str, Any]:
+            found = self.form(replace(self.forwarded.at, h=h, outputs=outputs), *own)
+            prefixes.append(found.prefixes)
+            named = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "prefixes"}
+            return {name: value for name, value in named.items() if value is not None}
+
+        ats = [(work.forwarded.at.h, work.forwarded.at.outputs, *work.own) for work in works]
+        with self.phase("local_backward"):
+            stack = vmap(tensors_of)(*map(torch.stack, zip(*ats, strict=True)))
+            places = [work.forwarded.place for work in works]
+            trunk = self.forwarded.trunk.backward(stack["cotangents"].transpose(0, 1), places)
+        found = []
+        for place in range(len(works)):
+            own = {name: _part(value, place) for name, value in stack.items()}
+            gradients = {name: value[:, place] for name, value in trunk.items()}
+            found.append(TermGradients(Terms(prefixes=prefixes[0], **own), gradients))
+        return found
+
+
+def _part(of: Any, place: int) -> Any:
+    return {name: value[place] for name, value in of.items()} if isinstance(of, dict) else of[place]
