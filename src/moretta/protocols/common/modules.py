@@ -19,6 +19,7 @@ from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
+from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 
 
@@ -188,12 +189,7 @@ class Optimizer:
 
     def __init__(self, module: nn.Module, params: Training, rounds: int) -> None:
         self._parameters, self._params, self._rounds = trainable(module), params, rounds
-        trained, rate, decay = self._parameters.values(), params.learning_rate, params.weight_decay
-        self._optimizer: torch.optim.Optimizer
-        if params.optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(trained, lr=rate, momentum=params.momentum, weight_decay=decay)
-        else:
-            self._optimizer = torch.optim.Adam(trained, lr=rate, weight_decay=decay)
+        self._kept: dict[str, dict[str, Tensor]] = {name: {} for name in self._parameters}
 
     def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> None:
         """Take the step of round `number`; gradients, by parameter name, are rounded to the parameters' dtype."""
@@ -204,29 +200,23 @@ class Optimizer:
         wanted = {name: gradients[name] if factor == 1.0 else gradients[name] * factor for name in self._parameters}
         device = next(iter(self._parameters.values())).device if self._parameters else torch.device("cpu")
         for name, gradient in on_device(wanted, device).items():
-            self._parameters[name].grad = gradient.to(self._parameters[name])
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._params.rate(number, self._rounds)
-        self._optimizer.step()
-        self._optimizer.zero_grad()  # they would be kept until the next round
+            parameter = self._parameters[name]
+            rate = self._params.rate(number, self._rounds)
+            take_step(parameter, gradient.to(parameter), self._kept[name], rate, self._params)
 
     def state(self) -> State:
         """Return momentum and moments as flat arrays, ``optimizer/<parameter>/<what>``."""
-        names = list(self._parameters)
         return {
-            f"optimizer/{names[index]}/{key}": np.array(value.numpy(force=True))
-            for index, entries in self._optimizer.state_dict()["state"].items()
-            for key, value in entries.items()
-            if value is not None
+            f"optimizer/{name}/{key}": np.array(value.numpy(force=True))
+            for name, kept in self._kept.items()
+            for key, value in kept.items()
         }
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        names = list(self._parameters)
-        entries: dict[int, dict[str, Tensor]] = {}
+        self._kept = {name: {} for name in self._parameters}
         for path, value in state.items():
             if path.startswith("optimizer/"):
                 name, key = path.removeprefix("optimizer/").rsplit("/", 1)
-                entries.setdefault(names.index(name), {})[key] = torch.tensor(value)
-        packed = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({"state": entries, "param_groups": packed["param_groups"]})
+                tensor = torch.tensor(value)
+                self._kept[name][key] = tensor if key == "step" else tensor.to(self._parameters[name])

@@ -21,6 +21,7 @@ from moretta.contract.roles import LEAST, Phase, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD
+from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
@@ -104,9 +105,7 @@ class Local:
         """Take epochs of SGD; return W - W_k and the mean loss along the way."""
         parameters, total, rows = self._trained, 0.0, 0
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        optimizer = torch.optim.SGD(
-            parameters.values(), self.rate(ask), self.params.momentum, weight_decay=self.params.weight_decay
-        )
+        kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         for index in batches:
             gradients, loss = self._backward(*self.rows.rows(index))
             with self.phase("update"):
@@ -114,7 +113,8 @@ class Local:
                     parameter.grad = gradient
                 if self.params.clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
-                optimizer.step()
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                    take_step(parameter, gradient, kept[name], self.rate(ask), self.params)
             total, rows = total + loss * len(index), rows + len(index)
         upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
