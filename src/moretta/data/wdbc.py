@@ -19,7 +19,7 @@ NAMES = tuple(
     for form in ("mean {}", "{} error", "worst {}")
     for measure in MEASURES.split()
 )
-CLASSES = ("malignant", "benign")
+CLASSES: tuple[str, ...] = ("malignant", "benign")
 
 
 def read_wdbc() -> tuple[Array, Array]:
