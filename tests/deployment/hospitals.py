@@ -284,6 +284,18 @@ class Hospitals:
         wait_for(lambda: any(number > after for number in self.missed(name)), f"a round without {name}", self.said)
         return time.monotonic() - since
 
+    def until_noticed(self, name: str, since: float) -> float:
+        """Wait until a round ends without a site, or the server says that it waits for it; return as `until_missed`."""
+        after, said = self.round(), len(self.said())
+        wait_for(
+            lambda: (
+                any(number > after for number in self.missed(name)) or f"of {name} to come back" in self.said()[said:]
+            ),
+            f"the server misses {name}",
+            self.said,
+        )
+        return time.monotonic() - since
+
     def until_back(self, name: str, since: float) -> float:
         """Wait for a round that ends with a site, after one without; return how many seconds that is after `since`."""
         after = max(self.missed(name), default=0)
