@@ -1,20 +1,23 @@
 """What many machines cost: rounds over NVIDIA FLARE with mutual TLS, three sites and a server on one loopback.
 
-    OMP_NUM_THREADS=1 python benchmarks/distributed.py --json [--only small,large,steady,killed,bank] [--data DIR]
+    OMP_NUM_THREADS=1 python benchmarks/distributed.py --json [--only small,masked,..] [--data DIR]
 
 small     a round of FedSGD with some 1,000 parameters, scheme "none" (one exchange a round): median and 95th percentile
-          of milliseconds over 1,000 rounds, without the first ten
-large     the same with 10 million parameters: median seconds of 5 rounds, without the first
+          of milliseconds over 1,000 rounds, without the first ten; after each round one bare aux exchange of FLARE's
+          between the same processes, with as many bytes each way (bare_exchange.py): `small_bare_ms`, and the ratio
+masked    PBPFL with the same model and pairwise masks: `masked_ms`; compare with `small_ms`
+large     FedSGD with 10 million parameters: median seconds of 5 rounds, without the first, and of the bare exchange
 steady    5,000 rounds of the small one at ten a second: most threads in the server's job process, and its resident
           memory after 1,000 rounds and at the end
-killed    a site's job process killed (SIGKILL) while rounds go on: seconds until a round ended without it, and until
-          one ended with it again; then the server, all of it, killed, and begun again by --resume: seconds from that
-          command to the first new round
+many      200 rounds with 15 sites: threads and resident MiB of the server's job after 50 rounds and at the end
+killed    a site's job process killed (SIGKILL) while rounds go on: seconds until the server waits for it, or a round
+          ended without it, and until one ended with it again; then the server, all of it, killed, and begun again by
+          --resume: seconds from that command to the first new round
 bank      FedSGD with pairwise masks on bank marketing (--data or MORETTA_DATA has bank_marketing/), 100 rounds:
           `bank_wall_ratio`, seconds of the rounds over those of the same run in-process, median of three pairs
 
-What they are to stay within: small 20 ms and 40 ms; large 2.5 s; 300 threads, memory flat; a killed site noticed in 1 s
-and back in 5 s; 30 s to resume.
+What they are to stay within: small 12 ms and 1.5 times the bare exchange; masked twice small; large 1.5 s; 300 threads,
+memory flat; a killed site noticed in 1 s and back in 5 s; 30 s to resume. All but the ratios are the machine's too.
 """
 
 from __future__ import annotations
@@ -30,20 +33,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import numpy as np
-from measure import Figure, figure, main
+from measure import Figure, figure, main, ratio
 
 from moretta.config import run_files
 from moretta.data import partition, sources
 from moretta.run.assembly import federation_of
 
 SITES = ("north", "south", "west")
+FIFTEEN = tuple(f"site-{number:02}" for number in range(1, 16))
 MORETTA = (sys.executable, "-c", "from moretta.commands.main import main; main()")
+WITH_BARE = (sys.executable, str(Path(__file__).with_name("bare_exchange.py")))
 RUN = """[run]
 name = "benchmark"
 rounds = {rounds}
@@ -60,14 +65,14 @@ standardise = false
 source = "mlp"
 hidden = {hidden}
 [protocol]
-name = "fedsgd"
+name = "{protocol}"
 loss = "mse"
 learning-rate = 0.001
 [secure-aggregation]
 scheme = "{scheme}"
 [engine]
 name = "flare"
-sites = ["north", "south", "west"]
+sites = {sites}
 """
 SILO = '[silo]\nname = "{name}"\n[data]\nsource = "rows.npz"\n'
 STEADY = {
@@ -76,14 +81,17 @@ STEADY = {
     "steady_late_mib": "MiB",
     "steady_rounds_per_s": "a second",
 }
-FULL, QUICK = {"small": 1000, "large": 6, "steady": 5000}, {"small": 30, "large": 2, "steady": 100}
+FULL = {"small": 1000, "masked": 300, "large": 6, "steady": 5000, "many": 200}
+QUICK = {"small": 30, "masked": 30, "large": 2, "steady": 100, "many": 20}
 
 
 class Hospitals:
-    """Three sites and a server, each a process of its own, in a folder."""
+    """A server and sites, each a process of its own, in a folder. moretta: the words that begin its commands."""
 
-    def __init__(self, folder: Path, run: str, rows: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        self.folder, self.out = folder, folder / "run"
+    def __init__(
+        self, folder: Path, run: str, rows: dict[str, tuple[np.ndarray, np.ndarray]], moretta: Sequence[str]
+    ) -> None:
+        self.folder, self.out, self._moretta, self._sites = folder, folder / "run", moretta, list(rows)
         self._joined: list[subprocess.Popen[bytes]] = []
         self._server: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
@@ -102,7 +110,7 @@ class Hospitals:
         while not self._joined:
             time.sleep(0.1)
             self._check()
-            kits = [self.folder / "run-kits" / name for name in SITES]
+            kits = [self.folder / "run-kits" / name for name in self._sites]
             if all((kit / "local").is_dir() for kit in kits):
                 time.sleep(1.0)
                 words = [["join", str(kit), "--silo", f"{kit.name}/silo.toml"] for kit in kits]
@@ -110,7 +118,7 @@ class Hospitals:
 
     def _start(self, words: list[str], log: str) -> subprocess.Popen[bytes]:
         with (self.folder / log).open("ab") as sink:
-            return subprocess.Popen((*MORETTA, *words), cwd=self.folder, stdout=sink, stderr=sink)
+            return subprocess.Popen((*self._moretta, *words), cwd=self.folder, stdout=sink, stderr=sink)
 
     def _check(self) -> None:
         if self._server is not None and self._server.poll() not in (None, 0):
@@ -146,6 +154,12 @@ class Hospitals:
             process.wait(60)
         return self.history()
 
+    def is_waiting(self) -> bool:
+        """Return whether the server waits for a site without which masks do not let the round go on."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.folder / "run-serve" / "status.json").read_text())["state"] == "waiting"
+        return False
+
     def job(self, site: str | None = None) -> int:
         """Return the process id of a site's job, or of the server's."""
         mark = "runner_process" if site is None else "worker_process"
@@ -178,10 +192,12 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 @contextlib.contextmanager
-def hospitals(run: str, rows: dict[str, tuple[np.ndarray, np.ndarray]]) -> Iterator[Hospitals]:
-    """Make three sites and a server in a folder of their own, and leave nothing behind."""
+def hospitals(
+    run: str, rows: dict[str, tuple[np.ndarray, np.ndarray]], moretta: Sequence[str] = MORETTA
+) -> Iterator[Hospitals]:
+    """Make sites and a server in a folder of their own, and leave nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="moretta-distributed-"))
-    made = Hospitals(folder, run, rows)
+    made = Hospitals(folder, run, rows, moretta)
     try:
         yield made
     finally:
@@ -189,34 +205,65 @@ def hospitals(run: str, rows: dict[str, tuple[np.ndarray, np.ndarray]]) -> Itera
         shutil.rmtree(folder)
 
 
-def some_rows(count: int, inputs: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def some_rows(count: int, inputs: int, sites: Sequence[str] = SITES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return rows of noise for each site."""
     rng = np.random.default_rng(0)
     return {
-        name: (rng.standard_normal((count, inputs)).astype(np.float32), rng.integers(0, 2, count)) for name in SITES
+        name: (rng.standard_normal((count, inputs)).astype(np.float32), rng.integers(0, 2, count)) for name in sites
     }
 
 
 def _run(
-    rounds: int, inputs: int, hidden: list[int], batch: int, scheme: str = "none", checkpoint: int = 100_000
+    rounds: int,
+    inputs: int,
+    hidden: list[int],
+    batch: int,
+    scheme: str = "none",
+    checkpoint: int = 100_000,
+    protocol: str = "fedsgd",
+    sites: Sequence[str] = SITES,
 ) -> str:
-    return RUN.format(rounds=rounds, inputs=inputs, hidden=hidden, batch=batch, scheme=scheme, checkpoint=checkpoint)
+    given = {"inputs": inputs, "hidden": hidden, "batch": batch, "scheme": scheme, "protocol": protocol}
+    return RUN.format(rounds=rounds, checkpoint=checkpoint, sites=json.dumps(sites), **given)
+
+
+def _beside_bare(
+    run: str, rows: dict[str, tuple[np.ndarray, np.ndarray]], skip: int
+) -> tuple[list[float], list[float]]:
+    """Return milliseconds of each round and of each bare exchange, but for the first."""
+    with hospitals(run, rows, WITH_BARE) as made:
+        made.serve()
+        rounds = [1e3 * line["seconds_total"] for line in made.end()[skip:]]
+        bare = [json.loads(line)["ms"] for line in (made.out / "bare.jsonl").read_text().splitlines()[skip:]]
+    return rounds, bare
 
 
 def small(rounds: int) -> dict[str, Figure]:
-    """Time rounds of some 1,000 parameters."""
-    with hospitals(_run(rounds, 30, [28], 8), some_rows(64, 30)) as made:  # 30 * 28 + 28 + 28 + 1 = 897
-        made.serve()
-        times = [1e3 * line["seconds_total"] for line in made.end()[10:]]
-    return {"small_ms": figure(times, "ms"), "small_p95_ms": figure(quantiles(times, n=20)[-1], "ms")}
+    """Time rounds of some 1,000 parameters: 30 * 28 + 28 + 28 + 1 = 897."""
+    times, bare = _beside_bare(_run(rounds, 30, [28], 8), some_rows(64, 30), 10)
+    return {
+        "small_ms": figure(times, "ms"),
+        "small_p95_ms": figure(quantiles(times, n=20)[-1], "ms"),
+        "small_bare_ms": figure(bare, "ms"),
+        "small_over_bare_ratio": ratio(times, bare),
+    }
+
+
+def masked(rounds: int) -> dict[str, Figure]:
+    """Time rounds of PBPFL with pairwise masks."""
+    times, bare = _beside_bare(_run(rounds, 30, [28], 8, "pairwise", protocol="pbpfl"), some_rows(64, 30), 10)
+    return {"masked_ms": figure(times, "ms"), "masked_over_bare_ratio": ratio(times, bare)}
 
 
 def large(rounds: int) -> dict[str, Figure]:
     """Time rounds of 10 million parameters."""
-    with hospitals(_run(rounds, 1000, [2700, 2700], 1), some_rows(8, 1000)) as made:  # 9.996 million
-        made.serve()
-        times = [line["seconds_total"] for line in made.end()[1:]]
-    return {"large_s": figure(times, "s"), "large_most_s": figure(max(times), "s")}
+    times, bare = _beside_bare(_run(rounds, 1000, [2700, 2700], 1), some_rows(8, 1000), 1)  # 9.996 million
+    return {
+        "large_s": figure(times, "s", 1e-3),
+        "large_most_s": figure(max(times), "s", 1e-3),
+        "large_bare_s": figure(bare, "s", 1e-3),
+        "large_over_bare_ratio": ratio(times, bare),
+    }
 
 
 def steady(rounds: int) -> dict[str, Figure]:
@@ -252,6 +299,21 @@ def steady(rounds: int) -> dict[str, Figure]:
     return {name: figure(value, STEADY[name]) for name, value in found.items()}
 
 
+def many(rounds: int) -> dict[str, Figure]:
+    """Look at the server's job process after a quarter of the rounds of 15 sites, and at the end."""
+    found = dict[str, float]()
+    with hospitals(_run(rounds, 30, [28], 8, sites=FIFTEEN), some_rows(64, 30, FIFTEEN)) as made:
+        made.serve()
+        for name, share in (("early", 0.25), ("late", 0.95)):
+            made.until(lambda history, share=share: len(history) >= share * rounds)
+            status = Path(f"/proc/{made.job()}/status").read_text()
+            found[f"many_{name}_threads"] = int(status.split("Threads:")[1].split()[0])
+            found[f"many_{name}_mib"] = int(status.split("VmRSS:")[1].split()[0]) / 1024
+        times = [1e3 * line["seconds_total"] for line in made.end()[10:]]
+    units = {name: figure(value, "threads" if name.endswith("threads") else "MiB") for name, value in found.items()}
+    return {**units, "many_ms": figure(times, "ms")}
+
+
 def killed(rounds: int) -> dict[str, Figure]:
     """Kill a site's job and then the server, and time what follows."""
 
@@ -263,7 +325,8 @@ def killed(rounds: int) -> dict[str, Figure]:
         made.until(lambda history: len(history) > 30)
         os.kill(made.job("south"), signal.SIGKILL)
         began = time.monotonic()
-        noticed = made.until(without) - began
+        noticed = made.until(lambda history: made.is_waiting() or without(history)) - began
+        made.until(without)
         back = made.until(lambda history: not without(history)) - began
         made.kill_server()
         before = len(made.history())
@@ -311,7 +374,7 @@ def run(given: argparse.Namespace) -> dict[str, Figure]:
         if name == "bank":
             found |= bank(Path(given.data) / "bank_marketing", 1 if given.quick else 3) if given.data else {}
         else:
-            found |= {"small": small, "large": large, "steady": steady, "killed": killed}[name](counts.get(name, 0))
+            found |= {f.__name__: f for f in (small, masked, large, steady, many, killed)}[name](counts.get(name, 0))
     return found
 
 
@@ -320,6 +383,6 @@ if __name__ == "__main__":
         __doc__,
         run,
         ("--quick", {"action": "store_true", "help": "few rounds, to see that it works"}),
-        ("--only", {"default": "small,large,steady,killed,bank"}),
+        ("--only", {"default": "small,masked,large,steady,many,killed,bank"}),
         ("--data", {"default": os.environ.get("MORETTA_DATA", "")}),
     )

@@ -39,15 +39,17 @@ NOW = Stamp("benchmark", 1, 0)
 
 
 class Case:
-    """One model with a silo's rows: the two clients on the same batch, and the server's key."""
+    """One model with a silo's rows: the two clients on the same batch on a device, and the server's key."""
 
-    def __init__(self, model: nn.Module, shape: tuple[int, ...], outputs: int, protocol: PBPFL) -> None:
+    def __init__(
+        self, model: nn.Module, shape: tuple[int, ...], outputs: int, protocol: PBPFL, device: str = "cpu"
+    ) -> None:
         if len(shape) == 3:
             model = model.to(memory_format=torch.channels_last)
         random = np.random.default_rng(0)
         classes, x = random.integers(0, max(outputs, 2), BATCH), random.normal(size=(BATCH, *shape)).astype("f4")
         targets = enrolment.targets(classes, outputs, protocol.loss, "silo", torch.float32)
-        rows = SiloRows(x, targets, Batches(BATCH, 0, 0, "silo"), torch.float32)
+        rows = SiloRows(x, targets, Batches(BATCH, 0, 0, "silo"), torch.float32, device)
         if len(shape) == 3:
             rows.x = rows.x.to(memory_format=torch.channels_last)
         self.protocol, self.tensors = protocol, copy.deepcopy(model).double().state_dict(keep_vars=True)
@@ -55,10 +57,11 @@ class Case:
         self.perturbation = Perturbation(self.plan, protocol.partitions, protocol.form)
         self.stream = SecretRoot.fresh().stream("benchmark")
         self.key = self.perturbation.draw_key(self.stream, 0.1)
+        self.plain_ask = PlainTrainOn(stamp=NOW, parameters=modules.arrays(model), encoding={})
+        model = model.to(device)
         self.plain = FedSGDClient(FedSGD(loss=protocol.loss), model, rows, contributor("none", "silo"), 1)
         sums = contributor("none", "silo")
         self.perturbed = PBPFLClient(protocol.loss_function, model, self.plan.head, rows, sums, protocol.variant)
-        self.plain_ask = PlainTrainOn(stamp=NOW, parameters=modules.arrays(model), encoding={})
         self.ask = TrainOn(
             stamp=NOW,
             parameters=self.perturbation.sent(self.tensors, self.key, torch.float32),

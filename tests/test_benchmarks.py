@@ -22,6 +22,19 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         ),
         (["pbpfl.py", "--pairs", "1", "--only", "mlp4"], {"mlp4_mse_m1_ratio", "mlp4_mse_m1_server_ratio"}),
         pytest.param(
+            ["peers.py", "--repeats", "1", "--silos", "3", "--rounds", "5", "--masks", "off,on"],
+            {
+                *("mlp_moretta_round_ms", "mlp_moretta_round_processor_ms", "mlp_moretta_start_s"),
+                *("mlp_masks_moretta_start_processor_s", "mlp_masks_moretta_peak_mib"),
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["start.py", "--repeats", "1"],
+            {"import_s", "help_s", "slowest_help_s", "needed_s", "demo_s", "demo_over_needed_ratio"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["secure_aggregation.py", "--pairs", "1", "--parameters", "1000", "--cohort", "5"],
             {
                 *(f"masking_over_floor_ratio_{bits}" for bits in (32, 64)),
@@ -49,12 +62,36 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["together.py", "--pairs", "1", "--silos", "6"],
+            {"fedavg_ratio", "fedsgd_ratio", "pbpfl_squared_error_ratio", "baffle_k_64_ratio"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["images_larger_than_memory.py", "--images", "40", "--rounds", "1"],
             {"decoded_mib", "files_mib", "peak_mib", "decoded_over_peak_ratio", "seconds"},
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ["large_models.py", "--only", "resnet8"],
+            {"resnet8_rounds_silo_ratio", "resnet8_pbpfl_rounds_server_times", "resnet8_fedsgd_rounds_silo_times"},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["engine", "pbpfl", "secure_aggregation", "alignment", "cgd", "baffle", "images"],
+    ids=[
+        *(
+            "engine",
+            "pbpfl",
+            "peers",
+            "start",
+            "secure_aggregation",
+            "alignment",
+            "cgd",
+            "baffle",
+            "together",
+            "images",
+        ),
+        "large models",
+    ],
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

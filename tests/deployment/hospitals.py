@@ -38,6 +38,7 @@ from moretta.models import catalogue
 
 SEED, SECRET = 7, 3
 INPUTS = 4
+HANGS = 600.0  # seconds after which what is waited for will never be; no slow machine takes so long
 WHOSE = "MORETTA_HOSPITAL"  # in the environment: the token of a `Hospitals`, a dash, and who it is
 PACE = "MORETTA_PACE"  # in the environment: the file that says how slow this site is
 MORETTA = (sys.executable, "-c", "from moretta.commands.main import main; main()")
@@ -182,8 +183,10 @@ class Hospitals:
     def serve(self, *words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start the server; return when the sites' kits are there."""
         command = ["serve", str(self.server / "run.toml"), "--out", str(self.out), "--port", str(self.port)]
-        process = self._start("server", [*command, "--host", self.host, "--wait", "60", *words], environment or {})
-        wait_for(lambda: (self.kit(self.sites[0])).is_dir() or process.poll() is not None, 30, "kits are made")
+        process = self._start(
+            "server", [*command, "--host", self.host, "--wait", str(HANGS), *words], environment or {}
+        )
+        wait_for(lambda: (self.kit(self.sites[0])).is_dir() or process.poll() is not None, "kits are made")
         return process
 
     def join(self, name: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -219,13 +222,13 @@ class Hospitals:
         fresh.write_text(str(seconds))
         fresh.rename(self.pace_folder / name)
 
-    def ends(self, who: str = "server", seconds: float = 120.0) -> int:
+    def ends(self, who: str = "server") -> int:
         """Wait until a command ends, and return its exit code."""
         process = self._started[who][-1]
         try:
-            return process.wait(seconds)
+            return process.wait(HANGS)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{who} has not ended in {seconds:g} s; it said:\n{self.said(who)}") from None
+            raise AssertionError(f"{who} has not ended in {HANGS:g} s; it said:\n{self.said(who)}") from None
 
     def said(self, who: str = "server") -> str:
         """What a party's commands have printed so far, on either stream."""
@@ -261,9 +264,9 @@ class Hospitals:
         history = self.history()
         return history[-1]["round"] if history else 0
 
-    def reach(self, number: int, seconds: float = 90.0) -> None:
+    def reach(self, number: int) -> None:
         """Wait until a round is finished."""
-        wait_for(lambda: self.round() >= number or self._server_ended(), seconds, f"round {number}", self.said)
+        wait_for(lambda: self.round() >= number or self._server_ended(), f"round {number}", self.said)
         assert self.round() >= number, f"serve ended before round {number}:\n{self.said()}"
 
     def missed(self, name: str) -> dict[int, str]:
@@ -275,22 +278,20 @@ class Hospitals:
             if gone["silo"] == name
         }  # fmt: skip
 
-    def until_missed(self, name: str, since: float, seconds: float = 60.0) -> float:
+    def until_missed(self, name: str, since: float) -> float:
         """Wait for a round that ends without a site; return how many seconds that is after `since`."""
         after = self.round()
-        wait_for(
-            lambda: any(number > after for number in self.missed(name)), seconds, f"a round without {name}", self.said
-        )
+        wait_for(lambda: any(number > after for number in self.missed(name)), f"a round without {name}", self.said)
         return time.monotonic() - since
 
-    def until_back(self, name: str, since: float, seconds: float = 60.0) -> float:
+    def until_back(self, name: str, since: float) -> float:
         """Wait for a round that ends with a site, after one without; return how many seconds that is after `since`."""
         after = max(self.missed(name), default=0)
 
         def is_back() -> bool:
             return self.round() > max(after, *self.missed(name))
 
-        wait_for(is_back, seconds, f"a round with {name} again", self.said)
+        wait_for(is_back, f"a round with {name} again", self.said)
         return time.monotonic() - since
 
     def _server_ended(self) -> bool:
@@ -321,7 +322,7 @@ class Hospitals:
         return time.monotonic()
 
     def _only(self, who: str, word: str) -> int:
-        wait_for(lambda: bool(self.processes(who, word)), 10, f"a {word} of {who}")
+        wait_for(lambda: bool(self.processes(who, word)), f"a {word} of {who}")
         found = self.processes(who, word)
         assert len(found) == 1, f"expected one {word} of {who}, found {found}"
         return found[0]
@@ -387,9 +388,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, what: str, said: Callable[[], str] = lambda: "") -> None:
-    """Wait until something is so. Raises AssertionError where it is not within so many seconds."""
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], bool], what: str, said: Callable[[], str] = lambda: "") -> None:
+    """Wait until something is so. Raises AssertionError where it seems never to be."""
+    until = time.monotonic() + HANGS
     while not condition():
-        assert time.monotonic() < until, f"waited {seconds:g} s for {what}; {said()}"
+        assert time.monotonic() < until, f"waited {HANGS:g} s for {what}; {said()}"
         time.sleep(0.02)

@@ -189,7 +189,7 @@ class Machines:
         self.made[-1].end(released)
         return ended
 
-    def send(self, packed: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Missing]:
+    def send(self, packed: Mapping[str, bytes], timeout: float, long: bool) -> Mapping[str, bytes | Missing]:
         return {name: self.wrap(name, data) for name, data in packed.items()}
 
     def kept(self, name: str) -> Path:

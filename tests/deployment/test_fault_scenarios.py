@@ -11,8 +11,8 @@
     the network is cut, and healed                      named while it is cut, back after
     a site that does not fit, or does not come          one sentence with its name, and nobody's stack trace
 
-`BARS` has the most seconds that each may take, up to the end of the first round that shows it. What was measured is
-written into the JSON file that `MORETTA_FAULT_TIMES` names, if it does.
+Orders of events are asserted, and no seconds: those are the machine's. How long each took, up to the end of the first
+round that shows it, is written into the JSON file that `MORETTA_FAULT_TIMES` names, if it does.
 """
 
 from __future__ import annotations
@@ -45,32 +45,12 @@ from moretta.secure_aggregation.schemes import MESSAGES
 
 pytestmark = pytest.mark.slow
 
-BARS = {  # seconds
-    "site job killed while idle: noticed": 1.0,
-    "site job killed while idle: back": 5.0,
-    "site job killed at work: noticed": 10.0,
-    "site job killed at work: back": 15.0,
-    "site job frozen: noticed": 10.0,
-    "site job frozen: the slowest round without it": 5.0,
-    "site job thawed: back": 5.0,
-    "site never done: late": 8.0,
-    "site done after all: back": 5.0,
-    "site sends no envelope: noticed": 1.0,
-    "site sends a broken message: noticed": 1.0,
-    "site sends whole messages again: back": 5.0,
-    "site's FLARE client killed: noticed": 10.0,
-    "server job killed: new rounds": 30.0,
-    "server killed, served again: new rounds": 30.0,
-    "network cut: noticed": 15.0,
-    "network healed: back": 30.0,
-}
-SLACK = 1.5  # for cores that are shared with other work
 Measure = Callable[[str, float], None]
 
 
 @pytest.fixture
 def measure(record_property: Callable[[str, object], None]) -> Measure:
-    """Record how many seconds something took, and hold it to its bar, with some slack."""
+    """Record how many seconds something took."""
 
     def measured(what: str, seconds: float) -> None:
         record_property(what, round(seconds, 2))
@@ -78,7 +58,6 @@ def measure(record_property: Callable[[str, object], None]) -> Measure:
             path = Path(place)
             known = json.loads(path.read_text()) if path.exists() else {}
             path.write_text(json.dumps(known | {what: round(seconds, 2)}, indent=2) + "\n")
-        assert seconds <= SLACK * BARS[what], f"{what} took {seconds:.1f} s; expected {BARS[what]:g} at most"
 
     return measured
 
@@ -101,7 +80,7 @@ def check_ended(hospital: Hospitals, *without: str) -> None:
     """Everybody has ended well, but for some sites, and nothing is left running."""
     assert hospital.ends() == 0, hospital.said()
     for name in set(hospital.sites) - set(without):
-        assert hospital.ends(name, 30) == 0, hospital.said(name)
+        assert hospital.ends(name) == 0, hospital.said(name)
         assert not hospital.processes(name)
     assert not hospital.processes("server")
     assert [line["round"] for line in hospital.history()] == list(range(1, hospital.rounds + 1))
@@ -147,8 +126,8 @@ from pathlib import Path
 
 answer = site_worker.SiteWorker.answer
 
-def tampered(self, data):
-    reply = answer(self, data)
+def tampered(self, data, limit):
+    reply = answer(self, data, limit)
     try:
         how = Path(os.environ["MORETTA_TAMPER"]).read_text()
     except (OSError, KeyError):
@@ -266,7 +245,7 @@ def test_a_site_whose_flare_client_is_killed(hospitals: Callable[..., Hospitals]
     noticed = hospital.until_missed("north", killed)
     assert last_reason(hospital) == "disconnected"
     hospital.pace("west", 0)
-    assert hospital.ends("north", 30) == 1
+    assert hospital.ends("north") == 1
     assert "FLARE's client ended with exit code -9" in hospital.said("north")
     check_ended(hospital, "north")
     assert hospital.rounds in hospital.missed("north")
@@ -286,7 +265,7 @@ def test_the_rows_of_sites_killed_after_their_upload_still_count(
     hospital.join_all()
     for name in ("north", "south", "east"):
         number = hospital.round()
-        wait_for(lambda number=number: hospital.round() > number, 90, "a round", hospital.said)
+        wait_for(lambda number=number: hospital.round() > number, "a round", hospital.said)
         time.sleep(0.6)  # all but west have uploaded
         hospital.until_back(name, hospital.kill(hospital.job(name)) - hospital.until_missed(name, time.monotonic()))
     hospital.pace("west", 0)
@@ -367,7 +346,7 @@ def test_a_server_of_which_nothing_is_left(
         hospital.kill(pid)
     serving.wait()
     number = hospital.round()
-    wait_for(lambda: not hospital.processes("server"), 10, "the server is gone")
+    wait_for(lambda: not hospital.processes("server"), "the server is gone")
     hospital.serve("--resume")
     began = time.monotonic()
     hospital.reach(number + 1)
@@ -457,7 +436,7 @@ def test_a_site_whose_network_is_cut_and_healed(
     assert last_reason(hospital) in ("disconnected", "late")
     time.sleep(20)  # longer than FLARE's heartbeats are apart
     healed = network.switch("north", "up")
-    back = hospital.until_back("north", healed, 120)
+    back = hospital.until_back("north", healed)
     hospital.pace("west", 0)
     check_ended(hospital)
     assert not hospital.missed("south")
@@ -530,7 +509,7 @@ def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> N
     hospital = hospitals()
     kit, parent = hospital.serve_flare()
     hospital.join_all()
-    wait_for(lambda: len(administration.connected(kit.admin)) == 3, 60, "sites are connected")
+    wait_for(lambda: len(administration.connected(kit.admin)) == 3, "sites are connected")
     folder, status = hospital.folder / "job", hospital.folder / "status.json"
     for file in ("moretta-server/config/config_fed_server.json", "moretta-site/config/config_fed_client.json"):
         status.unlink(missing_ok=True)
@@ -538,13 +517,11 @@ def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> N
         path = folder / file
         path.write_text(path.read_text().replace("rounds = 60", "rounds = 61"))
         number = administration.submit(kit.admin, folder)
-        wait_for(status.exists, 60, "the job ends", hospital.said)
+        wait_for(status.exists, "the job ends", hospital.said)
         told = json.loads(status.read_text())
         assert told["state"] == "failed"
         assert told["sentence"].count("edited by hand") == (1 if "server" in file else 3), told
-        wait_for(
-            lambda number=number: administration.status(kit.admin, number).startswith("FINISHED"), 60, "FLARE ends it"
-        )
+        wait_for(lambda number=number: administration.status(kit.admin, number).startswith("FINISHED"), "FLARE ends it")
     processes.stop(parent)
     for name in hospital.sites:
         assert "Traceback" not in hospital.said(name)

@@ -74,7 +74,7 @@ def unsigned(many: Machines, sent: list[tuple[str, bytes]]) -> Iterator[tuple[Re
         request, envelope = request_of(heard(sent, kind))
         assert isinstance(request, Hello | Submit)
         forged = request.model_copy(update={"serial": request.serial + 1000})
-        yield deliver(many, pack(forged, envelope.body)), "it is not signed by the key of session 0"
+        yield deliver(many, pack(forged, bytes(envelope.body))), "it is not signed by the key of session 0"
     poll = Poll(number=1, wait=0.0, processes=dict(request.processes), serial=2000)
     yield deliver(many, pack(poll)), "it is not signed by the key of session 0"
 
@@ -89,7 +89,7 @@ def another_key(many: Machines, sent: list[tuple[str, bytes]]) -> Iterator[tuple
         yield deliver(many, data), f"the server's key has not signed (pinned here: {fingerprint(SERVER.public_key)})"
     request, envelope = request_of(heard(sent, Submit))
     assert isinstance(request, Submit)
-    data, _ = own.pack(request, hello.processes, envelope.body)
+    data, _ = own.pack(request, hello.processes, bytes(envelope.body))
     yield deliver(many, data), "it is not signed by the key of session 0"
     # The session's own keys, and the server's certificate of them, are there for all to see, and do not help.
     data, _ = own.pack(hello, hello.processes)
@@ -137,7 +137,7 @@ def test_an_envelope_of_another_is_refused_and_named(
 
     def wrap(name: str, data: bytes) -> bytes | Missing:
         request, envelope = request_of(data)
-        if not named and name == "silo-1" and isinstance(request, Submit) and b'round\\":2' in envelope.body:
+        if not named and name == "silo-1" and isinstance(request, Submit) and b'round\\":2' in bytes(envelope.body):
             before = many.workers["silo-1"].last_heard
             for reply, expected in attack(many, sent):
                 assert isinstance(reply, Denied), reply
@@ -179,7 +179,7 @@ def test_who_hands_on_its_copy_first_is_given_what_it_cannot_open(
         request, _ = request_of(data)
         if name == "silo-1" and isinstance(request, Submit | Hello | Poll) and "silo-2" in request.processes:
             reply, envelope = reply_of(many.workers["silo-2"].answer(data))  # before the server's own copy comes
-            got.extend([envelope.body] if isinstance(reply, WorkDone) and envelope.body else [])
+            got.extend([bytes(envelope.body)] if isinstance(reply, WorkDone) and envelope.body else [])
         return many.workers[name].answer(data)
 
     many.wrap = wrap
@@ -197,10 +197,10 @@ def test_what_was_held_back_is_too_late(machines: Callable[..., Machines], tmp_p
 
     def wrap(name: str, data: bytes) -> bytes | Missing:
         request, envelope = request_of(data)
-        if name == "silo-1" and isinstance(request, Submit) and b'round\\":2' in envelope.body and len(held) < 3:
+        if name == "silo-1" and isinstance(request, Submit) and b'round\\":2' in bytes(envelope.body) and len(held) < 3:
             held.append(data)  # and the server sends it again, under another serial
             return LATE if len(held) == 1 else many.workers[name].answer(data)
-        if held and isinstance(request, Submit) and b'round\\":3' in envelope.body:
+        if held and isinstance(request, Submit) and b'round\\":3' in bytes(envelope.body):
             reply = deliver(many, held[0])
             assert isinstance(reply, Failed | Denied)
             assert "out of order" in reply.sentence or "it was replayed" in reply.sentence
@@ -329,7 +329,7 @@ def test_a_reply_that_the_silos_identity_has_not_signed_is_refused_and_named(
         reply = listed.workers[name].answer(data)
         if name != "silo-2" or not isinstance(request, Submit):
             return reply
-        if b'round\\":2' in envelope.body and not forged and "silo-3" in request.processes:
+        if b'round\\":2' in bytes(envelope.body) and not forged and "silo-3" in request.processes:
             forged.append(request.kind)
             return forge(reply, before, listed.workers["silo-3"].answer(data))
         before.append(reply)

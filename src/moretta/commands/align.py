@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from moretta.commands.schema import FileEncoding, Separator, form_of
 from moretta.commands.terminal import AsJson, say
-from moretta.contract.wording import did_you_mean
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from moretta.data.alignment.ids import IdRules
     from moretta.data.alignment.result import Alignment
     from moretta.data.tables.files import Format
@@ -166,6 +166,7 @@ def read_ids(path: Path, column: str, form: Format) -> Sequence[str] | NDArray[n
 
     Raises `moretta.errors.ParameterError` for a file that has no such column.
     """
+    from moretta.contract.wording import did_you_mean
     from moretta.data.images.sets import read_npz
     from moretta.data.tables.files import ENDINGS, is_table, read_columns
     from moretta.data.tables.rows import words_of

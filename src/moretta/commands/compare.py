@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from moretta.commands.progress import audit_with_bar, train_with_bar
 from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say
-from moretta.config import run_files
 from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.config import run_files
 
 
 def compare(
@@ -44,6 +46,8 @@ def compare(
         if given is not None:
             if not protocols and not variant:
                 raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
+            from moretta.config import run_files
+
             run_file = run_files.load(given, overrides)
             home = out or run_file.folder
             named = [name.strip() for name in protocols.split(",")] if protocols else []

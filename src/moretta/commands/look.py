@@ -9,14 +9,10 @@ import typer
 
 from moretta.commands.schema import Absent, Decimal, FileEncoding, Separator, form_of
 from moretta.commands.terminal import AsJson, Overrides, needs_torch, say
-from moretta.config import run_files
-from moretta.data.look import lines_of
-from moretta.data.tables.inference import Hints
-from moretta.data.withholding import LEAST_SHOWN
 from moretta.errors import ParameterError
-from moretta.run.looking import look_of_file, look_of_run
 
 MOST_WITHHELD = 1_000_000
+LEAST_SHOWN = 5  # as `moretta.data.withholding` has it, which a command's help has no time to import
 
 
 def look(
@@ -36,6 +32,11 @@ def look(
     as_json: AsJson = False,
 ) -> None:
     """Show how many rows there are, what is absent, and how values and classes are spread; train nothing."""
+    from moretta.config import run_files
+    from moretta.data.look import lines_of
+    from moretta.data.tables.inference import Hints
+    from moretta.run.looking import look_of_file, look_of_run
+
     if not 0 <= withhold <= MOST_WITHHELD:
         raise ParameterError(f"--withhold {withhold}: expected 0 to {MOST_WITHHELD:,}")
     name = file.name

@@ -19,7 +19,6 @@ from moretta.commands.terminal import (
     say,
     tell,
 )
-from moretta.config import run_files
 from moretta.errors import MissingExtra
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
@@ -54,6 +53,8 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Play a run with sites on machines of their own, and leave a run folder."""
+    from moretta.config import run_files
+
     run_file = run_files.load(run, overrides)
     folder = out or run_file.folder
     with _needs_flare():
@@ -110,6 +111,8 @@ def job(
     as_json: AsJson = False,
 ) -> None:
     """Write a job folder for sites that already run FLARE."""
+    from moretta.config import run_files
+
     run_file = run_files.load(run, overrides)
     with _needs_flare():
         from moretta.deployment.job import write_job

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from moretta.commands.terminal import screen, tell
-from moretta.config import run_files
 from moretta.errors import MorettaError, RunFailed
 
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
+    from moretta.config import run_files
     from moretta.run.federation import Result
 
 
@@ -22,6 +20,15 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
 
     opening: whether to say first what it trains on.
     """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     from moretta.run.assembly import federation_of
     from moretta.run.looking import opening_of
 
@@ -70,6 +77,8 @@ def audit_with_bar(
     allow_code: bool = False,
 ) -> Audit:
     """Audit a run folder. Raises RunFailed if a person interrupts it; `moretta.run.auditing` says the rest."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     from moretta.run import auditing
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

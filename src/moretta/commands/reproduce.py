@@ -8,10 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from moretta.commands.terminal import AsJson, Overrides, needs_torch, say, screen
-from moretta.data.references import resolve
 from moretta.errors import RunFailed
 
 
@@ -28,6 +26,10 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment of the papers, and show our figures beside theirs."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from moretta.data.references import resolve
+
     with needs_torch():
         listing, choose = (resolve(f"reproduction:{what}", experiments) for what in ("listing", "choose"))
         if name is None:

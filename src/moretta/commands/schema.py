@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moretta.commands.terminal import AsJson, say
-from moretta.data.tables import schema as schemas
-from moretta.data.tables.description import as_toml, lines_of
-from moretta.data.tables.files import Format, read_columns
-from moretta.data.tables.inference import Hints, propose
-from moretta.data.tables.rows import read_table
-from moretta.data.tables.schema import Schema
-from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.data.tables.files import Format
 
 schema = typer.Typer(no_args_is_help=True, help="What a table's columns mean; every command takes --json.")
 
@@ -28,6 +24,8 @@ Absent = Annotated[list[str], typer.Option(help="A cell that holds no value, suc
 
 def form_of(separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]) -> Format:
     """Return how a .csv file is written. Raises `moretta.errors.ParameterError` for another sign."""
+    from moretta.data.tables.files import Format
+
     return Format(**given_of(separator, decimal, file_encoding, absent))
 
 
@@ -59,6 +57,12 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Propose a schema for a table: read it, decide what it asks to decide, and name it in [data] schema."""
+    from moretta.data.tables.description import as_toml, lines_of
+    from moretta.data.tables.files import read_columns
+    from moretta.data.tables.inference import Hints, propose
+    from moretta.data.tables.schema import Schema
+    from moretta.engines.files import write_atomically
+
     if out.exists():
         raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
     form = form_of(separator, decimal, file_encoding, absent)
@@ -88,6 +92,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read a table by a schema, and say what does not fit, by column."""
+    from moretta.data.tables import schema as schemas
+    from moretta.data.tables.description import lines_of
+    from moretta.data.tables.rows import read_table
+
     found = schemas.load(by)
     rows = read_table(
         file, found, form_of(separator, decimal, file_encoding, absent), labelled=found.target is not None

@@ -1,4 +1,7 @@
-"""What all commands share: what goes to which stream, options that many have, and which extra is missing."""
+"""What all commands share: what goes to which stream, options that many have, and which extra is missing.
+
+So that a command's help comes at once, files of commands import what computes inside their functions.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from moretta.config import run_files
 from moretta.errors import MissingExtra
-from moretta.run import consent
 
 screen = Console(stderr=True)
 
@@ -47,6 +48,9 @@ def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
 
     data: whether that of its rows is needed too. Without a terminal nobody is asked, and the command refuses.
     """
+    from moretta.config import run_files
+    from moretta.run import consent
+
     if allow_code or not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
         return allow_code
     asked = consent.question(folder, run_files.load(folder / "run.toml"), data=data)

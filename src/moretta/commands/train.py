@@ -9,7 +9,6 @@ import typer
 
 from moretta.commands.progress import train_with_bar
 from moretta.commands.terminal import AsJson, Overrides, RunPath, needs_torch, print_result
-from moretta.config import run_files
 
 
 def train(
@@ -20,6 +19,8 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train the model of a run file and leave a run folder."""
+    from moretta.config import run_files
+
     run_file = run_files.load(run, overrides)
     folder = out or run_file.folder
     with needs_torch():

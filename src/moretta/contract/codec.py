@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from moretta.contract import framing
 from moretta.contract.messages import Array, Message, Stamp, Tensors
@@ -42,6 +42,8 @@ _DTYPE_CODES = {
         "float16": "F16", "float32": "F32", "float64": "F64",
     }.items()
 }  # fmt: skip
+
+_DTYPES = {code: dtype.newbyteorder("<") for dtype, code in _DTYPE_CODES.items()}
 
 # The order in which safetensors lays arrays out, before their names: by itemsize, then by its own list of dtypes.
 _LAID_OUT = ("U64", "I64", "F64", "F32", "U32", "I32", "F16", "U8", "BOOL")
@@ -79,10 +81,17 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """Return the bytes of a message; equal messages give equal bytes."""
-        return save(_contiguous(_arrays(message)), {"moretta": _metadata(message)})
+        return b"".join(self.parts(message))
 
-    def decode(self, data: bytes) -> Message:
-        """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes."""
+    def parts(self, message: Message) -> Sequence[bytes | memoryview]:
+        """Return the same in parts: a header, and each array's own memory where that lies as it is written."""
+        return file_parts(_arrays(message), _metadata(message))
+
+    def decode(self, data: bytes | memoryview) -> Message:
+        """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes.
+
+        Of a memoryview, arrays are parts of that memory, read-only: so a large message may lie in a mapped file.
+        """
         try:
             if len(data) > self._largest:
                 raise CodecError(f"expected a message of at most {self._largest} bytes; got {len(data)}")
@@ -164,6 +173,32 @@ def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> 
     return header - 1 if entries else 0, offset  # a comma before them stands for one of the two braces
 
 
+def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
+    """Return a safetensors file of arrays in parts, its only metadata entry ``moretta``: see `Codec.parts`."""
+    header, ordered = _laid_out(arrays, metadata)
+    little = (np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for array in ordered)
+    return [header, *(array.reshape(-1).view(np.uint8).data for array in little if array.size)]
+
+
+def _laid_out(arrays: Tensors, metadata: str) -> tuple[bytes, list[Array]]:
+    """Return what stands before the arrays, and those in their order."""
+    # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
+    # it decides the offsets, and so how many digits those take in the header.
+    ordered = sorted(arrays.items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
+    entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
+    offset = 0
+    for name, array in ordered:
+        entries[name] = {
+            "dtype": _DTYPE_CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    padded = text.ljust(-(-len(text) // 8) * 8)
+    return len(padded).to_bytes(8, "little") + padded, [array for _, array in ordered]
+
+
 def _arrays(message: Message) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name, kind in message.KINDS.items():
@@ -173,14 +208,6 @@ def _arrays(message: Message) -> dict[str, Array]:
         elif kind == Tensors:
             arrays.update((f"{name}/{key}", item) for key, item in value.items())
     return arrays
-
-
-def _contiguous(arrays: dict[str, Array]) -> dict[str, Array]:
-    # safetensors writes the memory as it lies: strided or byte-swapped arrays must be laid out first.
-    return {
-        name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
-        for name, array in arrays.items()
-    }
 
 
 def _metadata(message: Message, without: Collection[str] = (), emptied: Collection[str] = ()) -> str:
@@ -198,9 +225,10 @@ def _metadata(message: Message, without: Collection[str] = (), emptied: Collecti
     return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
-def _open(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
+def _open(data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read the metadata, which safetensors' own loader does not hand out, then the arrays."""
-    text = data[framing.find(data, limit=HEADER_LIMIT, what="a header")]
+    place = framing.find(data, limit=HEADER_LIMIT, what="a header")
+    text = bytes(data[place])
     entries = sum(text.count(mark) for mark in MARKS)
     if entries > ENTRIES_LIMIT:
         raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
@@ -212,7 +240,25 @@ def _open(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     for name, entry in outer.items():
         if name != "__metadata__" and entry["dtype"] not in known:
             raise CodecError(f"expected arrays of {sorted(known)}; got {entry['dtype']!r:.20}")
-    return metadata, load(data)
+    if isinstance(data, bytes):
+        return metadata, load(data)
+    del outer["__metadata__"]
+    return metadata, _views(outer, data[place.stop :].toreadonly())
+
+
+def _views(entries: dict[str, Any], memory: memoryview) -> dict[str, Array]:
+    """Return the arrays as parts of the memory behind a header, which they fill one after the other."""
+    arrays, end = dict[str, Array](), 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        (begin, stop), shape, dtype = entry["data_offsets"], entry["shape"], _DTYPES[entry["dtype"]]
+        if any(type(number) is not int or number < 0 for number in (begin, stop, *shape)):
+            raise CodecError("expected whole numbers as shapes and offsets")
+        if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
+            raise CodecError("expected arrays that lie one after the other, each as long as its shape says")
+        arrays[name], end = np.ndarray(shape, dtype, buffer=memory[begin:stop]), stop
+    if end != len(memory):
+        raise CodecError("expected arrays, and nothing behind them")
+    return arrays
 
 
 def _refuse_constant(text: str) -> float:

@@ -25,7 +25,13 @@ def length_of(part: bytes | memoryview, width: int = WIDTH) -> bytes:
 
 
 def find(
-    data: bytes, start: int = 0, *, limit: int = LIMIT, width: int = WIDTH, gap: int = 0, what: str = "a part"
+    data: bytes | memoryview,
+    start: int = 0,
+    *,
+    limit: int = LIMIT,
+    width: int = WIDTH,
+    gap: int = 0,
+    what: str = "a part",
 ) -> slice:
     """Return where in `data` the part lies whose length is at `start`.
 
@@ -39,10 +45,11 @@ def find(
     return slice(begin, begin + length)
 
 
-def write(stream: BinaryIO, part: bytes | memoryview) -> None:
-    """Write a part behind its length. Raises OSError where the reader is gone."""
-    stream.write(length_of(part))
-    stream.write(part)
+def write(stream: BinaryIO, *pieces: bytes | memoryview) -> None:
+    """Write a part, given whole or in pieces, behind its length. Raises OSError where the reader is gone."""
+    stream.write(sum(map(len, pieces)).to_bytes(WIDTH, "little"))
+    for piece in pieces:
+        stream.write(piece)
     stream.flush()
 
 

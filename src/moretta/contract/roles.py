@@ -23,7 +23,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from moretta.contract.messages import Message, Spent, Stamp, Tensors
+import numpy as np
+
+from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
 from moretta.errors import MisuseError, SumSpent
 
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -89,12 +91,13 @@ class Ask:
 class Replies:
     """The valid answers that came in time, in the order of the ask, and who is missing and why.
 
-    Roles read answers in any order and more than once, and never write to them. So an engine may later back large
-    arrays by files that are mapped read-only.
+    Roles read answers in any order and more than once, and never write to them: large arrays lie in files that are
+    mapped read-only. empty: `numpy.empty`, or the same in such a file, for what is made of all answers.
     """
 
     answers: Mapping[str, Any]
     missing: Mapping[str, Missing] = dataclasses.field(default_factory=dict)
+    empty: Callable[[Sequence[int] | int, Any], Array] = np.empty
 
 
 @dataclass(frozen=True)

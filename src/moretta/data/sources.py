@@ -21,6 +21,7 @@ from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer, infer_labels
 from moretta.data.tables.rows import encode
 from moretta.data.tables.schema import Schema
+from moretta.data.wdbc import CLASSES, NAMES, read_wdbc
 from moretta.errors import MissingExtra, ParameterError
 
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
@@ -146,20 +147,26 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: Wish
 
 def _scikit(source: str, wish: Wish) -> Dataset:
     try:
-        from sklearn import datasets
+        if source == "wdbc":
+            x, y = read_wdbc()
+            names, classes = NAMES, CLASSES
+        else:
+            from sklearn import datasets
+
+            digits = datasets.load_digits()
+            x, y = digits.data / 16.0, digits.target  # grey levels 0 to 16
+            names, classes = tuple(digits.feature_names), tuple(str(name) for name in digits.target_names)
     except ImportError as error:
         raise MissingExtra(f'source = "{source}" needs scikit-learn; run: pip install "moretta[torch]"') from error
-    bunch = datasets.load_breast_cancer() if source == "wdbc" else datasets.load_digits()
-    scale = 16.0 if source == "digits" else 1.0  # digits are grey levels 0 to 16
-    y, task, classes = as_targets(bunch.target, source, wish.task)
+    targets, task, count = as_targets(y, source, wish.task)
     return split_rows(
         wish,
-        as_features(bunch.data / scale, source),
-        y,
+        as_features(x, source),
+        targets,
         task,
-        classes,
-        feature_names=tuple(str(name) for name in bunch.feature_names),
-        class_names=tuple(str(name) for name in bunch.target_names) if task == "classification" else (),
+        count,
+        feature_names=names,
+        class_names=classes if task == "classification" else (),
         standardise=source == "wdbc",
     )
 

@@ -1,4 +1,4 @@
-"""The server's job in FLARE: plays the run, and sends what the server asks as FLARE's aux messages."""
+"""The server's job in FLARE: plays the run, and sends what the server asks to the sites' jobs."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller as FlareController
-from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.codec import Codec
-from moretta.contract.roles import Missing, Reason
 from moretta.deployment import server_key, shared_settings
 from moretta.deployment.server_key import identity_of
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
-from moretta.engines.flare.envelope import ENVELOPE, TOPIC, Hello, digest_of
-from moretta.engines.flare.sites import Send, Sites
+from moretta.engines.flare.cells import sender
+from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.flare.sites import Sites
 from moretta.engines.run_folder import read_json, read_model
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed
@@ -102,8 +100,12 @@ class Controller(FlareController):
         identity = identity_of(Path(workspace.get_site_config_dir()))
         server_key.check_listed(identity, roster)
         called = {silo: silo if roster is None else roster.engine_name(silo) for silo in run_file.engine.sites}
-        there = {client.name for client in fl_ctx.get_engine().get_clients()}  # when the job began; others never come
-        send = _send(fl_ctx, called)
+        # Who is connected when the job begins; others never come.
+        there = {client.name: client.get_fqcn() for client in fl_ctx.get_engine().get_clients()}
+        targets = {
+            silo: FQCN.join([there[name], fl_ctx.get_job_id()]) for silo, name in called.items() if name in there
+        }
+        send = sender(fl_ctx.get_engine().get_cell(), targets)
         made, ended = list[Sites](), threading.Event()
 
         def transport(codec: Codec, place: CheckpointId, recorder: Recorder | None) -> Sites:
@@ -117,7 +119,7 @@ class Controller(FlareController):
                 recorder=recorder,
                 deadline=run_file.engine.deadline,
                 largest=run_file.engine.message_mib << 20,
-                absent=[silo for silo, name in called.items() if name not in there],
+                absent=[silo for silo in called if silo not in targets],
                 aborted=aborted,
                 waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),
             )
@@ -178,44 +180,3 @@ def _released(result: Result, out: Path) -> bytes:
         return b""
     inputs = {name: value for name, value in read_json(out / "inputs.json").items() if name != "format"}
     return pack_released(inputs, read_model(out / "released.safetensors"))
-
-
-def _send(fl_ctx: FLContext, names: Mapping[str, str]) -> Send:
-    """Return what sends envelopes to silos by FLARE. names: of the sites in FLARE, by silo."""
-    engine = fl_ctx.get_engine()
-    pool = ThreadPoolExecutor(max(2, len(names)), thread_name_prefix="moretta send")
-
-    def ask(targets: list[str], data: bytes, timeout: float) -> Mapping[str, Shareable]:
-        request = Shareable({ENVELOPE: data})
-        with engine.new_context() as context:
-            replies = engine.send_aux_request(
-                targets=targets, topic=TOPIC, request=request, timeout=timeout, fl_ctx=context, optional=True
-            )
-        return replies or {}
-
-    def send(packed: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Missing]:
-        same: dict[int, tuple[bytes, list[str]]] = {}
-        for silo, data in packed.items():
-            same.setdefault(id(data), (data, []))[1].append(names[silo])
-        replies: dict[str, Shareable] = {}
-        if len(same) == 1:
-            ((data, targets),) = same.values()
-            replies |= ask(targets, data, timeout)
-        else:  # not by FLARE's multicast of several messages, which in 2.9 returns nothing
-            for found in pool.map(lambda one: ask(one[1], one[0], timeout), same.values()):
-                replies |= found
-        return {silo: _received(replies.get(names[silo])) for silo in packed}
-
-    return send
-
-
-def _received(reply: Shareable | None) -> bytes | Missing:
-    code = ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
-    if reply is not None and code == ReturnCode.OK:
-        data = reply.get(ENVELOPE)
-        return data if isinstance(data, bytes) else Missing(Reason.MALFORMED, "sent no envelope")
-    if code == ReturnCode.TIMEOUT:
-        return Missing(Reason.LATE, "has not answered in time")
-    if code == ReturnCode.TOPIC_UNKNOWN:
-        return Missing(Reason.DISCONNECTED, "is starting, and is not ready yet")
-    return Missing(Reason.DISCONNECTED, f"cannot be reached ({code})")

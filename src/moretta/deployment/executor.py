@@ -21,7 +21,8 @@ from moretta.config.silo_file import SiloFile
 from moretta.deployment.holding import take_turn
 from moretta.deployment.server_key import SILO, trust_of
 from moretta.deployment.site import Site, log_to
-from moretta.engines.flare.envelope import ENVELOPE, TOPIC, digest_of
+from moretta.engines.flare.cells import receive
+from moretta.engines.flare.envelope import digest_of
 from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.memory import cap
 from moretta.errors import ParameterError, PeerError
@@ -50,7 +51,7 @@ class Executor(FlareExecutor):
             name = fl_ctx.get_identity_name()
             folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             self._worker = SiteWorker(lambda: self._site(folder, name), lambda: trust_of(file_of(folder), folder))
-            fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
+            receive(fl_ctx.get_engine().get_cell(), self._worker.answer)
             threading.Thread(target=self._look_after, args=(self._worker,), daemon=True).start()
         elif event_type == EventType.END_RUN and self._worker is not None:
             self._worker.close()
@@ -69,12 +70,6 @@ class Executor(FlareExecutor):
             if silent > SILENCE:
                 log.warning("the server has said nothing for %g s; this job ends", SILENCE)
                 os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole
-
-    def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        reply = make_reply(ReturnCode.OK)
-        if self._worker is not None:
-            reply[ENVELOPE] = self._worker.answer(request.get(ENVELOPE))
-        return reply
 
     def _site(self, folder: Path, name: str) -> Site:
         if digest_of(self._told) != self._digest:

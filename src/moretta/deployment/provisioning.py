@@ -25,7 +25,7 @@ MANIFEST = "kits.json"
 LONGEST_HOST = 64  # of a common name
 SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default: every server of a machine, and every user of it, would share it
 HEARTBEATS = 30  # seconds without one of a site's, sent each 10, after which it counts as gone; FLARE's own are 600
-SCHEDULING = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0, "max_schedule_count": 100_000}  # seconds
+SCHEDULING = {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100_000}  # seconds
 
 
 def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:

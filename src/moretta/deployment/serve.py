@@ -35,11 +35,11 @@ from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, public_line
 
 LOOK = 0.1  # seconds between two looks at the history
-START = 60.0  # seconds in which FLARE's server is to answer, and a job is to begin
+START = 120.0  # seconds in which FLARE's server is to answer, and a job is to begin
 SILENT = 3.0  # seconds without any process of the job after which it has died
 ENDING = 30.0  # seconds that a job has to end in, once the run has
 TRIES = 3  # times that a job which died is begun again from its checkpoint
-GATHER = 60.0  # seconds in which sites that are connected are to have loaded their data
+GATHER = 120.0  # seconds in which sites that are connected are to have loaded their data
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, Mapping[str, Any]], None]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
+from safetensors.numpy import load_file
 
+from moretta.contract.codec import file_parts
 from moretta.contract.roles import State
 from moretta.engines.files import make_folder, rename, write_atomically
 from moretta.errors import ParameterError
@@ -109,12 +110,10 @@ def _read_id(path: Path) -> CheckpointId:
     return place
 
 
-def _pack(state: State) -> bytes:
-    arrays = {name: np.ascontiguousarray(value) for name, value in state.items() if isinstance(value, np.ndarray)}
-    # ascontiguousarray makes scalars one-dimensional
-    arrays = {name: value.reshape(np.shape(state[name])) for name, value in arrays.items()}
+def _pack(state: State) -> Sequence[bytes | memoryview]:
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     plain = {name: _plain(value) for name, value in state.items() if name not in arrays}
-    return save(arrays, {"moretta": json.dumps(plain)})
+    return file_parts(arrays, json.dumps(plain))
 
 
 def _plain(value: Any) -> Any:
@@ -125,4 +124,4 @@ def _unpack(path: Path) -> State:
     with safe_open(path, "numpy") as file:
         plain = json.loads(file.metadata()["moretta"])
     restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}
-    return load(path.read_bytes()) | restored
+    return load_file(path) | restored

@@ -24,7 +24,13 @@ from moretta.errors import CodecError, Disconnected, MisuseError
 
 log = logging.getLogger("moretta")
 
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each has buffers of its own
+# Threads have buffers of their own, and the C library's pools for them too; large arrays go back when they are freed.
+SMALL = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "262144",
+}
 START = 120.0  # seconds to start and load its rows, whatever the deadline
 LONGEST = 600.0  # seconds to answer where no deadline is given, so that a process that hangs does not hang the run
 PATIENCE = 5.0  # seconds to end in, once its input has ended
@@ -168,7 +174,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=errors,
             bufsize=0,
-            env={**os.environ, **THREADS},
+            env={**os.environ, **SMALL},
         )
         self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
         self.input, self.output = _binary(self._pipes[0]), _binary(io.BufferedReader(self._pipes[1]))

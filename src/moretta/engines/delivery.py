@@ -10,6 +10,7 @@ from typing import Protocol
 from moretta.contract.codec import size
 from moretta.contract.messages import Message, Spent
 from moretta.contract.roles import Ask, Missing, Reason, Replies
+from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.clock import Clock
 from moretta.errors import PeerError
@@ -88,7 +89,7 @@ def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) ->
             missing[silo] = given
         else:
             answers[silo] = given
-    return Replies(answers, missing)
+    return Replies(answers, missing, mapped.empty)
 
 
 def valid(silo: str, ask: Ask, message: Message, answer: Message) -> Message | Missing:

@@ -7,7 +7,7 @@ machine that loses power may come back with the old file, or with none, of what 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,14 +49,17 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file so that a reader, or a crash, sees all of it or none. mode: its permissions from the first byte."""
+def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
+    """Write a file so that a reader, or a crash, sees all of it or none.
+
+    data: whole, or in pieces. mode: its permissions from the first byte.
+    """
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a crash, with permissions of its own
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
+            stream.writelines([data] if isinstance(data, bytes) else data)
             stream.flush()
             os.fsync(stream.fileno())
         rename(partial, path)

@@ -12,6 +12,7 @@ from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector, Mishap
+from moretta.engines.mapped import laid_down
 from moretta.engines.silos_here import Answered, SilosHere
 from moretta.engines.views import Recorder
 from moretta.engines.workers import Workers
@@ -49,7 +50,13 @@ class InProcess:
         self._deadline = float("inf") if deadline is None else deadline
         self._injector = injector
         self._silos: SilosHere | Workers = SilosHere(
-            clients, codec if strict else None, deadline=deadline, clock=self.clock, scores=scores, stacks=stacks
+            clients,
+            codec if strict else None,
+            kept=laid_down,
+            deadline=deadline,
+            clock=self.clock,
+            scores=scores,
+            stacks=stacks,
         )
         if min(workers, len(self._silos.parts)) > 1:
             self._silos = Workers(clients, codec, self._silos, workers, prepare)

@@ -68,8 +68,9 @@ class SilosHere:
 
     codec: through which each message passes before a silo has it, as over a network, and silos are then asked one by
     one; None hands over the object. slots: the silos that go on together; None is `slots_of` the clients.
-    deadline: of silos with a process of their own. clock: takes the seconds of the silos' phases. scores: as silos have
-    read them. stacks: whether the model is one that silos compute with together, so that rounding may tell it.
+    kept: what becomes of an answer until all have answered. deadline: of silos with a process of their own. clock:
+    takes the seconds of the silos' phases. scores: as silos have read them. stacks: whether the model is one that silos
+    compute with together, so that rounding may tell it.
     """
 
     def __init__(
@@ -78,12 +79,13 @@ class SilosHere:
         codec: Codec | None = None,
         slots: Sequence[Sequence[str]] | None = None,
         *,
+        kept: Callable[[Message], Message] = lambda answer: answer,
         deadline: float | None = None,
         clock: Clock | None = None,
         scores: Callable[[], Mapping[str, float]] = dict,
         stacks: bool = True,
     ) -> None:
-        self._clients, self._codec, self.scores = clients, codec, scores
+        self._clients, self._codec, self._kept, self.scores = clients, codec, kept, scores
         self._slots = slots_of(list(clients)) if slots is None else slots
         self._stacks = stacks and codec is None
         self.between: Callable[[], None] = lambda: None  # called before each slot is asked
@@ -119,7 +121,7 @@ class SilosHere:
         """Return the same for some of the silos, with a clock of its own."""
         slots = [[silo for silo in slot if silo in silos] for slot in self._slots]
         clients = {silo: self._clients[silo] for silo in silos}
-        return SilosHere(clients, self._codec, [slot for slot in slots if slot], scores=self.scores)
+        return SilosHere(clients, self._codec, [slot for slot in slots if slot], kept=self._kept, scores=self.scores)
 
     @property
     def peak_mib(self) -> float | None:
@@ -153,7 +155,7 @@ class SilosHere:
 
     def _of_slot(self, messages: Mapping[str, Message]) -> dict[str, Answered]:
         self.between()
-        turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
+        turns = [_Turn(silo, self._steps(silo, message), self._kept) for silo, message in messages.items()]
         for turn in turns:
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
@@ -179,12 +181,12 @@ class SilosHere:
 class _Turn:
     """A silo on its way to an answer. work: what it waits for; None where it has answered, or never will."""
 
-    def __init__(self, silo: str, steps: Answering) -> None:
+    def __init__(self, silo: str, steps: Answering, kept: Callable[[Message], Message]) -> None:
         self.silo, self.seconds = silo, 0.0
         self.answer: Message | Missing = Missing(Reason.FAILED, "it was not asked")
         self.work: Work | None = None
         self.key: Hashable | None = None
-        self._steps = steps
+        self._steps, self._kept = steps, kept
 
     def go_on(self, resume: Callable[[Answering], Work]) -> None:
         """Go on until the answer, or until work that other silos may share; other work is done at once."""
@@ -198,7 +200,7 @@ class _Turn:
             answer = end.value
             if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
                 answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-            self._end(answer)
+            self._end(self._kept(answer) if isinstance(answer, Message) else answer)
         except ParameterError as error:
             self._end(Missing(Reason.BAD_INPUT, str(error)))
         except Disconnected as error:

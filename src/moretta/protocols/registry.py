@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.entry import Entry, load
-from moretta.protocols.common.players import Roles
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.training import Training
+
+if TYPE_CHECKING:
+    from moretta.protocols.common.claims import Claim
+    from moretta.protocols.common.players import Roles
+    from moretta.protocols.common.setting import Setting
+    from moretta.protocols.common.training import Training
 
 MODULES = (
     "moretta.protocols.fedsgd.protocol",

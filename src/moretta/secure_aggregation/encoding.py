@@ -12,12 +12,14 @@ large by a small one. `moretta.protocols.common.clipping` bounds what is left fr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from moretta.contract.messages import Tensors
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key
 from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, largest_magnitude
@@ -73,9 +75,24 @@ def in_order(tensors: Mapping[str, Words], weight: Words | None) -> list[Words]:
     return [*([] if weight is None else [weight]), *(tensors[name] for name in sorted(tensors))]
 
 
-def add_up(words: Sequence[Words]) -> Words:
-    """Return the sum modulo 2^b, contiguous, the same for any order. The arrays given are not written to."""
-    total = np.array(words[0], order="C")
+Empty = Callable[[Sequence[int] | int, Any], Array]
+"""As `numpy.empty` (`moretta.contract.roles.Replies`)."""
+
+
+def parts(empty: Empty, shapes: Shapes, dtype: DTypeLike) -> dict[str, Array]:
+    """Return contiguous arrays by name, to be written to, which share one memory: many small ones are large too."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    each = np.split(empty(sum(sizes), dtype), np.cumsum(sizes[:-1]))
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), each, strict=True)}
+
+
+def add_up(words: Sequence[Words], total: Words | None = None) -> Words:
+    """Return the sum modulo 2^b, contiguous, the same for any order. The arrays given are not written to.
+
+    total: where it is written; None makes a new array.
+    """
+    total = np.empty(words[0].shape, words[0].dtype) if total is None else total
+    np.copyto(total, words[0])
     for others in words[1:]:
         np.add(total, others, out=total)
     return total

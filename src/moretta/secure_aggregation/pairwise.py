@@ -18,7 +18,7 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
+from moretta.secure_aggregation.encoding import Empty, add_up, decode, encode, in_order, parts, plan, read, shapes_of
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -304,7 +304,8 @@ class PairwiseAggregator:
         if isinstance(secrets, Aborted):
             return secrets
         keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
-        return self._sum_of(uploads, recovered_masks(label, tuple(uploads), keys, secrets), wanted)
+        masks = recovered_masks(label, tuple(uploads), keys, secrets)
+        return self._sum_of(uploads, masks, wanted, replies.empty)
 
     def _confirm(
         self,
@@ -387,9 +388,13 @@ class PairwiseAggregator:
             return Aborted(missing, because, opened=sorted(missing))
         return secrets
 
-    def _sum_of(self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted) -> Relayed:
+    def _sum_of(
+        self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted, empty: Empty
+    ) -> Relayed:
         """Add uploads in the ring, where pair masks cancel, and remove the other masks."""
-        tensors = {name: add_up([upload.tensors[name] for upload in uploads.values()]) for name in wanted.shapes}
+        tensors = parts(empty, wanted.shapes, self._ring.dtype)
+        for name, total in tensors.items():
+            add_up([upload.tensors[name] for upload in uploads.values()], total)
         weight = add_up([upload.weight for upload in uploads.values()])
         add_masks(in_order(tensors, None if self._rules.public_weights else weight), masks)
         return Relayed(tensors, weight, tuple(uploads))

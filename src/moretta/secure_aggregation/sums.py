@@ -205,7 +205,7 @@ def gather(
     digest = most if expected is None else expected
     others = {silo: _OTHERWISE for silo, reply in replies.answers.items() if reply.asked != digest}
     answers = {silo: reply for silo, reply in replies.answers.items() if silo not in others}
-    return Replies(answers, missing | others), digest
+    return Replies(answers, missing | others, replies.empty), digest
 
 
 _OTHERWISE = Missing(
@@ -220,7 +220,7 @@ def again(ask: Ask, replies: Replies) -> Exchange[Replies]:
         return replies
     more = yield Ask({silo: ask.messages[silo] for silo in silent}, ask.reply, ask.check)
     missing = {silo: why for silo, why in replies.missing.items() if silo not in more.answers}
-    return Replies({**replies.answers, **more.answers}, {**missing, **more.missing})
+    return Replies({**replies.answers, **more.answers}, {**missing, **more.missing}, replies.empty)
 
 
 def spent_of(replies: Replies) -> dict[str, Missing]:

@@ -108,7 +108,7 @@ def only_ours(data: object) -> None:
             assert len(said) < 500
             said.encode()
         else:
-            assert isinstance(envelope.body, bytes)
+            assert isinstance(envelope.body, memoryview)
             assert header.model_dump_json()
 
 

@@ -42,7 +42,19 @@ from moretta.engines.flare.envelope import (
 )
 from moretta.engines.flare.signing import Gate, Trust
 from moretta.engines.flare.site_worker import SiteWorker
-from moretta.engines.flare.sites import AGAIN, BACK, KEEPING, LATER, LONGEST, MISSES, PATIENCE, WAIT, Sites
+from moretta.engines.flare.sites import (
+    AGAIN,
+    BACK,
+    FIRST,
+    KEEPING,
+    LATER,
+    LONGEST,
+    MISSES,
+    PATIENCE,
+    PLAIN_LIMIT,
+    WAIT,
+    Sites,
+)
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, RunFailed
@@ -109,7 +121,8 @@ class Network:
     """Workers, and what stands in for them. A reply that is late costs the time that was to be waited for it.
 
     instead: by silo, what answers in the place of its worker; it is asked for the process id too, and its reply to that
-    is then one if it replies at all. sent: all that was sent, in order. raw: the bytes of the last. own: identities.
+    is then one if it replies at all. sent: all that was sent, in order; long: whether as streams, an exchange each.
+    raw: the bytes of the last. own: identities.
     """
 
     def __init__(self, clients: Mapping[str, Client], codec: Codec, clock: Time, folder: Path) -> None:
@@ -120,6 +133,7 @@ class Network:
         self.instead: dict[str, Behaviour] = {}
         self.sent: list[tuple[str, Request, bytes]] = []
         self.data: list[Mapping[str, bytes]] = []
+        self.long: list[bool] = []
         self.gates = {name: Gate(lambda name=name: self.trust(name)) for name in clients}
         for name in clients:
             self.start(name)
@@ -136,19 +150,21 @@ class Network:
         if name in self.workers:
             self.workers.pop(name).close()
 
-    def send(self, packed: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | Missing]:
+    def send(self, packed: Mapping[str, bytes], seconds: float, long: bool) -> Mapping[str, bytes | Missing]:
         self.data.append(packed)
+        self.long.append(long)
         replies: dict[str, bytes | Missing] = {}
-        waited = 0.0
+        waited, limit = 0.0, None if long else PLAIN_LIMIT
         for name, data in packed.items():
             request, envelope = request_of(data)
             self.raw = data
-            self.sent.append((name, request, envelope.body))
+            body = bytes(envelope.body)
+            self.sent.append((name, request, body))
             reply: Reply | tuple[Reply, bytes] | bytes | Missing
             if name in self.instead:
-                reply = self.instead[name](request, envelope.body)
+                reply = self.instead[name](request, body)
             else:
-                reply = self.workers[name].answer(data) if name in self.workers else DEAD
+                reply = self.workers[name].answer(data, limit) if name in self.workers else DEAD
             if isinstance(reply, Missing):
                 replies[name] = reply
                 waited = max(waited, seconds if reply.reason is Reason.LATE else 0.0)
@@ -330,8 +346,24 @@ def test_large_bodies_are_packed_once_for_all(clock: Time, tmp_path: Path) -> No
     submitted = network.data[2]
     assert submitted["a"] is submitted["b"]  # FLARE, too, is to send it once
     assert len(submitted["a"]) > values.nbytes
+    assert network.long == [True, False, True]  # a knock, a hello, and the body
     for name in ("a", "b"):
         network.stop(name)
+
+
+def test_an_answer_that_is_long_is_polled_for_by_a_stream(clock: Time, tmp_path: Path) -> None:
+    class Swells(ToyClient):
+        def answer(self, message: Message) -> Message:
+            return Large(stamp=message.stamp, values=np.zeros(PLAIN_LIMIT, dtype=np.uint8))
+
+    codec = Codec([Large])
+    network = Network({"a": Swells(2)}, codec, clock, tmp_path)
+    few = Large(stamp=NOW, values=np.zeros(3, dtype=np.uint8))
+    replies = over(network, codec=codec).deliver(Ask.all(["a"], few, Large))
+    assert replies.answers["a"].values.nbytes == PLAIN_LIMIT
+    assert network.requests("a") == ["hello", "submit", "poll"]
+    assert network.long == [True, False, False, True]
+    network.stop("a")
 
 
 def test_different_messages_go_to_whom_they_are_for(network: Network) -> None:
@@ -379,6 +411,18 @@ def test_a_site_that_dies_while_it_works_is_missing_at_once(network: Network, cl
     assert clock.now - began < PATIENCE
 
 
+def test_a_site_that_dies_with_a_request_is_missing_by_the_next(network: Network, clock: Time) -> None:
+    """Nobody tells of a request that died with its process; the one after it is refused at once."""
+    engine = over(network)
+    say(engine, 1)
+    began, script = clock.now, [Busy(), SLOW, DEAD]
+    network.instead["b"] = lambda request, body: script.pop(0)
+    assert say(engine, 2).missing == {"b": DEAD}
+    assert script == []
+    assert network.long[-3:] == [False, False, True]  # only a stream is refused where nobody is
+    assert clock.now - began <= WAIT + FIRST  # within a second, by the server's clock
+
+
 def test_a_site_that_no_longer_answers_is_given_up_after_some_misses(network: Network, clock: Time) -> None:
     engine = over(network)
     say(engine, 1)
@@ -388,7 +432,7 @@ def test_a_site_that_no_longer_answers_is_given_up_after_some_misses(network: Ne
     assert replies.missing["b"] == Missing(Reason.DISCONNECTED, "no longer says that it is at work")
     assert numbers(replies) == {"a": 1, "c": 300}
     assert len(network.requests("b")) == 2 + MISSES  # beside the first exchange's
-    assert clock.now - began <= MISSES * (WAIT + PATIENCE)  # not `LONGEST`
+    assert clock.now - began <= sum(WAIT + FIRST * 2**number for number in range(MISSES))  # not `LONGEST`
     del network.instead["b"]
     clock.now += AGAIN
     assert numbers(say(engine, 3)) == {"a": 1, "b": 20, "c": 300}
@@ -539,7 +583,7 @@ def test_a_round_may_wait_for_sites_to_come_back(network: Network, clock: Time) 
     assert engine.back(["a", "b"], 1) == ["b"]
     assert 30.0 <= clock.now - began < 30.0 + AGAIN + 0.2
     assert told == [f"waiting up to {BACK:g} s for 1 of a, b to come back"]
-    assert len(network.requests("a")) <= 1 + 32  # once a second
+    assert len(network.requests("a")) <= 1 + 32 / AGAIN
     assert numbers(say(engine, 2)) == {"b": 20, "c": 300}
 
 
@@ -697,7 +741,7 @@ def test_gathering_names_who_is_missing(network: Network, clock: Time, caplog: p
     assert 30.0 < clock.now - began < 31.0
     assert "site `a` is missing, disconnected: cannot be reached" in caplog.text
     assert "site `b` is missing, refused: has no rows" in caplog.text
-    assert network.requests("a").count("hello") <= 31  # once a second
+    assert network.requests("a").count("hello") <= 31 / AGAIN
     assert network.requests("b") == ["hello"]
 
 

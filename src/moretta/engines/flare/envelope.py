@@ -26,8 +26,6 @@ from moretta.contract import framing
 from moretta.contract.codec import LARGEST
 from moretta.errors import CodecError
 
-TOPIC = "moretta"  # of FLARE's aux messages
-ENVELOPE = "envelope"  # the one entry of a Shareable that is ours
 FORMAT = 2
 HEADER_LIMIT = 1 << 16  # bytes; what JSON of that length takes of memory is a few MiB at most
 LENGTH = 4  # bytes of the length of the header
@@ -128,9 +126,10 @@ class SiteReady(_Header):
 
 
 class Busy(_Header):
-    """Not done yet."""
+    """Not done yet; long: done, and too long for a plain reply, so poll by a stream."""
 
     kind: Literal["busy"] = "busy"
+    long: bool = False
 
 
 class WorkDone(_Header):
@@ -178,11 +177,11 @@ Sign = Callable[[bytes, bytes], bytes]
 
 @dataclass(frozen=True)
 class Envelope:
-    """The bytes of an envelope: header, signature, body."""
+    """The bytes of an envelope: header, signature, body; the body is not copied out of what came."""
 
     header: bytes
     signature: bytes
-    body: bytes
+    body: memoryview
 
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
@@ -224,12 +223,13 @@ def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
 
 def _split(data: object, largest: int) -> tuple[Envelope, bytes]:
     """Return an envelope's bytes, and its header without the format, which is ours."""
-    if not isinstance(data, bytes):
+    if not isinstance(data, (bytes, memoryview)):
         raise CodecError(f"expected an envelope; got {type(data).__name__}")
+    data = memoryview(data)
     header = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, gap=SIGNATURE, what="a header")
     if len(data) - header.stop > largest:
         raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - header.stop}")
-    envelope = Envelope(data[header], data[LENGTH : header.start], data[header.stop :])
+    envelope = Envelope(bytes(data[header]), bytes(data[LENGTH : header.start]), data[header.stop :])
     try:
         content = json.loads(envelope.header)
         version = content.pop("format")

@@ -1,6 +1,6 @@
 """Who sent an envelope: the server's session signs what it asks; a site accepts nothing else and seals its answers.
 
-FLARE's server relays aux messages between sites, and believes what the sender says of itself. So a site trusts
+FLARE's server relays messages between sites, and believes what the sender says of itself. So a site trusts
 signatures alone (Ed25519):
 
     server's key, long-lived        pinned at each site
@@ -62,6 +62,7 @@ from moretta.secure_aggregation.keystream import derive
 
 WINDOW = 64  # serials
 PIECE, TAG = 1 << 30, 16  # bytes: the cipher seals 2 GiB at most at a time
+Bytes = bytes | memoryview
 RECORD = "session.json"  # in the run's folder: its highest session, and that session's key
 
 
@@ -69,12 +70,12 @@ def _certificate(hello: Hello) -> tuple[int | str, ...]:
     return "flare session", FORMAT, hello.key, hello.exchange, hello.job, hello.run, hello.session
 
 
-def _request(run: str, session: int, header: bytes, body: bytes) -> tuple[int | str | bytes, ...]:
+def _request(run: str, session: int, header: bytes, body: Bytes) -> tuple[int | str | bytes, ...]:
     return "flare request", FORMAT, run, session, header, sha256(body).digest()
 
 
 def _reply(
-    run: str, session: int, process_id: str, serial: int, header: bytes, body: bytes
+    run: str, session: int, process_id: str, serial: int, header: bytes, body: Bytes
 ) -> tuple[int | str | bytes, ...]:
     return "flare reply", FORMAT, run, session, process_id, serial, sha256(header).digest(), sha256(body).digest()
 
@@ -323,16 +324,16 @@ def _sealed_size(size: int) -> int:
     return size + TAG * max(1, -(-size // PIECE))
 
 
-def _opened(seal: AESGCM, serial: int, body: bytes) -> bytes:
+def _opened(seal: AESGCM, serial: int, body: Bytes) -> bytes:
     """Undo `_sealed`. Raises `cryptography.exceptions.InvalidTag` for what was not sealed so."""
     pieces = _pieces(body, PIECE + TAG)
     return b"".join(seal.decrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
 
 
-def _pieces(body: bytes, size: int) -> list[bytes]:
+def _pieces(body: Bytes, size: int) -> list[Bytes]:
     return [body[begin : begin + size] for begin in range(0, max(len(body), 1), size)]
 
 
-def _nonce(serial: int, pieces: Sequence[bytes], number: int) -> bytes:
+def _nonce(serial: int, pieces: Sequence[Bytes], number: int) -> bytes:
     """Return the nonce of a piece, the only use of it: serial, number, whether it is the last, so that none is cut."""
     return serial.to_bytes(7, "big") + number.to_bytes(4, "big") + bytes([number == len(pieces) - 1])

@@ -44,7 +44,7 @@ from moretta.errors import CodecError, Disconnected, MorettaError, ParameterErro
 
 log = logging.getLogger("moretta")
 
-AT_ONCE = 0.05  # seconds in which an answer comes with the acknowledgement of its question
+AT_ONCE = 0.25  # seconds in which an answer comes with the acknowledgement of its question
 # Told in the place of what goes wrong while a site reads its own files, as that may quote them: a name, a record.
 UNFIT = (
     "its settings or its rows do not fit the run; its own log says what is wrong, and so does moretta doctor with "
@@ -83,7 +83,7 @@ class HostedSilo(Protocol):
 class _Work:
     number: int
     header: Submit | Hello
-    body: bytes
+    body: bytes | memoryview
 
 
 class SiteWorker:
@@ -114,17 +114,20 @@ class SiteWorker:
         self._thread = threading.Thread(target=self._work, name="moretta silo", daemon=True)
         self._thread.start()
 
-    def answer(self, data: object) -> bytes:
-        """Return the reply to a request. Raises nothing, whatever the bytes are."""
+    def answer(self, data: object, limit: int | None = None) -> bytes:
+        """Return the reply to a request. Raises nothing, whatever the bytes are.
+
+        limit: the most bytes of the reply's body; work that comes to more is to be polled for by a stream.
+        """
         try:
             request, envelope = request_of(data, LARGEST if self._silo is None else self._silo.largest)
         except CodecError as error:
             return self._deny(error)
         if isinstance(request, Knock):
             return pack(Awake(process_id=self.process_id))
-        return self._take_in(request, envelope)
+        return self._take_in(request, envelope, limit)
 
-    def _take_in(self, request: Signed, envelope: Envelope) -> bytes:
+    def _take_in(self, request: Signed, envelope: Envelope, limit: int | None) -> bytes:
         try:
             session = self._gate.take(request, envelope)
         except OtherProcess:
@@ -135,7 +138,10 @@ class SiteWorker:
             log.error("cannot tell the server from others: %s", error)
             return pack(Refused(sentence=UNFIT))
         self.last_heard = time.monotonic()
-        return session.pack(request.serial, *self._reply(request, envelope.body))
+        reply, body = self._reply(request, envelope.body)
+        if limit is not None and len(body) > limit:
+            reply, body = Busy(long=True), b""
+        return session.pack(request.serial, reply, body)
 
     def _deny(self, error: PeerError) -> bytes:
         sentence = _sentence(error)
@@ -144,7 +150,7 @@ class SiteWorker:
             log.warning("an envelope was not taken: %s", sentence)
         return pack(Denied(sentence=sentence))
 
-    def _reply(self, request: Signed, body: bytes) -> tuple[Reply, bytes]:
+    def _reply(self, request: Signed, body: memoryview) -> tuple[Reply, bytes]:
         match request:
             case Hello():
                 return self._greet(request), b""
@@ -212,7 +218,7 @@ class SiteWorker:
             if isinstance(work.header, Hello):
                 self._enter(work.header)
                 continue
-            reply, body = self._do(work.header, work.body)
+            reply, body = self._do(work.header, bytes(work.body))
             with self._changed:
                 if work.number == self._newest and entered == self._entered:
                     self._done = work.number, reply, body

@@ -38,23 +38,28 @@ from moretta.engines.flare.envelope import (
     reply_of,
 )
 from moretta.engines.flare.signing import ServerSession
+from moretta.engines.mapped import LARGE, written
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity
 
 log = logging.getLogger("moretta")
 
-PATIENCE = 3.0  # seconds in which a living site begins to answer; FLARE counts none in which bytes move
-WAIT = 1.0  # seconds that a poll waits at the site
-MISSES = 2  # polls in a row without an answer until a site counts as gone
+PATIENCE = 3.0  # seconds in which a living site begins to answer; of a stream none count in which bytes move
+FIRST = 0.5  # the same before it is asked again; each time twice as long, so that a killed one is soon known for gone
+WAIT = 0.25  # seconds that a poll waits at the site
+MISSES = 4  # requests in a row without an answer until a site counts as gone
+PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within `PATIENCE` at 1 Mbit/s
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
-AGAIN = 1.0  # seconds from one attempt to reach a site that is gone to the next
+AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
 LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
 BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
-Send = Callable[[Mapping[str, bytes], float], Mapping[str, "bytes | Missing"]]
-"""Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none."""
+Send = Callable[[Mapping[str, bytes], float, bool], Mapping[str, "bytes | memoryview | Missing"]]
+"""Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none.
+
+Its last argument: whether bytes may be long, there or back."""
 
 
 NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
@@ -85,14 +90,16 @@ class _Asked:
     """One site's part of an exchange.
 
     until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
-    has not answered, or has denied. denied: whether it has denied one.
+    has not answered, or has denied. denied: whether it has denied one. long: whether its answer is too
+    long for a plain reply.
     """
 
     until: float
     taken: bool = False
     misses: int = 0
     denied: bool = False
-    outcome: tuple[WorkDone, bytes] | Missing | None = field(default=None)
+    long: bool = False
+    outcome: tuple[WorkDone, bytes | memoryview] | Missing | None = field(default=None)
 
 
 class Sites:
@@ -235,7 +242,7 @@ class Sites:
                 log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
 
     def _answer(
-        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, bytes] | Missing
+        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, bytes | memoryview] | Missing
     ) -> Message | Missing:
         if isinstance(outcome, Missing):
             return outcome
@@ -252,9 +259,9 @@ class Sites:
         self._record("received", silo, answer, body)
         return valid(silo, ask, message, answer)
 
-    def _record(self, direction: str, silo: str, message: Message, data: bytes) -> None:
+    def _record(self, direction: str, silo: str, message: Message, data: bytes | memoryview) -> None:
         if self._recorder is not None and self._recorder.wants(message.stamp.round):
-            self._recorder.saw("server", direction, silo, data)
+            self._recorder.saw("server", direction, silo, bytes(data))
 
     # Who is there
 
@@ -277,7 +284,7 @@ class Sites:
     def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
         """Ask sites for their process ids; whoever forges one has it greeted in vain."""
         replies = dict[str, Awake | Missing]()
-        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE) if names else {}).items():
+        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else {}).items():
             try:
                 reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
                 replies[name] = reply if isinstance(reply, (Awake, Missing)) else _nonsense()
@@ -329,10 +336,10 @@ class Sites:
 
     def _exchange(
         self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
-    ) -> Mapping[str, tuple[WorkDone, bytes] | Missing]:
+    ) -> Mapping[str, tuple[WorkDone, bytes | memoryview] | Missing]:
         """Submit work to silos, and poll until each has done it, failed, or run out of time."""
         self._greet(bodies)
-        outcomes: dict[str, tuple[WorkDone, bytes] | Missing] = {}
+        outcomes: dict[str, tuple[WorkDone, bytes | memoryview] | Missing] = {}
         asked = dict[str, _Asked]()
         self._number += 1
         for name in bodies:
@@ -366,22 +373,24 @@ class Sites:
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
         requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
         handed = {name: bodies[name] for name, one in left.items() if not one.taken}
-        for name, reply in self._requests(requests, self._processes(left), handed, wait + PATIENCE).items():
+        long = any(one.long for one in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
+        misses = max((one.misses for one in left.values()), default=0)
+        seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
+        # FLARE lets a plain request to a process that is gone wait in vain; a stream to it fails at once.
+        long = long or misses > 0
+        for name, reply in self._requests(requests, self._processes(left), handed, seconds, long).items():
             self._take(name, left[name], reply)
 
     def _still_busy(self, names: Iterable[str]) -> list[str]:
         """Return the sites that are still busy with work they were late with: they would only be late again."""
+        overdue = {name: self._sites[name].overdue for name in names if self._sites[name].overdue}
+        polls: dict[str, Signed] = {name: Poll(number=number, wait=WAIT) for name, number in overdue.items()}
         busy = list[str]()
-        for name in names:
-            site = self._sites[name]
-            if not site.overdue:
-                continue
-            poll = Poll(number=site.overdue, wait=WAIT)
-            reply = self._requests({name: poll}, self._processes([name]), {}, WAIT + PATIENCE)[name]
-            if isinstance(reply, tuple) and isinstance(reply[0], Busy):
+        for name, reply in self._requests(polls, self._processes(polls), {}, WAIT + PATIENCE, True).items():
+            if isinstance(reply, tuple) and isinstance(reply[0], Busy) and not reply[0].long:
                 busy.append(name)
             else:
-                site.overdue = 0
+                self._sites[name].overdue = 0
         return busy
 
     def _processes(self, names: Iterable[str]) -> dict[str, str]:
@@ -403,10 +412,11 @@ class Sites:
                     why = f"does not take what this server sends: {denied.sentence}"
                     one.outcome = self._lost(name, Missing(Reason.REFUSED, why))
                 return
-            case (Busy(), _):
-                one.taken = True
+            case (Busy() as busy, _):
+                one.taken, one.long = True, busy.long
             case (WorkDone() as done, body):
-                one.outcome, self._sites[name].fresh = (done, body), False
+                kept = body if len(body) < LARGE else written([body])  # until the others have done theirs
+                one.outcome, self._sites[name].fresh = (done, kept), False
             case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":
                 # It was asked to go on with what its process before had agreed on.
                 one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
@@ -426,6 +436,7 @@ class Sites:
         processes: Mapping[str, str],
         bodies: Mapping[str, bytes],
         seconds: float,
+        long: bool = False,
     ) -> dict[str, tuple[Reply, bytes] | Missing]:
         """Send sites their requests, signed once for all who are sent the same, and return what each replied."""
         if not headers:
@@ -441,10 +452,12 @@ class Sites:
             serials |= dict.fromkeys(names, serial)
         return {
             name: self._opened(name, data, processes[name], serials[name])
-            for name, data in self._send(packed, seconds).items()
+            for name, data in self._send(packed, seconds, long).items()
         }
 
-    def _opened(self, name: str, data: bytes | Missing, process_id: str, serial: int) -> tuple[Reply, bytes] | Missing:
+    def _opened(
+        self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int
+    ) -> tuple[Reply, bytes] | Missing:
         if isinstance(data, Missing):
             return data
         try:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.edge import metadata
+from moretta.protocols.baffle.onnx_pooling import pool_by_products
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
@@ -109,6 +110,8 @@ def graph_of(
     if {"x", "outputs"} & layout.shapes.keys():
         raise ParameterError("a trained tensor is named x or outputs, as the graph's own input and output; rename it")
     proto = _exported(model, layout, row_shape, input_dtype)
+    if precision == "float32":
+        pool_by_products(proto)
     if precision == "float16":
         _round_to_half(proto)
     if precision == "int8-activations":

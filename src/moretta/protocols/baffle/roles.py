@@ -6,19 +6,22 @@ import copy
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import torch
 from torch import nn
 
 from moretta.contract.roles import Client as Role
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
+from moretta.protocols.baffle import on_device
 from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, check_tokens, edge_client
 from moretta.protocols.baffle.edge_graphs import check, exporter
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.silo.client import Client
-from moretta.protocols.baffle.silo.directions import order_of
+from moretta.protocols.baffle.silo.directions import Directions, order_of
 from moretta.protocols.baffle.silo.estimate import directions_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import MESSAGES
@@ -56,7 +59,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         setting.columns,
         0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
     )
-    recipe, layout = protocol.recipe(setting.rounds), layout_of(setting.model)
+    recipe, layout, device = protocol.recipe(setting.rounds), layout_of(setting.model), torch.device(setting.device)
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
     releases = None if accountant is None else Releases()
@@ -130,6 +133,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         graph_of,
         accountant,
         releases,
+        Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device),
     )
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
 

@@ -14,7 +14,8 @@ from moretta.contract.messages import Array, Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.silo.estimate import check_sigma, directions_of, forwards_of, gradient
+from moretta.protocols.baffle.silo.directions import Directions
+from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of, forwards_of, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -35,7 +36,8 @@ class Server:
     """BAFFLE's server. recipe: the silos' settings. limit: the largest |x_k|, from which the ring's step follows.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states their privacy; they then upload nothing but scalars. releases: counts their noised sums.
+    states their privacy; they then upload nothing but scalars. releases: counts their noised sums. combine: adds
+    directions up, on a device perhaps.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Server:
         graph_of: Callable[[str], bytes],
         accountant: Accountant | None = None,
         releases: Releases | None = None,
+        combine: Combine = Directions.combine,
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._recipe, self._layout, self._enrolment = params, recipe, layout, enrolment
@@ -59,7 +62,7 @@ class Server:
         stepping = Training(learning_rate=1.0) if recipe.local_epochs else params
         self._stepper = SummedStep(self._model, stepping, rounds)
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
-        self._seed = Seed(SERVER, root)
+        self._seed, self._combine = Seed(SERVER, root), combine
         self._average = self._parameters().astype(np.float64)
         self._releases, self._forwards = releases or Releases(), 0
 
@@ -125,7 +128,7 @@ class Server:
         figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
         figures["ring_step"] = total.steps["scalars"] / density * directions.count * directions.largest
         figures["ring_step"] /= directions.count - (recipe.form == "mean")
-        return gradient(recipe.form, derivatives / density, directions), figures
+        return gradient(recipe.form, derivatives / density, directions, self._combine), figures
 
     def _parameters(self) -> Array:
         trained = modules.trainable(self._model)

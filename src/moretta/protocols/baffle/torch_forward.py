@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
+from moretta.protocols.baffle import on_device
 from moretta.protocols.baffle.batched import Batched
+from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
 SMALL = 100_000  # trained parameters; above, several models at once are no faster than one after the other
 MIXING = 1e-3  # of the largest output: by which a row may differ among others; rounding is far below
+BATCHES = 32  # of silos that go through the model together; no more are kept on its device
 LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
 
 
@@ -44,6 +49,7 @@ class TorchForward:
                 module.inplace = False  # type: ignore[assignment]
         trained = dict(self._model.named_parameters())
         self._flat = torch.zeros(layout.size, dtype=getattr(torch, layout.dtype), device=device)
+        self._batches = dict[int, tuple[Array, Tensor]]()  # a round's, here and on the device
         start = 0
         for name in layout.shapes:  # every parameter becomes a view of the flat one: one copy sets them all
             parameter = trained[name]
@@ -60,18 +66,36 @@ class TorchForward:
         names = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         return {name: value.cpu().numpy().copy() for name, value in names.items() if name not in self.layout.shapes}
 
-    def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
-        """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.silo.forward.Forward`."""
-        inputs = torch.from_numpy(x).to(self._flat.device)
-        with torch.inference_mode():
-            if self._batched is not None and len(parameters) > 1:
-                together = torch.from_numpy(parameters).to(self._flat.device)
-                return np.asarray(self._batched.outputs(together, inputs).cpu())
-            return np.stack([self._outputs_at(vector, inputs) for vector in parameters])
+    def perturbed(self, directions: Directions, at: Array, distance: float, rows: int) -> Iterator[Any]:
+        """Yield perturbed parameters, on the device that they are for."""
+        self._batches.clear()
+        if self._flat.device.type == "cpu":
+            return directions.perturbed(at, distance, self.at_once(rows))
+        return on_device.perturbed(directions, at, distance, self._flat.device)
 
-    def _outputs_at(self, vector: NDArray[np.floating], inputs: torch.Tensor) -> Array:
-        self._flat.copy_(torch.from_numpy(vector))
-        return np.asarray(self._model(inputs).cpu())
+    def outputs(self, parameters: NDArray[np.floating] | Tensor, x: Array) -> Array:
+        """Return the model's outputs at each parameter vector: see `moretta.protocols.baffle.silo.forward.Forward`."""
+        with torch.inference_mode():
+            vectors = parameters if isinstance(parameters, Tensor) else torch.from_numpy(parameters)
+            vectors, inputs = vectors.to(self._flat.device), self._on_device(x)
+            if self._batched is not None and len(vectors) > 1:
+                return np.asarray(self._batched.outputs(vectors, inputs).cpu())
+            return np.asarray(torch.stack([self._outputs_at(vector, inputs) for vector in vectors]).cpu())
+
+    def _outputs_at(self, vector: Tensor, inputs: Tensor) -> Tensor:
+        self._flat.copy_(vector)
+        outputs: Tensor = self._model(inputs)
+        return outputs
+
+    def _on_device(self, x: Array) -> Tensor:
+        """Return a batch where the model is; all directions of a round have the same, so that it goes there once."""
+        if self._flat.device.type == "cpu":
+            return torch.from_numpy(x)
+        if id(x) not in self._batches:
+            if len(self._batches) >= BATCHES:
+                self._batches.clear()
+            self._batches[id(x)] = x, torch.from_numpy(x).to(self._flat.device)  # x is held, so its id is its own
+        return self._batches[id(x)][1]
 
 
 def check_model(model: nn.Module) -> None:

@@ -44,8 +44,8 @@ def whole_gradient(
             mean = loss(module(inputs), targets)
         with phase("local_backward"):
             gradients = torch.autograd.grad(mean, list(trained.values()), materialize_grads=True)
-    buffers = {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.named_buffers()}
-    named = {name: value.cpu().numpy() for name, value in zip(trained, gradients, strict=True)}
+    buffers = modules.on_host({name: tensor.detach().clone() for name, tensor in module.named_buffers()})
+    named = modules.on_host(dict(zip(trained, gradients, strict=True)))
     return Local(named, float(mean.detach()), len(inputs), {name: buffers[name] for name in buffers if name in weights})
 
 
@@ -79,10 +79,8 @@ def head_pass(
         mean = loss(layers.upper(leaf), targets)
     with phase("local_backward"):
         delta, *gradients = torch.autograd.grad(mean, [leaf, *upper.values()])
-    named = {name: value.cpu().numpy() for name, value in zip(upper, gradients, strict=True)}
-    if layers.bias:
-        named[layers.bias] = delta.sum(0).cpu().numpy()
-    return delta * len(targets), Local(named, float(mean.detach()), len(targets), {})
+    named = dict(zip(upper, gradients, strict=True)) | ({layers.bias: delta.sum(0)} if layers.bias else {})
+    return delta * len(targets), Local(modules.on_host(named), float(mean.detach()), len(targets), {})
 
 
 def part_of_gradient(x: Tensor, delta: Tensor) -> Array:

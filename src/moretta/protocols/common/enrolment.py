@@ -169,9 +169,9 @@ class SiloRows:
         return digest_of_rows(self._own, self._preparation)
 
     @property
-    def kept(self) -> bool:
-        """Whether inputs are in memory, and the same at each use."""
-        return isinstance(self.x, Tensor) and not self._augment
+    def varied(self) -> bool:
+        """Whether inputs are varied at each use."""
+        return self._augment
 
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
@@ -179,7 +179,7 @@ class SiloRows:
 
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
-        rows = torch.from_numpy(index)
+        rows = torch.from_numpy(index).to(self.y.device)
         return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
 
     def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +19,32 @@ from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
+from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 
 
-def arrays(module: nn.Module) -> dict[str, Array]:
-    """Return copies of all parameters and buffers by PyTorch's names."""
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
+    """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
+    state = module.state_dict()
+    if any(tensor.device.type != "cpu" for tensor in state.values()):
+        return on_host({name: _cast(tensor, dtype) for name, tensor in state.items()})
+    return {name: np.array(_cast(tensor, dtype).numpy()) for name, tensor in state.items()}
+
+
+def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of a module of the CPU that has other tensors, in their own memory. dtype: of buffers beside them.
+
+    tensors: writable arrays for all names of the module's state_dict.
+    """
+    cast: dict[int, Any] = {id(one): _cast(one, dtype).clone() for one in module.buffers()}
+    for name, one in module.state_dict(keep_vars=True).items():
+        value = torch.from_numpy(tensors[name])
+        cast[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
+    return copy.deepcopy(module, cast)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
@@ -30,11 +53,48 @@ def load(module: nn.Module, tensors: Tensors) -> None:
     if set(tensors) != set(state):
         different = sorted(set(tensors) ^ set(state))
         raise ParameterError(f"expected arrays for the {len(state)} tensors of the model; {different} differ")
+    for name, tensor in state.items():
+        if tuple(tensor.shape) != tensors[name].shape:
+            raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
+    device = next(iter(state.values())).device if state else torch.device("cpu")
     with torch.no_grad():
-        for name, tensor in state.items():
-            if tuple(tensor.shape) != tensors[name].shape:
-                raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
-            tensor.copy_(torch.tensor(tensors[name]))
+        for name, value in on_device({name: tensors[name] for name in state}, device).items():
+            state[name].copy_(value)
+
+
+def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
+    """Return arrays as tensors that are only read: on the CPU mostly in their own memory, on another by one copy.
+
+    That is one for each dtype.
+    """
+    found = {name: as_tensor(array) for name, array in arrays.items()}
+    return found if device.type == "cpu" else _moved(found, lambda flat: flat.to(device))
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Return tensors as arrays: of the CPU in their own memory, of another device by one copy for each dtype."""
+    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    if any(tensor.device.type != "cpu" for tensor in found.values()):
+        found = _moved(found, lambda flat: flat.cpu())
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Return tensors of one device on another: all of one dtype in one copy, whose parts they are."""
+    alike: defaultdict[torch.dtype, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        alike[tensor.dtype].append(name)
+    found = dict[str, Tensor]()
+    for names in alike.values():
+        flat = move(torch.cat([tensors[name].reshape(-1) for name in names]))
+        parts = torch.split(flat, [tensors[name].numel() for name in names])
+        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: found[name] for name in tensors}
+
+
+def as_tensor(array: Array) -> Tensor:
+    """Return an array as a tensor that is only read: in the same memory, where PyTorch takes that."""
+    return torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
@@ -103,7 +163,7 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in means:
-                buffer.copy_(torch.tensor(means[name]))
+                buffer.copy_(as_tensor(means[name]))
                 if name.endswith("running_var"):  # a silo may have made it negative, and then it has no square root
                     buffer.clamp_(min=0.0)
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
@@ -129,12 +189,7 @@ class Optimizer:
 
     def __init__(self, module: nn.Module, params: Training, rounds: int) -> None:
         self._parameters, self._params, self._rounds = trainable(module), params, rounds
-        trained, rate, decay = self._parameters.values(), params.learning_rate, params.weight_decay
-        self._optimizer: torch.optim.Optimizer
-        if params.optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(trained, lr=rate, momentum=params.momentum, weight_decay=decay)
-        else:
-            self._optimizer = torch.optim.Adam(trained, lr=rate, weight_decay=decay)
+        self._kept: dict[str, dict[str, Tensor]] = {name: {} for name in self._parameters}
 
     def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> None:
         """Take the step of round `number`; gradients, by parameter name, are rounded to the parameters' dtype."""
@@ -142,30 +197,26 @@ class Optimizer:
         if self._params.clip_norm is not None:
             norm = np.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients.values()))
             factor = min(1.0, self._params.clip_norm / (norm or 1.0))
-        for name, parameter in self._parameters.items():
-            gradient = gradients[name] if factor == 1.0 else gradients[name] * factor
-            parameter.grad = torch.tensor(gradient).to(parameter)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._params.rate(number, self._rounds)
-        self._optimizer.step()
+        wanted = {name: gradients[name] if factor == 1.0 else gradients[name] * factor for name in self._parameters}
+        device = next(iter(self._parameters.values())).device if self._parameters else torch.device("cpu")
+        for name, gradient in on_device(wanted, device).items():
+            parameter = self._parameters[name]
+            rate = self._params.rate(number, self._rounds)
+            take_step(parameter, gradient.to(parameter), self._kept[name], rate, self._params)
 
     def state(self) -> State:
         """Return momentum and moments as flat arrays, ``optimizer/<parameter>/<what>``."""
-        names = list(self._parameters)
         return {
-            f"optimizer/{names[index]}/{key}": value.detach().cpu().numpy().copy()
-            for index, entries in self._optimizer.state_dict()["state"].items()
-            for key, value in entries.items()
-            if value is not None
+            f"optimizer/{name}/{key}": np.array(value.numpy(force=True))
+            for name, kept in self._kept.items()
+            for key, value in kept.items()
         }
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        names = list(self._parameters)
-        entries: dict[int, dict[str, Tensor]] = {}
+        self._kept = {name: {} for name in self._parameters}
         for path, value in state.items():
             if path.startswith("optimizer/"):
                 name, key = path.removeprefix("optimizer/").rsplit("/", 1)
-                entries.setdefault(names.index(name), {})[key] = torch.tensor(value)
-        packed = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({"state": entries, "param_groups": packed["param_groups"]})
+                tensor = torch.tensor(value)
+                self._kept[name][key] = tensor if key == "step" else tensor.to(self._parameters[name])

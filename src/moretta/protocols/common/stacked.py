@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +41,16 @@ class Stacked:
         self._built, self._loss = model, loss
         self.small = modules.size(model) <= LARGEST
         self._fits: dict[Hashable, bool] = {}
-        self._copy: nn.Module | None = None
+
+    @cached_property
+    def _copy(self) -> nn.Module:
+        return copy.deepcopy(self._built).train()
 
     def load(self, tensors: Tensors) -> tuple[Stack, dict[str, Array]]:
         """Return parameters that are trained, as they are for every silo, and copies of the buffers that silos upload.
 
         tensors: of all parameters and buffers; raises `moretta.errors.ParameterError` where they do not fit.
         """
-        if self._copy is None:
-            self._copy = copy.deepcopy(self._built).train()
         modules.load(self._copy, tensors)
         trained = {name: parameter.detach() for name, parameter in modules.trainable(self._copy).items()}
         return trained, {
@@ -60,16 +62,19 @@ class Stacked:
 
         at: the parameters, [silos, *shape], or where they are `common` to all, [*shape]. x, y: [silos, rows, ...].
         """
-        assert self._copy is not None
         return _gradients(self._copy, self._loss, at, x, y, common)
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Raise `moretta.errors.MisuseError` unless batches of these shapes [silos, rows, ...] can be stacked."""
-        shapes = (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
+        shapes = _shapes(x.shape[1], x[0], y[0])
         if shapes not in self._fits:
             self._fits[shapes] = self._tried(_made_up(x), _made_up(y))
         if not self._fits[shapes]:
             raise MisuseError("this model's batches cannot be stacked")
+
+    def refuses(self, lengths: Iterable[int], x: Tensor, y: Tensor) -> bool:
+        """Return whether `check` has found that batches of so many of these rows cannot be stacked."""
+        return not all(self._fits.get(_shapes(rows, x, y), True) for rows in set(lengths))
 
     def _tried(self, x: Tensor, y: Tensor) -> bool:
         """Return whether two made-up batches have the same losses and gradients alone and in a stack."""
@@ -116,7 +121,7 @@ class StackedSGD:
     def step(self, gradients: Stack) -> None:
         """Take a step. gradients: [silos, *shape]; they are written over, as fresh memory costs more than a step."""
         if self._clip_norm is not None:
-            norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+            norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
             factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
             for value in gradients.values():
                 value *= factors.view(-1, *[1] * (value.ndim - 1))
@@ -144,6 +149,10 @@ def _gradients(
 
     found: tuple[Stack, Tensor] = vmap(grad_and_value(loss_of), in_dims=(None if common else 0, 0, 0))(dict(at), x, y)
     return found
+
+
+def _shapes(rows: int, x: Tensor, y: Tensor) -> Hashable:
+    return rows, tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype
 
 
 def _made_up(like: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class LoneClient:
             gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
         with self.phase("update"):
             named = zip(parameters, gradients, strict=True)
-            self._optimizer.step({name: value.double().cpu().numpy() for name, value in named}, number)
+            self._optimizer.step(modules.on_host({name: value.double() for name, value in named}), number)
         self._last = number, float(loss.detach()), len(inputs)
 
     def state(self) -> State:

@@ -21,14 +21,17 @@ from moretta.contract.roles import LEAST, Phase, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD
+from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.fedsgd.params import FedAvg
 
-MOST_NUMBERS = 1 << 24  # of the inputs that are gathered for a stack at once
+MOST_NUMBERS = 1 << 22  # of the inputs that are gathered for a stack at once
 
 Upload = dict[str, Array]
 """What a silo uploads: ``gradient/<name>``, ``loss`` and ``buffer/<name>``, with class weights FedSGD's ``density``."""
+Batches = Sequence[NDArray[np.int64]]
+"""The indices of the rows of each step, in order."""
 Result = tuple[Upload, int]
 """An upload and how many rows it counts as."""
 
@@ -58,29 +61,29 @@ class Local:
     def _buffers(self) -> dict[str, Tensor]:
         return modules.running_buffers(self.model)
 
-    def batches(self, ask: TrainOn) -> list[NDArray[np.int64]]:
+    def batches(self, ask: TrainOn) -> Batches:
         """Return the indices of the rows of each step, in order."""
         if not isinstance(self.params, FedAvg):
             return [self.rows.batches.of_round(*ask.stamp.drawn)]
         epochs = range((ask.stamp.round - 1) * self.params.local_epochs, ask.stamp.round * self.params.local_epochs)
         return [index for epoch in epochs for index in self.rows.batches.of_epoch(epoch)]
 
-    def alone(self, ask: TrainOn) -> Result:
+    def alone(self, ask: TrainOn, batches: Batches) -> Result:
         """Return the upload by the silo's own model, and its rows."""
         modules.load(self.model, ask.parameters)
         with self.rows.randomness(*ask.stamp.drawn):
-            upload = self._epochs(ask) if isinstance(self.params, FedAvg) else self._gradient(ask)
-        upload |= {f"buffer/{name}": buffer.cpu().numpy().copy() for name, buffer in self._buffers.items()}
-        return upload, self.counted(ask)
+            upload = self._epochs(ask, batches) if isinstance(self.params, FedAvg) else self._gradient(batches[0])
+        upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()})
+        return upload, self.counted(batches)
 
-    def counted(self, ask: TrainOn) -> int:
+    def counted(self, batches: Batches) -> int:
         """Return as how many rows the upload counts: those of the batch, or of an epoch."""
-        return self.rows.batches.rows if isinstance(self.params, FedAvg) else len(self.batches(ask)[0])
+        return self.rows.batches.rows if isinstance(self.params, FedAvg) else len(batches[0])
 
-    def _gradient(self, ask: TrainOn) -> Upload:
-        inputs, targets = self.rows.rows(self.batches(ask)[0])
+    def _gradient(self, index: NDArray[np.int64]) -> Upload:
+        inputs, targets = self.rows.rows(index)
         gradients, loss = self._backward(inputs, targets)
-        found = {name: value.cpu().numpy() for name, value in zip(self._trained, gradients, strict=True)}
+        found = modules.on_host(dict(zip(self._trained, gradients, strict=True)))
         return self.weighted(found, loss, targets)
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
@@ -98,23 +101,22 @@ class Local:
             gradients = torch.autograd.grad(loss, list(self._trained.values()), materialize_grads=True)
         return gradients, float(loss.detach())
 
-    def _epochs(self, ask: TrainOn) -> Upload:
+    def _epochs(self, ask: TrainOn, batches: Batches) -> Upload:
         """Take epochs of SGD; return W - W_k and the mean loss along the way."""
         parameters, total, rows = self._trained, 0.0, 0
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        optimizer = torch.optim.SGD(
-            parameters.values(), self.rate(ask), self.params.momentum, weight_decay=self.params.weight_decay
-        )
-        for index in self.batches(ask):
+        kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        for index in batches:
             gradients, loss = self._backward(*self.rows.rows(index))
             with self.phase("update"):
                 for parameter, gradient in zip(parameters.values(), gradients, strict=True):
                     parameter.grad = gradient
                 if self.params.clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
-                optimizer.step()
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                    take_step(parameter, gradient, kept[name], self.rate(ask), self.params)
             total, rows = total + loss * len(index), rows + len(index)
-        upload = {f"gradient/{name}": (before[name] - parameters[name].detach()).cpu().numpy() for name in parameters}
+        upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
 
     def rate(self, ask: TrainOn) -> float:
@@ -130,38 +132,42 @@ class LocalWork:
     ask: TrainOn
     least: int = LEAST
 
+    @cached_property
+    def batches(self) -> Batches:
+        """The indices of the rows of each step, in order."""
+        return self.local.batches(self.ask)
+
     @property
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
-        rows, stacked = self.local.rows, self.local.stacked
-        if not (stacked.small and rows.kept):
+        rows, stacked, lengths = self.local.rows, self.local.stacked, tuple(map(len, self.batches))
+        if not isinstance(rows.x, Tensor) or rows.varied or not stacked.small:
             return None
-        lengths = tuple(map(len, self.local.batches(self.ask)))
+        if stacked.refuses(lengths, rows.x, rows.y):
+            return None
         shapes = tuple(rows.x.shape[1:]), tuple(rows.y.shape[1:]), rows.y.dtype
         return id(stacked), id(self.local.params), id(self.ask.parameters), self.ask.stamp, lengths, *shapes
 
     def alone(self) -> Result:
         """Return the upload by the silo's own model, and its rows."""
-        return self.local.alone(self.ask)
+        return self.local.alone(self.ask, self.batches)
 
     def together(self, works: Sequence[LocalWork]) -> Sequence[Result]:
         """Return the uploads and rows of silos with this key, stepped together."""
-        uploads = _Together([work.local for work in works], self.ask).uploads()
-        return [(upload, work.local.counted(self.ask)) for upload, work in zip(uploads, works, strict=True)]
+        uploads = _Together([(work.local, work.batches) for work in works], self.ask).uploads()
+        return [(upload, work.local.counted(work.batches)) for upload, work in zip(uploads, works, strict=True)]
 
 
 class _Together:
     """Silos of one key in one round."""
 
-    def __init__(self, silos: Sequence[Local], ask: TrainOn) -> None:
-        self._silos, self._ask = silos, ask
-        self._phase, self._stacked, self._params = silos[0].phase, silos[0].stacked, silos[0].params
-        self._batches = [silo.batches(ask) for silo in silos]
+    def __init__(self, silos: Sequence[tuple[Local, Batches]], ask: TrainOn) -> None:
+        self._silos, self._ask, first = silos, ask, silos[0][0]
+        self._phase, self._stacked, self._params, self._rate = first.phase, first.stacked, first.params, first.rate(ask)
 
     def uploads(self) -> list[Upload]:
         """Return what each silo uploads."""
-        with self._phase("local_forward"):
-            trained, buffers = self._stacked.load(self._ask.parameters)
+        trained, buffers = self._stacked.load(self._ask.parameters)
         uploads = self._epochs(trained) if isinstance(self._params, FedAvg) else self._gradients(trained)
         return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
 
@@ -170,13 +176,12 @@ class _Together:
         with self._phase("local_backward"):
             gradients, losses = self._stacked.gradients(trained, x, y, common=True)
         each = zip(self._silos, _apart(gradients), losses.tolist(), y, strict=True)
-        return [silo.weighted(found, loss, targets) for silo, found, loss, targets in each]
+        return [silo.weighted(found, loss, targets) for (silo, _), found, loss, targets in each]
 
     def _epochs(self, trained: Stack) -> list[Upload]:
-        params, rows = self._params, sum(map(len, self._batches[0]))
+        params, rows = self._params, sum(map(len, self._silos[0][1]))
         total = torch.zeros(len(self._silos), dtype=torch.float64)
-        rate = self._silos[0].rate(self._ask)
-        sgd = StackedSGD(trained, rate, params.momentum, params.weight_decay, params.clip_norm)
+        sgd = StackedSGD(trained, self._rate, params.momentum, params.weight_decay, params.clip_norm)
         for x, y in self._steps():
             with self._phase("local_backward"):
                 gradients, losses = self._stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
@@ -190,16 +195,15 @@ class _Together:
 
     def _steps(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the inputs and targets of each step, [silos, rows, ...]."""
-        lengths = list(map(len, self._batches[0]))
-        numbers = len(self._silos) * lengths[0] * math.prod(self._silos[0].rows.x.shape[1:])
+        silo, batches = self._silos[0]
+        lengths = list(map(len, batches))
+        numbers = len(self._silos) * lengths[0] * math.prod(silo.rows.x.shape[1:])
         at_once = max(1, MOST_NUMBERS // max(1, numbers))
         for start in range(0, len(lengths), at_once):
-            with self._phase("local_forward"):
-                some = slice(start, start + at_once)
-                silos = zip(self._silos, self._batches, strict=True)
-                parts = [silo.rows.rows(np.concatenate(batches[some])) for silo, batches in silos]
-                x, y = (torch.stack(each) for each in zip(*parts, strict=True))
-            for step in zip(x.split(lengths[some], dim=1), y.split(lengths[some], dim=1), strict=True):
+            some = slice(start, start + at_once)
+            parts = [silo.rows.rows(np.concatenate(batches[some])) for silo, batches in self._silos]
+            x, y = (torch.stack(each) for each in zip(*parts, strict=True))
+            for step in zip(*(torch.split(each, lengths[some], dim=1) for each in (x, y)), strict=True):
                 self._stacked.check(*step)
                 yield step
 

@@ -123,7 +123,7 @@ class PrivateGradient:
             gradients = gradients_of(trained, *self._rows.rows(rows[start : start + step]))
             for name, value in clipped_sum(gradients, self._clip).items():
                 total[name] += value
-        return {name: value.cpu().numpy() for name, value in total.items()}
+        return modules.on_host(total)
 
     def check(self, model: nn.Module) -> None:
         """Raise `moretta.errors.ParameterError` where a row has no gradient of its own in this model."""

@@ -76,7 +76,9 @@ class Server:
             return total
         with self.phase("update"):
             density = self._density(total)
-            gradient = {name: total.means[f"gradient/{name}"] / density for name in trained}
+            gradient = {name: total.means[f"gradient/{name}"] for name in trained}
+            for value in gradient.values():
+                np.divide(value, density, out=value)  # in their own memory
             clipped = self._stepper.step(gradient, now.round)
             clipped |= self._stepper.take_buffers({name: total.means[f"buffer/{name}"] for name in buffers}, now.round)
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}

@@ -8,11 +8,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from moretta.contract.messages import Array, Message, Stamp
+from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, PeerError
+from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.scoring import Score
@@ -102,17 +103,17 @@ class Client:
     ) -> Message:
         found = gradients.terms
         with self.phase("aggregation"):
-            upload: dict[str, Array] = {"scalars": _array(found.values)}
+            sent = {"scalars": found.values}
             if found.alpha_h is not None:
-                upload["alpha_h"] = _array(found.alpha_h)
-            for name, stacked in gradients.trunk.items():
-                values = zip(found.prefixes, _array(stacked), strict=True)
-                upload |= {f"{prefix}/{name}": value for prefix, value in values}
+                sent["alpha_h"] = found.alpha_h
+            for name, values in gradients.trunk.items():
+                sent |= {f"{prefix}/{name}": value for prefix, value in zip(found.prefixes, values, strict=True)}
             for name, blocks in ((self._head.weight, found.weight), (self._head.bias or "", found.bias)):
                 for prefix, value in blocks.items():
                     path = f"{prefix}/{name}"  # a tied head has a part in the trunk already
-                    upload[path] = upload[path] + _array(value) if path in upload else _array(value)
-            upload |= {f"buffer/{name}": _array(buffer).copy() for name, buffer in self._noisy.buffers.items()}
+                    sent[path] = sent[path] + value if path in sent else value
+            sent |= {f"buffer/{name}": buffer.clone() for name, buffer in self._noisy.buffers.items()}
+            upload = modules.on_host(sent)
             if self._loss.weighs_rows:
                 upload["density"] = np.asarray(self._loss.density(batch.targets))
             return self._contributor.upload(stamp, upload, len(batch.targets), encoding, asked=about)
@@ -127,9 +128,4 @@ class Client:
 
 def _predictions(stamp: Stamp, at: NoisyHead) -> Predictions:
     z = at.outputs - at.outputs.amax(dim=1, keepdim=True)
-    return Predictions(stamp=stamp, z=_array(z), alpha=_array(at.alpha[:, 0]))
-
-
-def _array(tensor: Tensor) -> Array:
-    array: Array = tensor.cpu().numpy()
-    return array
+    return Predictions(stamp=stamp, **modules.on_host({"z": z, "alpha": at.alpha[:, 0]}))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moretta.errors import ParameterError
-from moretta.protocols.pbpfl.params import PBPFL
+
+if TYPE_CHECKING:
+    from moretta.protocols.pbpfl.params import PBPFL
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Say = Callable[[Mapping[str, Any], bool, Callable[[], None]], None]
@@ -53,6 +55,8 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
 
 def _settings(loss: str, partitions: int, variant: str, scales: str | None) -> PBPFL:
     """Return PBPFL's settings of the command's options. Raises `moretta.errors.ParameterError` for unknown words."""
+    from moretta.protocols.pbpfl.params import PBPFL
+
     for flag, value, known in (
         ("--loss", loss, ("mse", "cross-entropy")),
         ("--variant", variant, ("probabilities", "paper")),

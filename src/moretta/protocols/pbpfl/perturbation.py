@@ -7,7 +7,7 @@ form of cross-entropy each part also has a secret xi.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,16 +90,22 @@ class Perturbation:
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
         """
+        return self._perturbed(parameters, key, lambda value: value)
+
+    def _perturbed(
+        self, parameters: Mapping[str, torch.Tensor], key: Key, rounded: Callable[[Array], Array]
+    ) -> dict[str, Array]:
+        """Return W^, each tensor rounded before the next is made."""
         true = {name: value.numpy(force=True) for name, value in parameters.items()}
-        if not key.offset.any():
-            return self.plan.perturb(true, key.scales)
-        head = {name: true[name] for name in (self.plan.head.weight, self.plan.head.bias) if name is not None}
-        # In float64 until the offset is added, so that this too is rounded once.
-        noisy = self.plan.perturb(true | {name: value.astype(np.float64) for name, value in head.items()}, key.scales)
-        for name, value in head.items():
+        head_names = (self.plan.head.weight, self.plan.head.bias) if key.offset.any() else ()
+        above = [name for name in head_names if name is not None and name in true]
+        noisy = self.plan.perturb({n: value for n, value in true.items() if n not in above}, key.scales, rounded)
+        for name in above:
             offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
-            noisy[name] = (noisy[name] + offset).astype(value.dtype)
-        return noisy
+            # In float64 until the offset is added, so that this too is rounded once.
+            head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
+            noisy[name] = rounded(head.astype(true[name].dtype))
+        return {name: noisy[name] for name in true}
 
     def sent(self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype) -> dict[str, Array]:
         """Return W^ as silos are sent it, in the dtype of the run.
@@ -109,8 +115,9 @@ class Perturbation:
         (`scales-from-low-bits` of the audit). With scales of powers of two mantissas are plain anyway: W is in the
         run's dtype, and below the head W^ is R o W to the last bit.
         """
-        noisy = self.perturb(parameters, key)
-        return noisy if self.powers_of_two else {name: _rounded(value, dtype) for name, value in noisy.items()}
+        if self.powers_of_two:
+            return self.perturb(parameters, key)
+        return self._perturbed(parameters, key, lambda value: _rounded(value, dtype))
 
     def coefficients(self, key: Key) -> dict[str, float]:
         """Return the factor of each uploaded gradient in the true gradient, by its prefix."""
@@ -123,11 +130,12 @@ class Perturbation:
         factors |= {f"beta/{s}": gamma * xi for s, (gamma, xi) in enumerate(both)}
         return factors | {f"psi/{s}": -xi for s, xi in enumerate(key.xi)}
 
-    def recover(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
+    def recover(self, means: Tensors, key: Key, *, in_place: bool = False) -> dict[str, NDArray[np.float64]]:
         """Return the gradient of the true loss from the silos' means, float64 by name: undo the noise of Eq. 9.
 
         Eq. 9 is the silos' forward pass at W^. What it does to gradients is undone by `practical.md`, Eq. 29, for the
         squared error (`pbpfl.txt`, Eq. 19, with one part), and by the end of its section III-C for cross-entropy.
+        in_place: the noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
         """
         coefficients = self.coefficients(key)
         # One by one: each sum is freed before the next is made, as new memory costs more than arithmetic.
@@ -135,7 +143,8 @@ class Perturbation:
             (name, self._recover_head(name, means, key) if self._is_head(name) else _combine(name, means, coefficients))
             for name in self.trained(means)
         )
-        return self.plan.recover(corrected, key.scales)
+        into = {name: means[f"noisy/{name}"] for name in self.trained(means)} if in_place else None
+        return self.plan.recover(corrected, key.scales, into)
 
     def _recover_head(self, name: str, means: Tensors, key: Key) -> Array:
         head, noisy = self.plan.head, means[f"noisy/{name}"]

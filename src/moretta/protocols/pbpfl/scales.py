@@ -159,18 +159,23 @@ class ScalePlan:
         """Return the key that changes nothing."""
         return ScaleKey(np.ones(self.free), tuple(np.arange(size) for size in self.blocks))
 
-    def perturb(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
-        """Return R o W, then permuted, of parameters and buffers by name; copies, each in its dtype."""
+    def perturb(
+        self, tensors: Mapping[str, Values], key: ScaleKey, rounded: Callable[[Array], Array] = lambda array: array
+    ) -> dict[str, Values]:
+        """Return R o W, then permuted, of parameters and buffers by name; copies, each in its dtype, or `rounded`."""
         orders, factors = patterns.orders(self._moved(key)), patterns.factors(key.scales)
-        return self._each(tensors, lambda pattern, array: pattern.perturb(array, factors, orders), keep_dtype=True)
+        return self._each(tensors, lambda pattern, array: rounded(pattern.perturb(array, factors, orders)), True)
 
-    def recover(self, tensors: Mapping[str, Values] | Pairs[Values], key: ScaleKey) -> dict[str, Values]:
+    def recover(
+        self, tensors: Mapping[str, Values] | Pairs[Values], key: ScaleKey, into: Mapping[str, Array] | None = None
+    ) -> dict[str, Values]:
         """Return gradients of the true parameters from those of the noisy ones: un-permuted, times R, in float64.
 
         tensors: by name, or in pairs with their names, each of which is freed before the next is asked for.
+        into: arrays by name that the results are written to; None makes new ones.
         """
         back, factors = patterns.orders(np.argsort(self._moved(key))), patterns.factors(key.scales)
-        return self._each(tensors, lambda pattern, array: pattern.recover(array, factors, back))
+        return self._each(tensors, lambda pattern, array: pattern.recover(array, factors, back), into=into)
 
     def recover_buffers(self, tensors: Mapping[str, Values], key: ScaleKey) -> dict[str, Values]:
         """Return running statistics in their original order; copies, their scale is 1."""
@@ -182,12 +187,20 @@ class ScalePlan:
         tensors: Mapping[str, Values] | Pairs[Values],
         follow: Callable[[Pattern, Array], Array],
         keep_dtype: bool = False,
+        into: Mapping[str, Array] | None = None,
     ) -> dict[str, Values]:
-        """Return each tensor transformed, in their order.
+        """Return each tensor transformed, in their order, in new memory or `into` given arrays.
 
         Vectors of one dtype are joined end to end: there are many small ones, and for each alone calls dominate.
         """
-        names, found = [], {}
+        names, found = [], dict[str, Values]()
+
+        def keep(name: str, value: Values, result: Array) -> None:
+            if into is not None:
+                into[name][...] = result
+                result = into[name]
+            found[name] = _like(value, result, keep_dtype)
+
         vectors: defaultdict[np.dtype[np.generic], dict[str, Values]] = defaultdict(dict)
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
             names.append(name)
@@ -197,12 +210,12 @@ class ScalePlan:
                     raise ParameterError(f"`{name}`: expected the shape {pattern.shape}, got {array.shape}")
                 vectors[array.dtype][name] = value
             else:
-                found[name] = _like(value, follow(pattern, array), keep_dtype)
+                keep(name, value, follow(pattern, array))
         for alike in vectors.values():
             joined = follow(self._joined(tuple(alike)), np.concatenate([_array(value) for value in alike.values()]))
             start = 0
             for name, value in alike.items():
-                found[name] = _like(value, joined[start : start + len(value)], keep_dtype)
+                keep(name, value, joined[start : start + len(value)])
                 start += len(value)
         return {name: found[name] for name in names}
 

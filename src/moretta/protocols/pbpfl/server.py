@@ -31,6 +31,8 @@ from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_o
 from moretta.secure_aggregation.sums import spent_of
 
 SYNTHETIC_ROWS = 256
+SYNTHETIC_NUMBERS = 1 << 15  # of inputs that go through the model at a time, at least of 8 rows
+LEAST_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,15 @@ class Server:
         left_out = exchanged.left_out if exchanged else {}
         if isinstance(total, Aborted):
             return Aborted({**total.missing, **left_out}, total.because, total.opened)
+        del ask, noisy  # as large as the model
         density = 1.0
         if self._params.class_weights:
             mean, step = float(total.means["density"]), total.steps["density"]
             density = usable_density(mean, step, self._params.class_weights)
         with self.phase("update"):
-            gradient = self._perturbation.recover(total.means, key)
-            gradient = {name: value / density for name, value in gradient.items()}
+            gradient = self._perturbation.recover(total.means, key, in_place=True)
+            for value in gradient.values():
+                np.divide(value, density, out=value)  # in their own memory
             clipped = self._stepper.step(gradient, now.round)
             buffers = self._perturbation.recover_buffers(total.means, key)
             clipped |= self._stepper.take_buffers(buffers, now.round)
@@ -206,24 +210,28 @@ class Server:
     def _synthetic_sizes(self, now: Stamp) -> Sizes:
         """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
         stream = self._root.stream("synthetic inputs", now.run, now.round)
-        inputs = self._synthetic_inputs(stream)
+        rows = min(SYNTHETIC_ROWS, max(LEAST_ROWS, SYNTHETIC_NUMBERS // math.prod(self._sample_shape)))
+        inputs, found = self._synthetic_inputs(stream, rows), list[tuple[torch.Tensor, torch.Tensor]]()
         # A copy, as a forward in train mode moves running statistics. It has a key like a round's, as the outputs of a
         # normalisation may sum to 0 until they are scaled.
-        model, head = copy.deepcopy(self._model).to(self._dtype), self._perturbation.plan.head
-        key = self._perturbation.draw_key(stream, offset_size=0.0)
-        modules.load(model, self._perturbation.sent(self._tensors, key, self._dtype))
-        with torch.random.fork_rng(devices=[]):  # for dropout
+        key, head = self._perturbation.draw_key(stream, offset_size=0.0), self._perturbation.plan.head
+        noisy = self._perturbation.sent(self._tensors, key, self._dtype)
+        model = modules.with_tensors(self._model, noisy, self._dtype)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # for dropout
             torch.default_generator.manual_seed(0)
-            h, outputs = Trunk(model, head).forward(inputs)
+            trunk = Trunk(model, head)
+            for start in range(0, SYNTHETIC_ROWS, rows):
+                found.append(trunk.forward(self._synthetic_inputs(stream, rows) if start else inputs))
+        h, outputs = (torch.cat(parts) for parts in zip(*found, strict=True))
         alpha = (h.double().sum(dim=1) + float(head.bias is not None)).square().mean().sqrt()
         if self._params.loss == "mse":
             return Sizes(float(alpha) or 1.0, self._enrolment.target_scale)
         centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
         return Sizes(float(alpha) or 1.0, float(centred.square().mean().sqrt()) or 1.0)
 
-    def _synthetic_inputs(self, stream: Keystream) -> torch.Tensor:
+    def _synthetic_inputs(self, stream: Keystream, rows: int) -> torch.Tensor:
         mean, deviation = self._enrolment.input_scale
-        shape = (SYNTHETIC_ROWS, *self._sample_shape)
+        shape = (rows, *self._sample_shape)
         tables = [
             one.num_embeddings for one in self._model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)
         ]
@@ -275,7 +283,7 @@ class Server:
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
         released = self._perturbation.sent(self._tensors, key, self._dtype)
         outcome = Outcome(
-            parameters=modules.arrays(copy.deepcopy(self._model).to(self._dtype)),
+            parameters=modules.arrays(self._model, self._dtype),
             released=released,
             facts=facts,
             unperturbed={forced.tensor: forced.because for forced in plan.forced},

@@ -43,8 +43,10 @@ class Trunk:
         self._h = seen[0]
         return self._h.detach(), outputs.detach()
 
-    def backward(self, cotangents: Tensor, places: Sequence[int] | None = None) -> Mapping[str, Tensor]:
-        """Return for each parameter of the trunk its gradients along the cotangents, [k, *shape].
+    def backward(
+        self, cotangents: Tensor, places: Sequence[int] | None = None
+    ) -> Mapping[str, Tensor | Sequence[Tensor]]:
+        """Return for each parameter of the trunk its gradients along the k cotangents: k tensors, or [k, *shape].
 
         cotangents: d scalar / d h, [k, B, inputs], for the last `forward`. places: of several silos then those whose
         cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape].
@@ -59,8 +61,7 @@ class Trunk:
             for number, cotangent in enumerate(cotangents)
         ]
         del self._h  # frees the graph before the next round makes its own
-        stacked = (torch.stack(parts) for parts in zip(*gradients, strict=True))
-        return dict(zip(self._parameters, stacked, strict=True))
+        return dict(zip(self._parameters, zip(*gradients, strict=True), strict=True))
 
     # A chain of linear layers and ReLUs is differentiated by hand: all cotangents pass each layer in one product. Small
     # networks for tables are bound by the cost of calls, not by arithmetic.

@@ -41,10 +41,12 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class TermGradients:
-    """A silo's terms, and by name the gradients of the trunk's parameters along their cotangents, [scalars, *shape]."""
+    """A silo's terms, and by name the gradients of the trunk's parameters along their cotangents: a tensor each, or
+    [scalars, *shape].
+    """
 
     terms: Terms
-    trunk: Mapping[str, Tensor]
+    trunk: Mapping[str, Tensor | Sequence[Tensor]]
 
 
 class NoisyModel:
@@ -97,7 +99,7 @@ class ForwardWork:
     @property
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
-        if not (self.rows.kept and self.model.stacks):
+        if not isinstance(self.rows.x, Tensor) or self.rows.varied or not self.model.stacks:
             return None
         rows = len(self.rows.batches.of_round(*self.ask.stamp.drawn))
         shapes = tuple(self.rows.x.shape[1:]), tuple(self.rows.y.shape[1:]), self.rows.y.dtype
@@ -115,11 +117,13 @@ class ForwardWork:
 
     def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
         """Return the batches of several silos at the head of one copy of the model."""
-        model, head, drawn = copy.deepcopy(self.model.given).train(), self.model.head, self.ask.stamp.drawn
+        head, drawn = self.model.head, self.ask.stamp.drawn
+        model = copy.deepcopy(self.model.given).train()
+        weight, parts, spread = self.model.at_head(self.ask, model)
+        trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
+        inputs = torch.stack([inputs for inputs, _ in batches])
         with self.phase("local_forward"):
-            weight, parts, spread = self.model.at_head(self.ask, model)
-            trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
-            h, outputs = trunk.forward(torch.stack([inputs for inputs, _ in batches]))
+            h, outputs = trunk.forward(inputs)
         heads = [NoisyHead(*one, weight, head.bias is not None, spread) for one in zip(h, outputs, strict=True)]
         each = enumerate(zip(heads, batches, strict=True))
         return [Forwarded(at, targets, parts, trunk, place) for place, (at, (_, targets)) in each]
@@ -163,12 +167,12 @@ class BackwardWork:
         ats = [(work.forwarded.at.h, work.forwarded.at.outputs, *work.own) for work in works]
         with self.phase("local_backward"):
             stack = vmap(tensors_of)(*map(torch.stack, zip(*ats, strict=True)))
-            places = [work.forwarded.place for work in works]
+            places = [place for work in works if (place := work.forwarded.place) is not None]
             trunk = self.forwarded.trunk.backward(stack["cotangents"].transpose(0, 1), places)
         found = []
         for place in range(len(works)):
             own = {name: _part(value, place) for name, value in stack.items()}
-            gradients = {name: value[:, place] for name, value in trunk.items()}
+            gradients = {name: value[:, place] for name, value in trunk.items() if isinstance(value, Tensor)}  # all are
             found.append(TermGradients(Terms(prefixes=prefixes[0], **own), gradients))
         return found
 

@@ -17,7 +17,7 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
 from moretta.engines import pipe as wire
 from moretta.engines.clock import Clock
-from moretta.engines.memory import cap, peak_mib
+from moretta.engines.memory import cap, give_back_code, peak_mib
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.protocols.baffle.edge.memory import fit
@@ -42,7 +42,7 @@ BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
 DEVIATIONS = 6  # by which a random lot may be larger than expected
-SLACK = 1 << 19  # bytes for whatever else
+SLACK = 4 << 20  # bytes for whatever else, such as code that was given back and is needed for an upload
 
 
 class EdgeSilo:
@@ -245,6 +245,7 @@ class Host:
 
 def main() -> None:
     """Serve on standard input and output."""
+    give_back_code()
     host = Host(sys.stdin.buffer, _own_output())
     try:
         while host.turn():

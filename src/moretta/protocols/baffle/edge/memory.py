@@ -27,7 +27,7 @@ def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np
     that the caller holds meanwhile.
     Raises ParameterError, with what would be needed, if one row at a time does not fit.
     """
-    before = status("VmRSS") or 0.0
+    before = _resident()
     peaks = [peak_mib(), _peak_at(forward, x, 1, parameters)]
     if peaks[-1] > limit_mib:
         needed = math.ceil(peaks[-1])
@@ -35,16 +35,22 @@ def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np
             f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
             f"give at least {needed + 1}"
         )
-    rows, slope = 1, peaks[-1] - before  # MiB a row; an upper bound, since what came before may hide the true peak
+    # MiB a row: ONNX Runtime keeps what a run took, which counts where an earlier peak hides the run's own
+    rows, slope = 1, _resident() - before
     while (more := min(rows, len(x) - rows)) and peaks[-1] + SPARE * slope * more <= limit_mib - 1:
         peaks.append(_peak_at(forward, x, rows + more, parameters))
         if peaks[-1] > limit_mib:
             break
         rows += more
         seen = peaks[-1] > peaks[-2] > peaks[-3]  # both ends of the last step are true peaks
-        slope = (peaks[-1] - peaks[-2]) / more if seen else (peaks[-1] - before) / rows
+        slope = (peaks[-1] - peaks[-2]) / more if seen else (_resident() - before) / rows
     forward.micro_batch = rows
     return rows
+
+
+def _resident() -> float:
+    found = status("VmRSS")
+    return peak_mib() if found is None else found
 
 
 def _peak_at(forward: OnnxForward, x: Array, rows: int, parameters: NDArray[np.floating]) -> float:

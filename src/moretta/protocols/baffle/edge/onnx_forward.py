@@ -11,13 +11,17 @@ the model's would. It cannot read files, run foreign code or take more memory th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
+from moretta.engines.memory import give_back_code
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.edge import metadata, strict
+from moretta.protocols.baffle.edge.blocks import LEFT_OUT, InBlocks, in_blocks, same
 
 try:
     import onnxruntime as ort
@@ -35,6 +39,8 @@ DTYPES = {
 class OnnxForward:
     """One graph, of which only the trained weights change; they are read in place, never copied.
 
+    Those of convolutions are, where that is faster: `moretta.protocols.baffle.edge.blocks`.
+
     layout: of the flat array of weights. precision: that of the export. row_shape: of one row of inputs.
     micro_batch: how many rows run at once, None for all; it may be changed between calls. A few rows take less memory,
     and less time where their activations stay in the processor's cache.
@@ -47,28 +53,43 @@ class OnnxForward:
         Runtime has no kernel for (a convolution in float64, for one) or no memory.
         """
         strict.check(graph)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 4  # what is wrong is raised
-        try:
-            self._session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
-            raise _cannot_run(error) from None
-        self.layout, self.precision = metadata.read(self._session.get_modelmeta().custom_metadata_map)
-        inputs = {put.name: put for put in self._session.get_inputs()}
-        rows, outputs = inputs.pop("x", None), self._session.get_outputs()
+        session = _session(graph)
+        self.layout, self.precision = metadata.read(session.get_modelmeta().custom_metadata_map)
+        inputs = {put.name: put for put in session.get_inputs()}
+        rows, outputs = inputs.pop("x", None), session.get_outputs()
         shapes = {name: tuple(put.shape) for name, put in inputs.items()}
         if rows is None or shapes != self.layout.shapes or [put.name for put in outputs] != ["outputs"]:
             raise ParameterError("this ONNX file's inputs and outputs are not those its metadata tells of")
         self.row_shape = tuple(rows.shape[1:])
         self._x_dtype = np.dtype(DTYPES[rows.type])
         self._output_shape = tuple(outputs[0].shape[1:])
-        self._binding = self._session.io_binding()
-        self._bound: int | None = None  # the address that the weights are bound to
+        self._use(InBlocks(session, set(), [], {}))
         self.micro_batch = micro_batch
+        self._speed_up(graph)
+
+    def _speed_up(self, graph: bytes) -> None:
+        """Take the session that has convolutions' weights in blocks, where there is one and it computes the same."""
+        if self._x_dtype != "float32":
+            return
+        # Any weights and rows that differ from each other; two of them, as arrays that are filled anew must count.
+        tried = np.sin(np.arange(2 * self.layout.size, dtype=np.float32)).reshape(2, -1) / 8
+        x = np.cos(np.arange(math.prod(self.row_shape), dtype=np.float32)).reshape(1, *self.row_shape)
+        plain = self._blocks
+        try:
+            found = in_blocks(graph, self.layout, _session, ort.OrtValue.ortvalue_from_numpy)
+            if found is None:
+                return
+            wanted = self.outputs(tried, x)
+            self._use(found)
+            as_wanted = same(self.outputs(tried, x), wanted)
+        except Exception:  # noqa: BLE001  # of a runtime that has no such kernels
+            as_wanted = False
+        if not as_wanted:
+            self._use(plain)
+
+    def _use(self, blocks: InBlocks) -> None:
+        self._blocks, self._binding = blocks, blocks.session.io_binding()
+        self._bound: int | None = None  # the address that the weights are bound to
 
     def at_once(self, rows: int) -> int:
         """Return 1: vectors of weights run one after the other, however many rows there are."""
@@ -101,12 +122,15 @@ class OnnxForward:
             raise ParameterError(
                 f"expected weights as one contiguous {layout.dtype}[{layout.size}], got {flat.dtype}{list(flat.shape)}"
             )
+        for place in self._blocks.places:
+            place.fill(flat)
         address = flat.ctypes.data
         if address == self._bound:
             return  # the bindings are addresses: whatever array lies there now is read
         at, item = address, flat.itemsize
         for name, shape in layout.shapes.items():
-            self._binding.bind_input(name, "cpu", 0, flat.dtype.type, shape, at)
+            if name not in self._blocks.filled:
+                self._binding.bind_input(name, "cpu", 0, flat.dtype.type, shape, at)
             at += math.prod(shape) * item
         self._bound = address
 
@@ -114,9 +138,33 @@ class OnnxForward:
         self._binding.bind_input("x", "cpu", 0, x.dtype.type, x.shape, x.ctypes.data)
         self._binding.bind_output("outputs", "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._blocks.session.run_with_iobinding(self._binding)
         except Exception as error:  # noqa: BLE001  # as above
             raise _cannot_run(error) from None
+
+
+def _session(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
+    """Return a session as `moretta.protocols.baffle.edge.blocks` loads them; without options, the graph's own."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 4  # what is wrong is raised
+    options.enable_mem_pattern = False  # it holds a second copy of all activations, and is no faster
+    options.optimized_model_filepath = saved
+    if arrays is not None:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy the arrays
+        for name, array in arrays.items():
+            options.add_initializer(name, array)
+    left_out = LEFT_OUT if saved else None
+    try:
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
+    except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
+        raise _cannot_run(error) from None
+    finally:
+        give_back_code()
 
 
 def _cannot_run(error: Exception) -> ParameterError:

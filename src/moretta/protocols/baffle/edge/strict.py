@@ -7,6 +7,7 @@ domains other than ONNX's own. No graph of `moretta.protocols.baffle.onnx_export
 from __future__ import annotations
 
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.edge.protobuf import TEXT, fields
 
 LARGEST = 1 << 29  # bytes of a file
 DOMAINS = (b"", b"ai.onnx")
@@ -28,7 +29,6 @@ REFUSED = {
     ("tensor", 13): "tensors in other files",
 }
 DATA_LOCATION = ("tensor", 14)  # 0: in the file itself
-FIXED = {1: 8, 5: 4}  # bytes of what protobuf's wire types of one length take
 
 
 def check(graph: bytes) -> None:
@@ -38,17 +38,7 @@ def check(graph: bytes) -> None:
     left = [("model", memoryview(graph))]
     while left:  # not by recursion, whose depth the file would choose
         kind, data = left.pop()
-        at = 0
-        while at < len(data):
-            tag, at = _number(data, at)
-            number, wire, value, part = tag >> 3, tag & 7, 0, data[:0]
-            if wire == 0:
-                value, at = _number(data, at)
-            else:
-                length, at = _number(data, at) if wire == 2 else (FIXED.get(wire, len(data) + 1), at)
-                part, at = data[at : at + length], at + length
-                if at > len(data):
-                    raise _no_file()
+        for number, wire, value, part, _ in fields(data):
             field = kind, number
             if field in REFUSED or (field == DATA_LOCATION and value):
                 why = REFUSED.get(field, REFUSED["tensor", 13])
@@ -57,20 +47,5 @@ def check(graph: bytes) -> None:
                 raise ParameterError(
                     f"this ONNX file has operators of domain {bytes(part)!r:.60}; expected none but ONNX's own"
                 )
-            if wire == 2 and number in HOLDS[kind]:
+            if wire == TEXT and number in HOLDS[kind]:
                 left.append((HOLDS[kind][number], part))
-
-
-def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at a place, and the place after it."""
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128:
-            return value, at
-    raise _no_file()
-
-
-def _no_file() -> ParameterError:
-    return ParameterError("these bytes are no ONNX file; have the server export it again")

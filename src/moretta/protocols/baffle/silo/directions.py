@@ -99,23 +99,35 @@ class Directions:
 
         coefficients: finite, [K], each rounded to 2^-60, or for Gaussian directions 2^-45, of K times the largest.
         """
+        whole, bits = self.rounded(coefficients)
+        if self.gaussian:
+            return scaled_back(self._combine_gaussian(whole), bits + GAUSSIAN_BITS)
+        return scaled_back(self._combine_signs(whole), bits)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether entries are normal, not signs."""
+        return self._distribution == "gaussian"
+
+    def rounded(self, coefficients: NDArray[np.float64]) -> tuple[NDArray[np.int64], int]:
+        """Return coefficients as whole numbers of 2^-bits, int64[K], and the bits. Raises as `combine`."""
         if coefficients.shape != (self.count,) or not np.isfinite(coefficients).all():
             raise ParameterError(f"expected {self.count} finite coefficients, got shape {list(coefficients.shape)}")
         bound = float(np.abs(coefficients).max(initial=0.0)) * self.count
-        if bound == 0.0:
-            return np.zeros(self.size)
-        gaussian = self._distribution == "gaussian"
-        bits = SUM_BITS - math.frexp(bound)[1] - (GAUSSIAN_LARGEST if gaussian else 0)
-        whole = np.rint(np.ldexp(coefficients, bits)).astype(np.int64)
-        total = self._combine_gaussian(whole) if gaussian else self._combine_signs(whole)
-        return np.ldexp(total.astype(np.float64), -bits - (GAUSSIAN_BITS if gaussian else 0))
+        bits = SUM_BITS - math.frexp(bound)[1] - (GAUSSIAN_LARGEST if self.gaussian else 0)
+        return np.rint(np.ldexp(coefficients, bits)).astype(np.int64), bits
+
+    def tables(self, whole: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what each byte of a block's signs adds to a sum over its directions, int64[blocks, 256]."""
+        padded = np.concatenate([whole, np.zeros(-len(whole) % BLOCK, dtype=np.int64)]).reshape(-1, BLOCK)
+        return np.asarray(padded @ _SIGNS.T)
 
     def _combine_signs(self, whole: NDArray[np.int64]) -> NDArray[np.int64]:
-        padded = np.concatenate([whole, np.zeros(-len(whole) % BLOCK, dtype=np.int64)]).reshape(-1, BLOCK)
-        total = np.zeros(self.size, dtype=np.int64)
+        total, tables = np.zeros(self.size, dtype=np.int64), self.tables(whole)
+        if not whole.any():
+            return total
         picked, index = np.empty(STEP, dtype=np.int64), np.empty(STEP, dtype=np.intp)
-        tables = padded @ _SIGNS.T  # [blocks, 256]
-        blocks = [self._octets(block) for block in range(len(tables))]
+        blocks = [self.octets(block) for block in range(len(tables))]
         for start in range(0, self.size, STEP):
             part = total[start : start + STEP]
             for table, octets in zip(tables, blocks, strict=True):
@@ -127,7 +139,7 @@ class Directions:
     def _combine_gaussian(self, whole: NDArray[np.int64]) -> NDArray[np.int64]:
         total = np.zeros(self.size, dtype=np.int64)
         for block in range(len(self._keys)):
-            for coefficient, entries in zip(whole[block * BLOCK :], self._quantiles(block), strict=False):
+            for coefficient, entries in zip(whole[block * BLOCK :], self.quantiles(block), strict=False):
                 total += coefficient * entries
         return total
 
@@ -135,13 +147,13 @@ class Directions:
         """Yield distance d_k for the directions of a block, in the parameters' dtype; the array is overwritten."""
         if self._distribution == "gaussian":
             scale = dtype.type(distance * 2.0**-GAUSSIAN_BITS)
-            for entries in self._quantiles(block):
+            for entries in self.quantiles(block):
                 yield entries.astype(dtype) * scale
             return
         # The sign bit of a float is its highest: the direction's bit is shifted there and joined to the distance.
         words = np.dtype(f"u{dtype.itemsize}")
         highest = 8 * dtype.itemsize - 1
-        octets = np.concatenate(list(self._octets(block))).astype(words)
+        octets = np.concatenate(list(self.octets(block))).astype(words)
         magnitude = dtype.type(abs(distance)).view(words)
         turned = words.type(0 if distance >= 0 else 1) << words.type(highest)
         signed = np.empty_like(octets)
@@ -151,7 +163,7 @@ class Directions:
             signed ^= magnitude | turned
             yield signed.view(dtype)
 
-    def _octets(self, block: int) -> Iterator[NDArray[np.uint8]]:
+    def octets(self, block: int) -> Iterator[NDArray[np.uint8]]:
         """Yield the signs of a block's directions, `STEP` parameters at a time, uint8[STEP]."""
         stream = Keystream(self._keys[0 if self._orthogonal else block])
         turned = stream.octets(-(-self.count // BLOCK))[block] if self._orthogonal else 0
@@ -166,13 +178,18 @@ class Directions:
             pattern = np.packbits(minus.astype(np.uint8), axis=0, bitorder="little")[0]
             yield np.resize(pattern, length) ^ (random * np.uint8(255)) ^ turned  # B divides STEP
 
-    def _quantiles(self, block: int) -> Iterator[NDArray[np.int64]]:
+    def quantiles(self, block: int) -> Iterator[NDArray[np.int64]]:
         """Yield a block's Gaussian directions as whole numbers of 2^-12, int64[n]."""
         stream = Keystream(self._keys[block])
         for _ in range(min(BLOCK, self.count - block * BLOCK)):
             words = stream.integers(self.size, 16)
             entries = gaussian_table()[words & np.uint16(0x7FFF)].astype(np.int64)
             yield np.where(words >> np.uint16(15), -entries, entries)
+
+
+def scaled_back(total: NDArray[np.int64], bits: int) -> NDArray[np.float64]:
+    """Return whole numbers of 2^-bits as float64."""
+    return np.ldexp(total.astype(np.float64), -bits)
 
 
 def keys_of(

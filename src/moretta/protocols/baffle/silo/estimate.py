@@ -15,7 +15,7 @@ fixed point fits every sigma.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.forward import Forward
+from moretta.protocols.baffle.silo.forward import Forward, Perturbs
 from moretta.protocols.common.row_losses import RowLosses
 
 Form = Literal["mean", "base", "twice-forward", "central"]
+
+
+Combine = Callable[[Directions, NDArray[np.float64]], NDArray[np.float64]]
 
 
 def directions_of(form: Form, k: int) -> int:
@@ -80,9 +83,11 @@ def differences_together(
         return [((each - own) / sigma, own) for each, own in zip(ahead, here, strict=True)]
 
 
-def gradient(form: Form, derivatives: NDArray[np.float64], directions: Directions) -> NDArray[np.float64]:
-    """Return the estimate of the gradient from x_1 .. x_K, float64[n]."""
-    return directions.combine(derivatives / (len(derivatives) - (form == "mean")))
+def gradient(
+    form: Form, derivatives: NDArray[np.float64], directions: Directions, combine: Combine = Directions.combine
+) -> NDArray[np.float64]:
+    """Return the estimate of the gradient from x_1 .. x_K, float64[n]. combine: adds directions up."""
+    return combine(directions, derivatives / (len(derivatives) - (form == "mean")))
 
 
 def check_sigma(sigma: float, at: Array) -> None:
@@ -122,7 +127,12 @@ def _losses(
 ) -> list[NDArray[np.float64]]:
     """Return the losses of each batch's rows, [K, rows], at all perturbed parameters."""
     found: list[list[NDArray[np.float64]]] = [[] for _ in batches]
-    for vectors in directions.perturbed(at, distance, forward.at_once(len(batches[0][0]))):
+    rows = len(batches[0][0])
+    if isinstance(forward, Perturbs):
+        perturbed = forward.perturbed(directions, at, distance, rows)
+    else:
+        perturbed = directions.perturbed(at, distance, forward.at_once(rows))
+    for vectors in perturbed:
         for parts, (x, y) in zip(found, batches, strict=True):
             parts.append(loss(forward.outputs(vectors, x), y))
     return [np.concatenate(parts) for parts in found]

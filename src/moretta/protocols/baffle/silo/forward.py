@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.silo.directions import Directions
 from moretta.secure_aggregation.keystream import digest_of, encode_parts
 
 
@@ -65,6 +66,14 @@ class Layout:
             views[name] = flat[start:end].reshape(shape)
             start = end
         return views
+
+
+@runtime_checkable
+class Perturbs(Protocol):
+    """A `Forward` that perturbs parameters itself, where its model is."""
+
+    def perturbed(self, directions: Directions, at: Array, distance: float, rows: int) -> Iterator[Any]:
+        """Yield `at` + distance d_k as `Directions.perturbed` does, in what `outputs` takes, for a batch of `rows`."""
 
 
 class Forward(Protocol):

@@ -1,0 +1,93 @@
+"""Room for what is large in files that are mapped into memory, so that the system may put it onto the disk.
+
+Uploads wait until it is settled whose are summed, and a large model's are many times the model. They lie in the folder
+for temporary files (the variable TMPDIR; a file in a tmpfs saves no memory). A file has the mode 0600 and no name from
+the moment it is opened, so nothing of it is left once its process has ended, however that ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import math
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from moretta.contract.messages import Array, Message, Tensors
+
+log = logging.getLogger("moretta")
+
+LARGE = 1 << 20  # bytes; less stays in memory
+
+
+def room(length: int) -> memoryview:
+    """Return so many writable bytes, in a file where they are many; in memory where the disk has no room for them."""
+    if length < LARGE:
+        return memoryview(bytearray(length))
+    try:
+        with tempfile.TemporaryFile() as file:  # the mapping holds it
+            _allocate(file.fileno(), length)
+            return memoryview(mmap.mmap(file.fileno(), length))
+    except OSError as error:
+        log.warning("%d MiB lie in memory, as there is no room for them in a file: %s", length >> 20, error)
+        return memoryview(bytearray(length))
+
+
+def empty(shape: Sequence[int] | int, dtype: DTypeLike) -> Array:
+    """Return an array to be written to, as `numpy.empty` does, where it is large in a file."""
+    found, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+    return np.ndarray(shape, found, buffer=room(math.prod(shape) * found.itemsize))
+
+
+def written(pieces: Sequence[bytes | memoryview]) -> memoryview:
+    """Return bytes that come in pieces as one, in a `room`."""
+    memory, start = room(sum(map(len, pieces))), 0
+    for piece in pieces:
+        memory[start : start + len(piece)] = piece
+        start += len(piece)
+    return memory
+
+
+def laid_down(message: Message) -> Message:
+    """Return a message whose arrays lie in a file, read-only, if it is large; else the message itself."""
+    fields = {name: getattr(message, name) for name, kind in message.KINDS.items() if kind in (Array, Tensors)}
+    lengths = [_whole(one.nbytes) for value in fields.values() for one in _arrays(value)]
+    if sum(lengths) < LARGE:
+        return message
+    memory, starts = room(sum(lengths)), itertools.accumulate(lengths, initial=0)
+
+    def moved(array: Array) -> Array:
+        place = np.ndarray(array.shape, array.dtype, buffer=memory, offset=next(starts))
+        place[...] = array
+        place.flags.writeable = False
+        return place
+
+    there: dict[str, Any] = {
+        name: moved(value) if isinstance(value, np.ndarray) else {key: moved(one) for key, one in value.items()}
+        for name, value in fields.items()
+    }
+    return dataclasses.replace(message, **there)
+
+
+def _arrays(value: Array | Tensors) -> Iterable[Array]:
+    return (value,) if isinstance(value, np.ndarray) else value.values()
+
+
+def _whole(length: int) -> int:
+    return -(-length // 8) * 8  # so that what follows is aligned
+
+
+def _allocate(descriptor: int, length: int) -> None:
+    """Give a file its length, and its place on the disk now: a full disk would later kill the process."""
+    if sys.platform == "linux":
+        os.posix_fallocate(descriptor, 0, length)
+    else:
+        os.truncate(descriptor, length)

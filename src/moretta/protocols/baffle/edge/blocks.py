@@ -1,0 +1,192 @@
+"""Convolutions at the speed that ONNX Runtime has for fixed weights, with weights that change from run to run.
+
+Its fast kernels want a convolution's weights in blocks of as many channels as the processor's registers hold, and it
+brings them there when it loads a graph, where they are constants. So it is given numbers for weights, one of its own
+for each place. What it makes of the graph says where each weight goes, whatever the processor and the version. That
+graph is loaded with arrays of ours in the places, which are written before each run.
+
+Whatever does not turn out as expected, or computes anything else than the graph itself, is not used.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array
+from moretta.protocols.baffle.edge.protobuf import TEXT, fields, head, written
+from moretta.protocols.baffle.silo.forward import Layout
+
+# Field numbers of onnx.proto.
+GRAPH, NODE, INITIALIZER, INPUT, VALUE_NAME = 7, 1, 5, 11, 1
+READS, OPERATION = 1, 4
+DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
+FLOAT = 1
+FIRST, MOST = 1 << 23, 1 << 23  # float32 has so many whole numbers from there on
+BLOCKS = (8, 16)  # channels
+# Optimizations that compute with weights or join them to an operation, after which they would be no numbers of ours.
+LEFT_OUT = ("ConstantFolding", "ConvBNFusion", "ConvMulFusion", "ConvAddFusion")
+EXACT = 1e-4  # of the largest output; rounding is far below, a weight in another's place far above
+
+
+class Runtime(Protocol):
+    """What is needed of ONNX Runtime."""
+
+    def __call__(self, graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
+        """Return a session of a graph, or of the file at a path.
+
+        saved: a path, where the graph is written as it was optimized, without `LEFT_OUT`. arrays: constants, by name,
+        for a graph that is taken as it is.
+        """
+
+
+class Place(NamedTuple):
+    """Where the weights of one convolution go: `array`, [k, m], is `weights[part].reshape(k, -1)` at columns `index`.
+
+    padded: with a column of zeros after the last.
+    """
+
+    array: NDArray[np.float32]
+    part: slice
+    index: NDArray[np.intp]
+    padded: bool
+
+    def fill(self, weights: NDArray[np.float32]) -> None:
+        """Take a convolution's weights out of all of them, [size]."""
+        rows = weights[self.part].reshape(len(self.array), -1)
+        if self.padded:
+            rows = np.append(rows, np.zeros((len(rows), 1), rows.dtype), axis=1)
+        # "clip": with the default mode numpy would make a copy of what it writes to
+        np.take(rows, self.index, axis=1, out=self.array, mode="clip")
+
+
+class InBlocks(NamedTuple):
+    """A session, the weights that it has no inputs for, where these go, and what it reads there, by name."""
+
+    session: Any
+    filled: set[str]
+    places: list[Place]
+    arrays: dict[str, Any]
+
+
+def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[Array], Any]) -> InBlocks | None:
+    """Return a session that is faster than the graph's own, or None where there is nothing to gain.
+
+    value_of: an array as ONNX Runtime reads it in place; it is to be kept as long as the session.
+    """
+    weights = _numbered(graph, layout)
+    if not weights or layout.dtype != "float32":
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        numbered, saved = Path(folder) / "numbered.onnx", Path(folder) / "blocks.onnx"
+        with numbered.open("wb") as file:  # a tensor at a time: memory for all would be most of what this takes
+            file.writelines(_with_constants(graph, weights))
+        load(str(numbered), saved=str(saved))
+        made = saved.read_bytes()
+    arrays, places, moved = {}, list[Place](), False
+    for name, dims, values in _constants(made):
+        place = _place(dims, values, layout, weights)
+        if place is not None:
+            arrays[name] = value_of(place.array.reshape(dims))
+            places.append(place)
+            moved |= name not in weights
+    seen = sum(place.part.stop - place.part.start for place in places)
+    if not moved or seen != sum(value.size for value in weights.values()):
+        return None
+    return InBlocks(load(made, arrays=arrays), set(weights), places, arrays)
+
+
+def _numbered(graph: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:
+    """Return the trained weights and biases of convolutions, with each one's place in the flat array."""
+    if layout.size >= MOST:
+        return {}
+    read = set[str]()
+    for number, _, _, part, _ in fields(memoryview(graph)):
+        for kind, _, _, node, _ in fields(part) if number == GRAPH else ():
+            if kind == NODE and _texts(node, OPERATION) == ["Conv"]:
+                read.update(_texts(node, READS)[1:])
+    numbers = layout.split(np.arange(FIRST, FIRST + layout.size, dtype=np.float32))
+    return {name: value for name, value in numbers.items() if name in read}
+
+
+def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Iterator[bytes | memoryview]:
+    """Yield the parts of an ONNX file in which inputs are constants."""
+    for number, _, _, part, whole in fields(memoryview(graph)):
+        if number != GRAPH:
+            yield whole
+            continue
+        kept = [
+            inner
+            for kind, _, _, put, inner in fields(part)
+            if kind != INPUT or _texts(put, VALUE_NAME)[0] not in values
+        ]
+        heads = {name: _head(name, value) for name, value in values.items()}
+        length = sum(map(len, kept)) + sum(len(heads[name]) + value.nbytes for name, value in values.items())
+        yield head(GRAPH, length)
+        yield from kept
+        for name, value in values.items():
+            yield heads[name]
+            yield memoryview(value).cast("B")
+
+
+def _head(name: str, value: NDArray[np.float32]) -> bytes:
+    """Return what comes before the numbers of a constant."""
+    tensor = b"".join(written(DIMS, size) for size in value.shape) + written(DATA_TYPE, FLOAT)
+    tensor += written(NAME, name.encode()) + head(RAW_DATA, value.nbytes)
+    return head(INITIALIZER, len(tensor) + value.nbytes) + tensor
+
+
+def _texts(message: memoryview, field: int) -> list[str]:
+    return [bytes(part).decode() for number, _, _, part, _ in fields(message) if number == field]
+
+
+def _constants(model: bytes) -> list[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    """Return the float32 constants of an ONNX file, flat, with their names and shapes."""
+    found = []
+    for number, _, _, graph, _ in fields(memoryview(model)):
+        for inner, _, _, tensor, _ in fields(graph) if number == GRAPH else ():
+            if inner != INITIALIZER:
+                continue
+            parts = list(fields(tensor))
+            raw = next((part for kind, wire, _, part, _ in parts if (kind, wire) == (RAW_DATA, TEXT)), None)
+            if raw is not None and any((kind, value) == (DATA_TYPE, FLOAT) for kind, _, value, _, _ in parts):
+                dims = tuple(value for kind, _, value, _, _ in parts if kind == DIMS)
+                found.append((_texts(tensor, NAME)[0], dims, np.frombuffer(raw, np.float32)))
+    return found
+
+
+def _place(
+    dims: tuple[int, ...], values: NDArray[np.float32], layout: Layout, weights: dict[str, NDArray[np.float32]]
+) -> Place | None:
+    """Return the place that numbers fill, or None of other constants."""
+    if not dims or math.prod(dims) != values.size or not (ours := values >= FIRST).any():
+        return None
+    if not (ours | (values == 0)).all() or not (values[ours] < FIRST + layout.size).all():
+        return None
+    least = values[ours].min()
+    part = next((value for value in weights.values() if value.flat[0] == least), None)
+    if part is None or np.count_nonzero(ours) != part.size or values[ours].max() - least != part.size - 1:
+        return None
+    start = int(least) - FIRST
+    index = np.where(ours, values - least, part.size).astype(np.intp)
+    # Blocks of output channels are alike: the order of one is that of all, which is far shorter.
+    for block in BLOCKS:
+        count = dims[0] // block
+        rows = index.reshape(count, -1) if count and dims[0] % block == 0 else index[None]
+        step = part.size // len(rows)
+        if len(rows) > 1 and (rows == rows[0] + step * np.arange(len(rows))[:, None]).all():
+            index = rows[0].copy()
+            break
+    array = np.zeros((values.size // index.size, index.size), np.float32)
+    return Place(array, slice(start, start + part.size), index, not ours.all())
+
+
+def same(ours: Array, theirs: Array) -> bool:
+    """Whether two sessions have the same outputs."""
+    return bool(np.abs(ours - theirs).max(initial=0.0) <= EXACT * np.abs(theirs).max(initial=0.0))

@@ -1,0 +1,109 @@
+"""Envelopes between real cells of FLARE, over this machine's loopback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
+from nvflare.fuel.f3.message import Message
+
+from moretta.contract.roles import Missing, Reason
+from moretta.engines.flare import cells
+from moretta.engines.flare.sites import PLAIN_LIMIT, Send
+
+TARGETS = {"n": "north", "s": "south", "g": "gone"}  # south's job has begun, and takes no envelopes yet
+SECONDS = 20.0  # in which anything must have happened; nothing waits for them
+
+
+SITE = """
+import sys, threading
+from nvflare.fuel.f3.cellnet.cell import Cell
+from moretta.engines.flare import cells
+
+def answer(data, limit):
+    if data == b"wait":
+        threading.Event().wait()
+    return bytes(data) + f" {limit}".encode()
+
+given = {"root_url": sys.argv[1], "secure": False, "credentials": {}}
+north, south = (Cell(fqcn=name, **given) for name in ("north", "south"))
+cells.receive(north, answer)
+for cell in (north, south):
+    cell.start()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """Yield the server's cell. The sites' are in another process: cells of one process call each other directly."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    cell = Cell(fqcn="server", root_url=url, secure=False, credentials={})
+    cell.start()
+    words = [sys.executable, "-c", SITE, url]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as site:
+        yield cell
+        site.kill()
+    cell.stop()
+
+
+@pytest.fixture
+def send(server: Any) -> Send:
+    send = cells.sender(server, TARGETS)
+    for _ in range(1000):  # until north has connected
+        if not isinstance(send({"n": b""}, SECONDS, False)["n"], Missing):
+            return send
+        time.sleep(0.01)
+    raise AssertionError("north never answered")
+
+
+def heard(reply: bytes | memoryview | Missing) -> bytes | Missing:
+    return reply if isinstance(reply, Missing) else bytes(reply)
+
+
+def test_a_plain_request_says_how_much_its_reply_may_be_and_a_stream_takes_any(send: Send) -> None:
+    assert heard(send({"n": b"short"}, SECONDS, False)["n"]) == f"short {PLAIN_LIMIT}".encode()
+    long = bytes(range(256)) * (1 << 14)  # 4 MiB, several pieces
+    assert heard(send({"n": long}, SECONDS, True)["n"]) == long + b" None"
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_who_cannot_be_reached_is_named_and_the_others_answer(long: bool, send: Send) -> None:
+    replies = send(dict.fromkeys("ng", b"x"), SECONDS, long)
+    assert heard(replies["n"]) == (b"x None" if long else f"x {PLAIN_LIMIT}".encode())
+    gone = replies["g"]
+    assert isinstance(gone, Missing)
+    assert gone.reason is Reason.DISCONNECTED
+    assert gone.detail.startswith("cannot be reached (")
+
+
+def test_a_job_that_takes_no_envelopes_yet_is_starting(send: Send) -> None:
+    for _ in range(1000):  # until south has connected
+        reply = send({"s": b"x"}, SECONDS, False)["s"]
+        if reply == Missing(Reason.DISCONNECTED, "is starting, and is not ready yet"):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"south was never starting, but {reply}")
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_who_does_not_answer_in_time_is_late(long: bool, send: Send) -> None:
+    assert send({"n": b"wait"}, 0.1, long)["n"] == Missing(Reason.LATE, "has not answered in time")
+
+
+def test_what_is_no_bytes_is_no_envelope(send: Send, server: Any) -> None:
+    request = TargetMessage("north", cells.CHANNEL, cells.PLAIN, Message(payload={"an": "object"}))
+    reply = server.broadcast_multi_requests({"north": request}, SECONDS)["north"]
+    assert bytes(reply.payload) == f" {PLAIN_LIMIT}".encode()
