@@ -135,6 +135,15 @@ def test_a_blind_score_and_an_alignment_are_brought_back(tmp_path: Path) -> None
     assert two == one
 
 
+@pytest.mark.parametrize("name", ["fedavg", "pbpfl"])
+def test_stacks_are_the_same_with_any_number(name: str, tmp_path: Path, workers_of_runs: list[int]) -> None:
+    many = silos({f"silo-{number}": 8 for number in range(52)})  # three slots
+    given = {"silos": many, "aggregation": SecureAggregation(scheme="none"), "checkpoint_every": 10}
+    one, *others = (played(name, tmp_path / str(workers), workers, 2, **given) for workers in (1, 2, 8))
+    assert all(other == one for other in others)
+    assert len(workers_of_runs) == 2 + 3
+
+
 class Stop(Exception):
     """Ends a run in the middle."""
 
