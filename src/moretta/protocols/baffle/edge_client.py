@@ -37,7 +37,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.settings import SecureAggregation
 
-# A process that has imported only numpy and ONNX Runtime has 62 MiB resident (x86-64 Linux, Python 3.11). A limit well
+# A process that has imported what it needs has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well
 # below that has room for no model, on any machine or version.
 FLOOR_MIB = 48.0
 # At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,10 +21,11 @@ class Windows(NamedTuple):
     tall: int
     broad: int
 
-    def product(self, kind: np.dtype) -> NDArray[np.floating]:  # type: ignore[type-arg]
+    def product(self, kind: Any) -> NDArray[np.floating]:
         """Return what a row of windows, [tall width], is multiplied with: [tall width, width / broad]."""
         each = np.repeat(np.eye(self.width // self.broad, dtype=kind), self.broad, axis=0)
-        return np.tile(each, (self.tall, 1)) / np.asarray(self.tall * self.broad, kind)
+        means: NDArray[np.floating] = np.tile(each, (self.tall, 1)) / np.asarray(self.tall * self.broad, kind)
+        return means
 
 
 def pool_by_products(proto: onnx.ModelProto) -> None:

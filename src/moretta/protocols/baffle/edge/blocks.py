@@ -47,14 +47,14 @@ class Runtime(Protocol):
 
 
 class Place(NamedTuple):
-    """Where the weights of one convolution go: `array`, [k, m], is `weights[part].reshape(k, -1)` at columns `index`.
+    """Where the weights of one convolution go: `array`, [k, m], is `weights[part].reshape(k, -1)` at columns `order`.
 
     padded: with a column of zeros after the last.
     """
 
     array: NDArray[np.float32]
     part: slice
-    index: NDArray[np.intp]
+    order: NDArray[np.intp]
     padded: bool
 
     def fill(self, weights: NDArray[np.float32]) -> None:
@@ -63,7 +63,7 @@ class Place(NamedTuple):
         if self.padded:
             rows = np.append(rows, np.zeros((len(rows), 1), rows.dtype), axis=1)
         # "clip": with the default mode numpy would make a copy of what it writes to
-        np.take(rows, self.index, axis=1, out=self.array, mode="clip")
+        np.take(rows, self.order, axis=1, out=self.array, mode="clip")
 
 
 class InBlocks(NamedTuple):
@@ -132,7 +132,7 @@ def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Ite
         yield from kept
         for name, value in values.items():
             yield heads[name]
-            yield memoryview(value).cast("B")
+            yield value.tobytes()
 
 
 def _head(name: str, value: NDArray[np.float32]) -> bytes:
