@@ -9,7 +9,6 @@ import torch
 
 from moretta.config.specification import Specification
 from moretta.contract.codec import Codec
-from moretta.contract.roles import LEAST
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
 from moretta.engines.faults import Injector
@@ -38,9 +37,6 @@ BESIDE = 2_000_000  # such passes that take as long as what a silo does in a rou
 def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | None, rounds: int) -> InProcess:
     """Return the engine of silos that are on this machine. rounds: that are left."""
     spec, workers, stacks = of.spec, workers_of(of, len(roles.clients), rounds), modules.size(of.model) <= LARGEST
-    if workers > 1 and stacks and len(roles.clients) >= LEAST:
-        # The first such call imports 800 modules: once here, and not in each worker.
-        torch.func.vmap(torch.func.grad_and_value(torch.sum))(torch.zeros(2, 2))
     return InProcess(
         roles.clients,
         codec,
