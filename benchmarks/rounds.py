@@ -2,9 +2,10 @@
 
 100 silos of 30 rows take one step each with an MLP of 30,418 parameters, by FedAvg, in one process on one thread.
 `in_no_phase` is the part of the rounds' seconds that no phase of the engine's clock accounts for. `floor_ms` is the
-seconds of local steps and, with masks, of the same keystreams by themselves: as many as silos and server expand, each
-opened, read over an upload and added. `over_floor_ratio` is a round over it; rounds and keystreams take turns.
-`in_workers_ms` is a round whose silos play in worker processes, and `in_workers_ratio` such a run over one in one.
+processor time of local steps (the steps' part of the clock's seconds, of the round's processor time) and, with masks,
+of the same keystreams by themselves: as many as silos and server expand, each opened, read over an upload and added.
+`over_floor_ratio` is a round's processor time over it; rounds and keystreams take turns. `in_workers_ms` is a round
+whose silos play in worker processes, by the clock, and `in_workers_ratio` such a run over one in one process.
 """
 
 from __future__ import annotations
@@ -43,21 +44,24 @@ def rounds(scheme: str, count: int, workers: int = 1) -> list[dict[str, Any]]:
         aggregation=SecureAggregation(scheme=scheme),
         engine=Engine(workers=workers),
     )
-    return list(federation.train(count + WARM).history)[WARM:]
+    ends = [time.process_time()]
+    result = federation.train(count + WARM, progress=lambda *_: ends.append(time.process_time()))
+    spent = np.diff(ends).tolist()
+    return [{**line, "processor": one} for line, one in zip(result.history, spent, strict=True)][WARM:]
 
 
 def keystreams(words: int) -> float:
     """Return the seconds of a round's keystreams alone: opened, read over an upload, and added to it."""
     degree = SecureAggregation().rules(None).plan(SILOS).degree or SILOS - 1
     upload, part = np.zeros(words, dtype=np.uint32), np.empty(CHUNK, dtype=np.uint32)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(SILOS * (degree + 1) + SILOS):  # each silo's pairs and its own mask, which the server removes
         stream = Keystream(bytes(32))
         for start in range(0, words, CHUNK):
             chunk = upload[start : start + CHUNK]
             stream.fill(part[: chunk.size], ZEROS)
             np.add(chunk, part[: chunk.size], out=chunk)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def measured(scheme: str, turns: int, count: int, workers: int) -> dict[str, Any]:
@@ -67,15 +71,16 @@ def measured(scheme: str, turns: int, count: int, workers: int) -> dict[str, Any
     for _ in range(turns):
         streams = keystreams(30_418 + 2) if scheme == "pairwise" else 0.0
         run = rounds(scheme, count)
-        steps = statistics.median(sum(line["seconds"].get(phase, 0.0) for phase in STEPS) for line in run)
+        steps = statistics.median(_of_steps(line) * line["processor"] for line in run)
         floors.append(steps + streams)
-        ratios.append(statistics.median(line["seconds_total"] for line in run) / floors[-1])
+        ratios.append(statistics.median(line["processor"] for line in run) / floors[-1])
         lines += run
         others = [line["seconds_total"] for line in rounds(scheme, count, workers)]
         gains.append(statistics.median(others) / statistics.median(line["seconds_total"] for line in run))
         shared += others
     found: dict[str, Figure] = {
         "round_ms": figure([line["seconds_total"] for line in lines], "ms", 1000),
+        "round_processor_ms": figure([line["processor"] for line in lines], "ms", 1000),
         "in_no_phase": figure([1 - sum(line["seconds"].values()) / line["seconds_total"] for line in lines], "times"),
         "floor_ms": figure(floors, "ms", 1000),
         "over_floor_ratio": figure(ratios, "times"),
@@ -85,6 +90,11 @@ def measured(scheme: str, turns: int, count: int, workers: int) -> dict[str, Any
     for phase in lines[0]["seconds"]:
         found[f"{phase}_ms"] = figure([line["seconds"].get(phase, 0.0) for line in lines], "ms", 1000)
     return {f"{scheme}_{name}": value for name, value in found.items()}
+
+
+def _of_steps(line: dict[str, Any]) -> float:
+    """Return which part of a round's seconds are steps."""
+    return float(sum(line["seconds"].get(phase, 0.0) for phase in STEPS) / line["seconds_total"])
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
