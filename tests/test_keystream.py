@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.errors import ParameterError
-from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
+from moretta.secure_aggregation import keystream
+from moretta.secure_aggregation.keystream import (
+    Keystream,
+    SecretRoot,
+    derive,
+    encode_names,
+    encode_parts,
+    encode_purpose,
+)
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "keystream.json").read_text(encoding="utf-8"))
 DERIVATIONS = VECTORS["derivations"]
@@ -106,3 +114,11 @@ def test_secrets_are_not_in_representations() -> None:
     root = SecretRoot(KEY)
     assert repr(root) == str(root) == "SecretRoot(<redacted>)"
     assert repr(root.stream("x")) == "Keystream(<redacted>)"
+
+
+def test_only_names_that_are_encoded_as_such_are_remembered() -> None:
+    before = keystream._name.cache_info().currsize
+    derive(KEY, "purpose", "text of a message")
+    parts = encode_parts("a person's id", "another's")
+    assert keystream._name.cache_info().currsize == before
+    assert encode_names("a person's id", "another's") == parts

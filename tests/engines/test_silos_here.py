@@ -14,7 +14,7 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Answering, InSteps, Missing, Reason, answered, no_phase
 from moretta.engines import silos_here
 from moretta.engines.silos_here import SLOT, SilosHere, slots_of
-from moretta.errors import MisuseError, ParameterError, SumSpent
+from moretta.errors import MisuseError, ParameterError, PeerError, SumSpent
 
 NOW = Stamp("run", 1, 0)
 LEAST = 3
@@ -124,6 +124,18 @@ def test_an_error_costs_only_its_silo(fault: Exception, reason: Reason) -> None:
     assert isinstance(missing, Missing)
     assert missing.reason is reason
     assert found == {silo: 2 * clients[silo].number for silo in clients if silo != "s2"}
+
+
+def test_an_answer_that_cannot_be_kept_costs_only_its_silo() -> None:
+    def kept(answer: Message) -> Message:
+        if isinstance(answer, Said) and answer.number == 4:
+            raise PeerError("its numbers are not finite any more")
+        return answer
+
+    clients = clients_of(["a"] * 6, [])
+    found = said(SilosHere(clients, kept=kept), list(clients))
+    assert isinstance(found.pop("s2"), Missing)
+    assert list(found) == ["s0", "s1", "s3", "s4", "s5"]
 
 
 def test_a_silo_that_helped_to_open_another_sum_says_so() -> None:

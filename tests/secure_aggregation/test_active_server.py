@@ -268,7 +268,7 @@ def test_withheld_shares_and_a_retry_give_nobodys_own_upload(roster: bool) -> No
     assert all(secret_of(maker, rest) is None for maker in names)  # without the late shares there is nothing
     assert {bool(reply.secret) for name, reply in given.items() if name != late} == {roster}
     secrets = {maker: secret_of(maker, silos) for maker in names}
-    relayed = server._sum_of(uploads, recovered_masks(label, names, {}, secrets), wanted)
+    relayed = server._sum_of(uploads, recovered_masks(label, names, {}, secrets), wanted, np.empty)
     first = decode(server._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
     difference = first.means["w"] * first.weight - second.means["w"] * second.weight
     assert np.abs(difference - silos[late].tensors["w"]).min() > 1

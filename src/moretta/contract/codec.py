@@ -232,7 +232,7 @@ def _open(data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
     entries = sum(text.count(mark) for mark in MARKS)
     if entries > ENTRIES_LIMIT:
         raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
-    outer = json.loads(text)
+    outer = json.loads(text, parse_constant=_refuse_constant)
     metadata = json.loads(outer["__metadata__"]["moretta"], parse_constant=_refuse_constant)
     if set(outer["__metadata__"]) != {"moretta"} or not isinstance(metadata["fields"], dict):
         raise CodecError("expected one metadata entry, `moretta`, with an object of fields")
@@ -251,7 +251,7 @@ def _views(entries: dict[str, Any], memory: memoryview) -> dict[str, Array]:
     arrays, end = dict[str, Array](), 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         (begin, stop), shape, dtype = entry["data_offsets"], entry["shape"], _DTYPES[entry["dtype"]]
-        if any(type(number) is not int or number < 0 for number in (begin, stop, *shape)):
+        if type(shape) is not list or any(type(number) is not int or number < 0 for number in (begin, stop, *shape)):
             raise CodecError("expected whole numbers as shapes and offsets")
         if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
             raise CodecError("expected arrays that lie one after the other, each as long as its shape says")

@@ -70,8 +70,7 @@ class InProcess:
     def _delivered(self, ask: Ask) -> Replies:
         mishaps = {silo: self._mishap(silo, message) for silo, message in ask.messages.items()}
         reached = {silo: message for silo, message in ask.messages.items() if mishaps[silo].gone is None}
-        with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
-            answers = self._silos.answers(reached)
+        answers = self._silos.answers(reached)
         lengths: dict[int, int] = {}  # the same message often goes to every silo
 
         def exchanged(silo: str, message: Message) -> Message | Missing:

@@ -100,6 +100,10 @@ class SilosHere:
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
+        with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
+            return self._answers(messages)
+
+    def _answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         if self._codec is not None:
             return {silo: self._of_slot({silo: message})[silo] for silo, message in messages.items()}
         found = dict[str, Answered]()
@@ -155,7 +159,7 @@ class SilosHere:
 
     def _of_slot(self, messages: Mapping[str, Message]) -> dict[str, Answered]:
         self.between()
-        turns = [_Turn(silo, self._steps(silo, message), self._kept) for silo, message in messages.items()]
+        turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
         for turn in turns:
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
@@ -171,7 +175,8 @@ class SilosHere:
         if client is None:
             raise Disconnected(f"no silo `{silo}` is here")
         wired = message if self._codec is None else self._codec.decode(self._codec.encode(message))
-        return (yield from answering(client, wired))
+        answer = yield from answering(client, wired)
+        return self._kept(answer) if isinstance(answer, Message) else answer
 
     def _seconds(self, turn: _Turn) -> float:
         client = self._clients.get(turn.silo)
@@ -181,12 +186,12 @@ class SilosHere:
 class _Turn:
     """A silo on its way to an answer. work: what it waits for; None where it has answered, or never will."""
 
-    def __init__(self, silo: str, steps: Answering, kept: Callable[[Message], Message]) -> None:
+    def __init__(self, silo: str, steps: Answering) -> None:
         self.silo, self.seconds = silo, 0.0
         self.answer: Message | Missing = Missing(Reason.FAILED, "it was not asked")
         self.work: Work | None = None
         self.key: Hashable | None = None
-        self._steps, self._kept = steps, kept
+        self._steps = steps
 
     def go_on(self, resume: Callable[[Answering], Work]) -> None:
         """Go on until the answer, or until work that other silos may share; other work is done at once."""
@@ -195,12 +200,11 @@ class _Turn:
             self.work = resume(self._steps)
             while (key := self.work.key) is None:
                 self.work = after_alone(self._steps, self.work)
-            self.key = key
         except StopIteration as end:
             answer = end.value
             if not isinstance(answer, Message):  # what a silo runs need not be ours, whatever its types say
                 answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
-            self._end(self._kept(answer) if isinstance(answer, Message) else answer)
+            self._end(answer)
         except ParameterError as error:
             self._end(Missing(Reason.BAD_INPUT, str(error)))
         except Disconnected as error:

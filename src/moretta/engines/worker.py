@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from moretta.contract.messages import Message
 from moretta.contract.roles import Missing
@@ -23,11 +22,8 @@ log = logging.getLogger("moretta")
 
 def play(
     ours: socket.socket, silos: SilosHere, kinds: Mapping[str, type[Message]], prepare: Callable[[], None]
-) -> NoReturn:
-    """Answer until there is nobody to answer to, and end this process.
-
-    Nothing of the process that this one was forked from is run again at the end: no handlers, no unwritten output.
-    """
+) -> None:
+    """Answer until there is nobody to answer to."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes, and is for the first
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -38,7 +34,6 @@ def play(
         pass  # the run is over, or its process has ended
     finally:
         silos.close()
-        os._exit(0)
 
 
 class _Worker:
@@ -57,12 +52,17 @@ class _Worker:
 
     def run(self) -> None:
         while True:
-            value = frames.receive(self._socket)
-            began = time.perf_counter()
-            told = self._told(value)
-            about = {"phases": self._silos.clock.take(), "ends": self._silos.ends, "peak_mib": self._silos.peak_mib}
-            frame = frames.packed({**told, **about, "log": self._log.taken(), "busy": time.perf_counter() - began})
-            frames.send(self._socket, frame)
+            frames.send(self._socket, self._frame(frames.receive(self._socket)))
+
+    def _frame(self, asked: Mapping[str, Any]) -> frames.Frame:
+        began = time.perf_counter()
+        told = self._told(asked)
+        about = {"phases": self._silos.clock.take(), "ends": self._silos.ends, "peak_mib": self._silos.peak_mib}
+        about |= {"log": self._log.taken(), "busy": time.perf_counter() - began}
+        try:
+            return frames.packed({**told, **about})
+        except TypeError as error:  # a state holds what no frame can
+            return frames.packed({"failed": f"{type(error).__name__}: {error}", **about})
 
     def _told(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -27,6 +27,7 @@ import selectors
 import signal
 import socket
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -68,11 +69,12 @@ class Workers:
         self._scores: Mapping[str, float] = {}
         self._ends: dict[int, int] = {}
         self._peaks: dict[int, float | None] = {}
-        for silos in shared_out(here.parts, count):
-            self._workers.append(self._forked(silos, here, prepare))
         try:
+            for silos in shared_out(here.parts, count):
+                self._workers.append(self._forked(silos, here, prepare))
             self._exchange({number: {"do": "begin"} for number in range(len(self._workers))})
-        except RunFailed as error:
+        except (OSError, RunFailed) as error:
+            self.close()
             raise ParameterError(
                 f"[engine] workers: silos cannot play in other processes here ({error}); use 1"
             ) from None
@@ -159,7 +161,7 @@ class Workers:
         except (EOFError, OSError):
             how = _how(self._workers[number].process, time.monotonic() + PATIENCE)
             self._fail(number, f"has ended{how}")
-        for number, one in told.items():
+        for number, one in sorted(told.items()):
             self._ends[number], self._peaks[number] = one["ends"], one["peak_mib"]
             for level, text in one["log"]:
                 log.log(level, "%s", text)
@@ -196,10 +198,19 @@ class Workers:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process = os.fork()
             if not process:
-                ours.close()
-                for other in self._workers:  # else a worker would not see that the first process has ended
-                    other.socket.close()
-                worker.play(theirs, here.only(silos), self._kinds, prepare)
+                try:
+                    ours.close()
+                    for other in self._workers:  # else a worker would not see that the first process has ended
+                        other.socket.close()
+                    worker.play(theirs, here.only(silos), self._kinds, prepare)
+                except Exception:  # noqa: BLE001  # nobody above may handle it
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)  # nothing of the first process is run again: no handlers, no unwritten output
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         theirs.close()

@@ -40,7 +40,12 @@ def encode_purpose(*purpose: int | str | bytes) -> bytes:
 
 def encode_parts(*purpose: int | str | bytes) -> bytes:
     """Encode the parts of a purpose, as they stand behind the version."""
-    return b"".join([_text(part) if isinstance(part, str) else _part(part) for part in purpose])
+    return b"".join(map(_part, purpose))
+
+
+def encode_names(*names: str) -> bytes:
+    """Encode silos' names as `encode_parts` does, each once: a round says them often. Nothing secret may be one."""
+    return b"".join(map(_name, names))
 
 
 def _part(part: int | str | bytes) -> bytes:
@@ -50,7 +55,9 @@ def _part(part: int | str | bytes) -> bytes:
     return kind + len(content).to_bytes(4, "big") + content
 
 
-_text = lru_cache(maxsize=4096)(_part)  # texts are names and never secret, and a round says each of them often
+@lru_cache(maxsize=4096)
+def _name(name: str) -> bytes:
+    return _part(name)
 
 
 def digest_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:

@@ -49,7 +49,7 @@ from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import Extracted, encode_parts, encode_purpose
+from moretta.secure_aggregation.keystream import Extracted, encode_names, encode_parts, encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, begun, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.public_keys import check_signature_length
@@ -149,7 +149,7 @@ def commitment(secret: bytes, label: Label, silo: str) -> bytes:
 def share_digest(share: bytes, label: Label, maker: str, holder: str) -> bytes:
     """Return the SHA-256 that shows that a share is the one its maker sealed."""
     digest = _begun(label).copy()
-    digest.update(encode_parts(maker, holder, share))
+    digest.update(encode_names(maker, holder) + encode_parts(share))
     return digest.digest()
 
 
@@ -174,7 +174,7 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
 
 
 def _seal_key(seed: Extracted, label: Label, maker: str, holder: str) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(seed.derive_for(begun("seal", label) + encode_parts(maker, holder)))
+    return ChaCha20Poly1305(seed.derive_for(begun("seal", label) + encode_names(maker, holder)))
 
 
 class SelfMask:
