@@ -61,6 +61,8 @@ import numpy, moretta
 silos = [moretta.Silo(name, numpy.eye(4, dtype="f4"), numpy.arange(4) % 2) for name in "ab"]
 protocol = moretta.FedAvg(momentum=0.9)
 moretta.Federation(torch.nn.Linear(4, 1), silos, protocol, test=(silos[0].x, silos[0].y)).train(1)
+silos = [moretta.Silo(name, silos[0].x, silos[0].y) for name in "abcdef"]  # are stepped together
+moretta.Federation(torch.nn.Linear(4, 2), silos, moretta.FedAvg(loss="cross-entropy")).train(1)
 found = [name for name in sys.modules if name not in by_itself]
 """
 

@@ -42,7 +42,7 @@ from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.graph import neighbourhoods
-from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
+from moretta.secure_aggregation.keystream import Extracted, Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import pair_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import RULES, aggregator
@@ -330,7 +330,10 @@ def test_what_is_revealed_for_a_lost_silo_is_of_that_sum_alone() -> None:
         agreement, _ = silo.contributor._keys.agreed
         for peer, seed in agreement.seeds.items():
             assert seed not in known
-            keys = {now.round: pair_key(seed, label_in(now, agreement.cohort, wanted), name, peer) for now in stamps}
+            keys = {
+                now.round: pair_key(Extracted(seed), label_in(now, agreement.cohort, wanted), name, peer)
+                for now in stamps
+            }
             across = (name in gone) != (peer in gone)  # a survivor's with a lost silo
             assert {number for number, key in keys.items() if key in known} == ({2} if across else set())
 

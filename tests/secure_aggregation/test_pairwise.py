@@ -20,7 +20,7 @@ from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAc
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.identity import Identity, Roster
-from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.keystream import Extracted, SecretRoot
 from moretta.secure_aggregation.masks import add_masks, label_of, pair_key, self_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.ring import Ring
@@ -165,7 +165,7 @@ def test_masks_cancel_for_any_cohort(names: list[str], bits: int) -> None:
     for name, silo in silos.items():
         agreement, _ = silo._keys.agreed
         label = label_of(NOW, agreement.cohort.digest, {"w": (2, 3)}, {"w": 20, MOST_WEIGHT: 9}, bytes(32))
-        masks = [(name < peer, pair_key(seed, label, name, peer)) for peer, seed in agreement.seeds.items()]
+        masks = [(name < peer, pair_key(Extracted(seed), label, name, peer)) for peer, seed in agreement.seeds.items()]
         before = total[1].copy()
         add_masks(total, masks)
         assert (total[1] != before).any()
@@ -192,7 +192,9 @@ def test_changing_anything_in_its_label_changes_the_mask(of_a_pair: bool) -> Non
         shapes["w"], encoding["w"], encoding[MOST_WEIGHT] = shape, bits, most
         label = label_of(Stamp(run, number, attempt, take), cohort, shapes, encoding, asked)
         words = np.zeros(4, dtype=np.uint64)
-        add_masks([words], [(True, pair_key(seed, label, me, peer) if of_a_pair else self_key(seed, label, me))])
+        add_masks(
+            [words], [(True, pair_key(Extracted(seed), label, me, peer) if of_a_pair else self_key(seed, label, me))]
+        )
         return words.tobytes()
 
     changes: list[dict[str, Any]] = [
@@ -208,8 +210,8 @@ def test_changing_anything_in_its_label_changes_the_mask(of_a_pair: bool) -> Non
 
 def test_a_pairs_mask_is_nobodys_own_mask() -> None:
     label = label_of(NOW, b"c", {"w": ()}, {"w": 20, MOST_WEIGHT: 9}, bytes(32))
-    assert pair_key(b"s" * 32, label, "a", "b") == pair_key(b"s" * 32, label, "b", "a")
-    assert pair_key(b"s" * 32, label, "a", "a") != self_key(b"s" * 32, label, "a")
+    assert pair_key(Extracted(b"s" * 32), label, "a", "b") == pair_key(Extracted(b"s" * 32), label, "b", "a")
+    assert pair_key(Extracted(b"s" * 32), label, "a", "a") != self_key(b"s" * 32, label, "a")
 
 
 def test_a_repeated_round_shares_no_mask_with_any_attempt() -> None:

@@ -36,7 +36,7 @@ BESIDE = 2_000_000  # such passes that take as long as what a silo does in a rou
 
 def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | None, rounds: int) -> InProcess:
     """Return the engine of silos that are on this machine. rounds: that are left."""
-    spec = of.spec
+    spec, workers, stacks = of.spec, workers_of(of, len(roles.clients), rounds), modules.size(of.model) <= LARGEST
     return InProcess(
         roles.clients,
         codec,
@@ -44,10 +44,10 @@ def in_process(of: Trainable, roles: Roles, codec: Codec, recorder: Recorder | N
         recorder=recorder,
         deadline=spec.engine.deadline,
         injector=_injector(spec),
-        workers=workers_of(of, len(roles.clients), rounds),
+        workers=workers,
         prepare=_prepare,
         scores=roles.scores,
-        stacks=modules.size(of.model) <= LARGEST,
+        stacks=stacks,
     )
 
 

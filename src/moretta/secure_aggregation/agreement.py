@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -41,7 +42,7 @@ from moretta.secure_aggregation.graph_seed import (
     draw_part,
 )
 from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import SecretRoot, derive
+from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive
 from moretta.secure_aggregation.masks import Labels
 from moretta.secure_aggregation.public_keys import (
     check_keys,
@@ -143,6 +144,11 @@ class Agreement:
     me: str
     cohort: Cohort
     seeds: Mapping[str, bytes]
+
+    @cached_property
+    def extracted(self) -> Mapping[str, Extracted]:
+        """The seeds as keys of masks and seals are derived from them."""
+        return {name: Extracted(seed) for name, seed in self.seeds.items()}
 
     def __repr__(self) -> str:
         return f"Agreement({self.me!r}, {self.setup}, {len(self.seeds)} seeds <redacted>)"

@@ -17,7 +17,7 @@ import numpy as np
 
 from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError
-from moretta.secure_aggregation.keystream import Keystream, derive, derive_for, encode_parts, encode_purpose
+from moretta.secure_aggregation.keystream import Extracted, Keystream, derive, encode_parts, encode_purpose
 from moretta.secure_aggregation.ring import CHUNK, Words
 
 Label = tuple[str, int, int, int, bytes, bytes]
@@ -48,10 +48,10 @@ def begun(kind: str, label: Label) -> bytes:
     return encode_purpose(kind, *label)
 
 
-def pair_key(seed: bytes, label: Label, one: str, other: str) -> bytes:
+def pair_key(seed: Extracted, label: Label, one: str, other: str) -> bytes:
     """Return the key of the mask that two silos share in one sum; it reveals nothing of their other sums."""
     lower, higher = sorted((one, other))
-    return derive_for(seed, begun("mask", label) + encode_parts(lower, higher))
+    return seed.derive_for(begun("mask", label) + encode_parts(lower, higher))
 
 
 def self_key(secret: bytes, label: Label, silo: str) -> bytes:

@@ -148,7 +148,7 @@ class PairwiseContributor:
         own = SelfMask(agreement, label, self._random(label))
         total = np.array(weight, dtype=self._ring.dtype)
         pairs: list[Mask] = [
-            (self._name < peer, pair_key(seed, label, self._name, peer)) for peer, seed in agreement.seeds.items()
+            (self._name < peer, pair_key(seed, label, self._name, peer)) for peer, seed in agreement.extracted.items()
         ]
         if blind is not None:
             pairs.append((True, blind_key(blind, label, self._name)))

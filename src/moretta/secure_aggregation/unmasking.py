@@ -49,7 +49,7 @@ from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import derive_for, encode_parts, encode_purpose
+from moretta.secure_aggregation.keystream import Extracted, encode_parts, encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, begun, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.public_keys import check_signature_length
@@ -173,8 +173,8 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
     return "survivors", roster.digest, *label, *names
 
 
-def _seal_key(seed: bytes, label: Label, maker: str, holder: str) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(derive_for(seed, begun("seal", label) + encode_parts(maker, holder)))
+def _seal_key(seed: Extracted, label: Label, maker: str, holder: str) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(seed.derive_for(begun("seal", label) + encode_parts(maker, holder)))
 
 
 class SelfMask:
@@ -192,7 +192,7 @@ class SelfMask:
         self.digests = {name: share_digest(share, label, me, name) for name, share in shares.items()}
         self.sealed = {
             name: _seal_key(seed, label, me, name).encrypt(NONCE, shares[name], None)
-            for name, seed in agreement.seeds.items()
+            for name, seed in agreement.extracted.items()
         }
 
     def __repr__(self) -> str:
@@ -237,7 +237,7 @@ class OpenSum:
             self._helped.bind(self._stamp, self._asked, told.survivors, gives=False)
         self._survivors, self._confirmed = told.survivors, True
         lost = cohort.neighbours[agreement.me] - set(told.survivors)
-        keys = {name: pair_key(agreement.seeds[name], self._label, agreement.me, name) for name in sorted(lost)}
+        keys = {name: pair_key(agreement.extracted[name], self._label, agreement.me, name) for name in sorted(lost)}
         signature = b""
         if self._credentials is not None:
             statement = _statement(self._credentials.roster, self._label, told.survivors)
@@ -277,7 +277,7 @@ class OpenSum:
         """Return a share; None where it is not what its maker published, which is not this silo's fault."""
         me, label = self._agreement.me, self._label
         try:
-            share = _seal_key(self._agreement.seeds[maker], label, maker, me).decrypt(NONCE, sealed, None)
+            share = _seal_key(self._agreement.extracted[maker], label, maker, me).decrypt(NONCE, sealed, None)
         except InvalidTag:
             return None
         return share if share_digest(share, label, maker, me) == digest else None

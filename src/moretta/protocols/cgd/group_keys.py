@@ -31,7 +31,7 @@ from moretta.data.holders import Grid
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.cgd.groups import Group
 from moretta.secure_aggregation.agreement import SetUp
-from moretta.secure_aggregation.keystream import SecretRoot, derive, encode_parts
+from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_parts
 from moretta.secure_aggregation.masks import Mask, label_of, pair_key
 
 NAME = "everybody"
@@ -184,7 +184,7 @@ class GroupKeys:
         """Return the masks that this participant shares with others of its row in one sum of z."""
         agreement, _ = self._set_up.agreed
         label = label_of(stamp, agreement.cohort.digest, {"z": shape}, {"z": fraction_bits}, b"")
-        return [(self._me < peer, pair_key(self._seed(peer), label, self._me, peer)) for peer in peers]
+        return [(self._me < peer, pair_key(Extracted(self._seed(peer)), label, self._me, peer)) for peer in peers]
 
     def digest(self, stamp: Stamp, ids: Sequence[str]) -> bytes:
         """Return HMAC-SHA256 of ids in order under the group's key.

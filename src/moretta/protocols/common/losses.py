@@ -53,6 +53,23 @@ class Loss:
         weights = self._weights(outputs) if self.class_weights else None
         return nn.functional.cross_entropy(outputs, targets, weight=weights, label_smoothing=self.smoothing)
 
+    def of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of each of several batches, [batches], as one by one.
+
+        outputs: [batches, B, outputs]; targets: the same, or int64[batches, B].
+        """
+        if self.name == "mse":
+            return (outputs - targets).square().sum(dim=2).mean(dim=1) / 2
+        flat = outputs.flatten(0, 1)
+        weights = self._weights(flat) if self.class_weights else None
+        rows = nn.functional.cross_entropy(
+            flat, targets.flatten(0, 1), weight=weights, reduction="none", label_smoothing=self.smoothing
+        )
+        rows = rows.view(outputs.shape[:2])
+        if weights is None or targets.is_floating_point():
+            return rows.mean(dim=1)
+        return rows.sum(dim=1) / weights[targets].sum(dim=1)
+
     @property
     def weighs_rows(self) -> bool:
         """Whether D can differ from the number of rows."""

@@ -12,13 +12,13 @@ import copy
 import logging
 import random
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import MisuseError
@@ -162,10 +162,30 @@ def in_own_memory(tensors: Mapping[str, Tensor]) -> Stack:
 def _gradients(
     model: nn.Module, loss: Loss, at: Mapping[str, Tensor], x: Tensor, y: Tensor, common: bool
 ) -> tuple[Stack, Tensor]:
-    def loss_of(parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return loss(functional_call(model, dict(parameters), (inputs,)), targets)
+    """Return what `Stacked.gradients` does.
 
-    found: tuple[Stack, Tensor] = vmap(grad_and_value(loss_of), in_dims=(None if common else 0, 0, 0))(dict(at), x, y)
+    vmap runs the model, and autograd does the rest: `torch.func.grad` and a loss within vmap import PyTorch's compiler
+    and sympy, which takes as long as importing PyTorch.
+    """
+
+    def outputs_of(parameters: Stack, inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(model, parameters, (inputs,))
+        return outputs
+
+    own = {name: value.expand(len(x), *value.shape) if common else value for name, value in at.items()}
+    own = {name: value.detach().requires_grad_() for name, value in own.items()}
+    losses = loss.of_each(vmap(outputs_of)(own, x), y)
+    found = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
+    return dict(zip(own, _apart(found), strict=True)), losses.detach()
+
+
+def _apart(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradients each in memory of its own: of parameters that are added up, autograd gives one for all."""
+    seen, found = set[int](), list[Tensor]()
+    for gradient in gradients:
+        shared = gradient.data_ptr() in seen or not gradient.is_contiguous()
+        found.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
+        seen.add(gradient.data_ptr())
     return found
 
 
