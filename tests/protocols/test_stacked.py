@@ -190,27 +190,6 @@ def test_a_model_that_a_stack_would_change_is_refused(name: str) -> None:
     assert torch.equal(generator, torch.get_rng_state())
 
 
-class Added(nn.Linear):
-    """Two parameters that are added up: autograd gives both the same gradient."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.other = nn.Parameter(torch.ones(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight + self.other, self.bias)
-
-
-def test_gradients_have_memory_of_their_own() -> None:
-    model = Added()
-    stacked = Stacked(model, Loss("mse"))
-    at, _ = stacked.load({name: value.numpy() for name, value in model.state_dict().items()})
-    gradients, _ = stacked.gradients(at, torch.ones(6, 5, 3), torch.zeros(6, 5, 2), common=True)
-    before = gradients["other"].clone()
-    gradients["weight"] += 1
-    assert gradients["other"].equal(before)
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("clip_norm", [None, 1.0])

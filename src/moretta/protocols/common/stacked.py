@@ -12,7 +12,7 @@ import copy
 import logging
 import random
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -123,7 +123,6 @@ class StackedSGD:
 
     def step(self, gradients: Stack) -> None:
         """Take a step. gradients: [silos, *shape]; they are written over, as fresh memory costs more than a step."""
-        gradients = in_own_memory(gradients)
         if self._clip_norm is not None:
             norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
             factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -145,17 +144,14 @@ class StackedSGD:
         return {name: torch.sub(self._common[name], value, out=value) for name, value in self.at.items()}
 
 
-def in_own_memory(tensors: Mapping[str, Tensor]) -> Stack:
-    """Return tensors that can be written over: copies of those that lie in another's memory or twice in their own.
-
-    Autograd gives both parameters of a sum one tensor, and vmap gives all silos one where none depends on its rows.
-    """
+def in_own_memory(gradients: Mapping[str, Tensor]) -> Stack:
+    """Return gradients that do not overlap: for parameters that are added up, autograd gives one, or parts of one."""
     taken, found = set[int](), Stack()
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        shared = place in taken or 0 in tensor.stride()
-        found[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor
-        taken.add(place)
+    for name, gradient in gradients.items():
+        memory = gradient.untyped_storage().data_ptr()
+        shared = memory in taken or not gradient.is_contiguous()
+        found[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        taken.add(memory)
     return found
 
 
@@ -176,17 +172,7 @@ def _gradients(
     own = {name: value.detach().requires_grad_() for name, value in own.items()}
     losses = loss.of_each(vmap(outputs_of)(own, x), y)
     found = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
-    return dict(zip(own, _apart(found), strict=True)), losses.detach()
-
-
-def _apart(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return gradients each in memory of its own: of parameters that are added up, autograd gives one for all."""
-    seen, found = set[int](), list[Tensor]()
-    for gradient in gradients:
-        shared = gradient.data_ptr() in seen or not gradient.is_contiguous()
-        found.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
-        seen.add(gradient.data_ptr())
-    return found
+    return in_own_memory(dict(zip(own, found, strict=True))), losses.detach()
 
 
 def _shapes(rows: int, x: Tensor, y: Tensor) -> Hashable:
