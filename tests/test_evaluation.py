@@ -89,6 +89,20 @@ def test_many_classes_are_one_against_the_rest(loss: str) -> None:
     assert ("mse" in scores) == (loss == "mse")
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+def test_rows_of_equal_scores_share_their_rank(outputs: int) -> None:
+    few = torch.tensor([-1.0, -0.0, 0.0, 0.5])[
+        torch.randint(4, (90, outputs), generator=torch.Generator().manual_seed(3))
+    ]
+    y = classes_of(few.double(), max(outputs, 2))
+    scores = few[:, -1] - few[:, 0] * (outputs == 2) if outputs < 3 else few
+    by_class = (
+        [roc_auc_score(y == k, scores[:, k]) for k in range(outputs)] if outputs > 2 else roc_auc_score(y, scores)
+    )
+    found = evaluate(Known(), few, y, "mse", "classification")["metrics"]["auc"]
+    assert found == pytest.approx(np.mean(by_class), abs=1e-15)
+
+
 @pytest.mark.parametrize(("classes", "there"), [(19, False), (20, True), (21, True)])
 def test_top_5_comes_from_20_classes_on(classes: int, there: bool) -> None:
     outputs = drawn(500, classes)

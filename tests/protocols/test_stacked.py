@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,6 +76,40 @@ class Branching(nn.Linear):
         return super().forward(x if x.sum() > 0 else -x)
 
 
+class Numbering(nn.Linear):
+    """Keeps a number that is no tensor."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Drawing(nn.Linear):
+    """Draws by what is not PyTorch's, rarely with an effect."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(4, 3)
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if self.draw() < 1e-9 else 1)
+
+
+class Sum(nn.Module):
+    """Parameters whose gradients autograd makes one tensor, in full and in part, and one that the outputs lack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.row = (nn.Parameter(torch.randn(*shape)) for shape in ((3, 4), (3, 4), (1, 4)))
+        self.unused = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        below = torch.cat([self.one.new_zeros(2, 4), self.row])
+        return x @ (self.one + self.other + below).T
+
+
 def frozen_norm() -> nn.Module:
     norm = nn.BatchNorm1d(5).eval()
     norm.train = lambda mode=True: norm  # type: ignore[method-assign, assignment]
@@ -86,6 +121,7 @@ STACKED: dict[str, Callable[[], nn.Module]] = {
     "residual": Residual,
     "tied": Tied,
     "frozen norm": frozen_norm,
+    "sum": Sum,
     "convolutions": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(4, 3),
@@ -95,6 +131,9 @@ ALONE: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
     "batch norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
     "counts": Counting,
+    "numbers calls": lambda: Numbering(4, 3),
+    "draws by Python": lambda: Drawing(random.random),
+    "draws by NumPy": lambda: Drawing(lambda: np.random.random()),  # noqa: NPY002
     "branches": lambda: Branching(4, 3),
     "attention": Attentive,  # vmap would do it silo by silo, slower
 }
@@ -149,27 +188,6 @@ def test_a_model_that_a_stack_would_change_is_refused(name: str) -> None:
             stacked.check(*batches(name))
     assert all(np.array_equal(value, before[name]) for name, value in modules.arrays(model).items())
     assert torch.equal(generator, torch.get_rng_state())
-
-
-class Added(nn.Linear):
-    """Two parameters that are added up: autograd gives both the same gradient."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.other = nn.Parameter(torch.ones(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight + self.other, self.bias)
-
-
-def test_gradients_have_memory_of_their_own() -> None:
-    model = Added()
-    stacked = Stacked(model, Loss("mse"))
-    at, _ = stacked.load({name: value.numpy() for name, value in model.state_dict().items()})
-    gradients, _ = stacked.gradients(at, torch.ones(6, 5, 3), torch.zeros(6, 5, 2), common=True)
-    before = gradients["other"].clone()
-    gradients["weight"] += 1
-    assert gradients["other"].equal(before)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -257,6 +275,14 @@ def test_a_run_is_that_of_silos_one_by_one(name: str, scheme: str, monkeypatch: 
     for one, other in zip(together.history, alone.history, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
         assert one["rows"] == other["rows"]
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01, "clip_norm": 0.1}])
+def test_gradients_that_share_memory_are_stepped_apart(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, protocol = calls_of(monkeypatch), FedAvg.model_validate(SHARED | {"local_epochs": 2} | options)
+    alone, together = (trained(protocol, strict=strict, model=model_of(Sum)) for strict in (True, False))
+    assert calls == {("LocalWork", SILOS): 2}
+    torch.testing.assert_close(together.model.state_dict(), alone.model.state_dict(), rtol=0, atol=1e-9)
 
 
 def test_float32_is_equal_within_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:

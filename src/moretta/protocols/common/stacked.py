@@ -1,18 +1,21 @@
 """The gradients of several silos' batches in one call, by `torch.func.vmap`: small models are bound by calls.
 
 A model is stacked only where that is exact up to rounding, which is tried once for each shape of batches, on made-up
-rows and the weights that the model was built with: models that draw at random (dropout), change their buffers (running
-statistics) or cannot be run by vmap are found there. So which models are stacked does not depend on rows or rounds.
+rows and the weights that the model was built with: models that draw at random (dropout, or by Python or NumPy), that
+change buffers (running statistics) or numbers of their own (counts of calls), or that vmap cannot run are found there.
+So which models are stacked does not depend on rows or rounds.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import random
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -79,7 +82,7 @@ class Stacked:
     def _tried(self, x: Tensor, y: Tensor) -> bool:
         """Return whether two made-up batches have the same losses and gradients alone and in a stack."""
         model = copy.deepcopy(self._built).train()
-        before, trained = _marks(model), modules.trainable(model)
+        drawn, before, trained = _draws(), _marks(model), modules.trainable(model)
         at = {name: parameter.detach() for name, parameter in trained.items()}
         apart = {name: value.expand(len(x), *value.shape).clone() for name, value in at.items()}
         try:
@@ -89,7 +92,7 @@ class Stacked:
                     _gradients(model, self._loss, at, x, y, True),
                     _gradients(model, self._loss, apart, x, y, False),
                 ]
-                if _marks(model) != before:
+                if _marks(model) != before or _draws() != drawn:
                     return False
                 for place in range(len(x)):
                     loss = self._loss(model(x[place]), y[place])
@@ -141,6 +144,17 @@ class StackedSGD:
         return {name: torch.sub(self._common[name], value, out=value) for name, value in self.at.items()}
 
 
+def in_own_memory(gradients: Mapping[str, Tensor]) -> Stack:
+    """Return gradients that do not overlap: for parameters that are added up, autograd gives one, or parts of one."""
+    taken, found = set[int](), Stack()
+    for name, gradient in gradients.items():
+        memory = gradient.untyped_storage().data_ptr()
+        shared = memory in taken or not gradient.is_contiguous()
+        found[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        taken.add(memory)
+    return found
+
+
 def _gradients(
     model: nn.Module, loss: Loss, at: Mapping[str, Tensor], x: Tensor, y: Tensor, common: bool
 ) -> tuple[Stack, Tensor]:
@@ -158,17 +172,7 @@ def _gradients(
     own = {name: value.detach().requires_grad_() for name, value in own.items()}
     losses = loss.of_each(vmap(outputs_of)(own, x), y)
     found = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
-    return dict(zip(own, _apart(found), strict=True)), losses.detach()
-
-
-def _apart(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Return gradients each in memory of its own: of parameters that are added up, autograd gives one for all."""
-    seen, found = set[int](), list[Tensor]()
-    for gradient in gradients:
-        shared = gradient.data_ptr() in seen or not gradient.is_contiguous()
-        found.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
-        seen.add(gradient.data_ptr())
-    return found
+    return in_own_memory(dict(zip(own, found, strict=True))), losses.detach()
 
 
 def _shapes(rows: int, x: Tensor, y: Tensor) -> Hashable:
@@ -183,10 +187,22 @@ def _made_up(like: Tensor) -> Tensor:
     return made.to(like.device)
 
 
-def _marks(model: nn.Module) -> list[tuple[str, int, int]]:
-    """Return what differs once a forward pass has changed or replaced a tensor of the model."""
+def _marks(model: nn.Module) -> list[Hashable]:
+    """Return what differs once a forward pass has changed or replaced a tensor or a number of the model."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, id(tensor), tensor._version) for name, tensor in named]
+    numbers = [
+        (part, name, value)
+        for part, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, int | float)
+    ]
+    return [*((name, id(tensor), tensor._version) for name, tensor in named), *numbers]
+
+
+def _draws() -> Hashable:
+    """Return what differs once a model has drawn from the generators of Python or NumPy, which no seed of ours sets."""
+    _, words, place, *_ = np.random.get_state()  # noqa: NPY002  # models may use it
+    return random.getstate(), np.asarray(words).tobytes(), place
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -20,7 +20,7 @@ from moretta.contract.messages import Array
 from moretta.contract.roles import LEAST, Phase, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD
+from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
 from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import TrainOn
@@ -109,12 +109,14 @@ class Local:
         for index in batches:
             gradients, loss = self._backward(*self.rows.rows(index))
             with self.phase("update"):
-                for parameter, gradient in zip(parameters.values(), gradients, strict=True):
-                    parameter.grad = gradient
+                found = dict(zip(parameters, gradients, strict=True))
                 if self.params.clip_norm is not None:
+                    found = in_own_memory(found)  # or what two of them share would be clipped twice
+                    for name, parameter in parameters.items():
+                        parameter.grad = found[name]
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
-                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-                    take_step(parameter, gradient, kept[name], self.rate(ask), self.params)
+                for name, parameter in parameters.items():
+                    take_step(parameter, found[name], kept[name], self.rate(ask), self.params)
             total, rows = total + loss * len(index), rows + len(index)
         upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
