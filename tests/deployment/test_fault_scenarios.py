@@ -139,6 +139,7 @@ def tampered(self, data, limit):
 
 site_worker.SiteWorker.answer = tampered
 """
+FOUR = ("north", "south", "east", "west")  # of three none can go in the middle of a masked sum: it waits for each
 IDLE = 0.1  # seconds of a forward pass at west, so that the others wait most of a round
 
 
@@ -173,23 +174,36 @@ def last_reason(hospital: Hospitals, name: str = "north") -> str:
     return missed[max(missed)].partition(":")[0]
 
 
+def noticed_and_back(hospital: Hospitals, since: float, mend: Callable[[], float]) -> tuple[float, float]:
+    """Return the seconds until the server misses north, and from its mending until a round ends with it again.
+
+    mend: called once it is missed; returns the moment from which its coming back counts.
+    """
+    missed = set(hospital.missed("north"))
+    noticed = hospital.until_noticed("north", since)
+    mended = mend()
+    wait_for(lambda: set(hospital.missed("north")) != missed, "the round that missed north", hospital.said)
+    return noticed, hospital.until_back("north", mended)
+
+
 def test_a_site_whose_job_is_killed_while_idle(bad_day: Hospitals, measure: Measure) -> None:
     killed = bad_day.kill(bad_day.job("north"))
-    noticed = bad_day.until_missed("north", killed)
+    noticed, back = noticed_and_back(bad_day, killed, lambda: killed)
     assert last_reason(bad_day) == "disconnected"
-    back = bad_day.until_back("north", killed)
     measure("site job killed while idle: noticed", noticed)
     measure("site job killed while idle: back", back)
 
 
 def test_a_site_whose_job_is_killed_at_work(bad_day: Hospitals, measure: Measure) -> None:
+    def mend() -> float:
+        bad_day.pace("north", 0)
+        return killed
+
     bad_day.pace("north", 3.0)
     time.sleep(1.5)
     killed = bad_day.kill(bad_day.job("north"))
-    noticed = bad_day.until_missed("north", killed)
+    noticed, back = noticed_and_back(bad_day, killed, mend)
     assert last_reason(bad_day) == "disconnected"
-    bad_day.pace("north", 0)
-    back = bad_day.until_back("north", killed)
     measure("site job killed at work: noticed", noticed)
     measure("site job killed at work: back", back)
 
@@ -197,25 +211,19 @@ def test_a_site_whose_job_is_killed_at_work(bad_day: Hospitals, measure: Measure
 def test_a_site_whose_job_is_frozen(bad_day: Hospitals, measure: Measure) -> None:
     pid = bad_day.job("north")
     frozen = bad_day.kill(pid, signal.SIGSTOP)
-    missed = set(bad_day.missed("north"))
-    noticed = bad_day.until_noticed("north", frozen)
-    thawed = bad_day.kill(pid, signal.SIGCONT)
-    wait_for(lambda: set(bad_day.missed("north")) != missed, "the round that missed north", bad_day.said)
-    back = bad_day.until_back("north", thawed)
+    noticed, back = noticed_and_back(bad_day, frozen, lambda: bad_day.kill(pid, signal.SIGCONT))
     assert last_reason(bad_day) in ("disconnected", "late")
     measure("site job frozen: noticed", noticed)
     measure("site job thawed: back", back)
 
 
 def test_a_site_whose_computation_never_ends(bad_day: Hospitals, measure: Measure) -> None:
+    def mend() -> float:
+        bad_day.pace("north", 0)
+        return time.monotonic()
+
     bad_day.pace("north", 3600.0)
-    began = time.monotonic()
-    missed = set(bad_day.missed("north"))
-    late = bad_day.until_noticed("north", began)
-    bad_day.pace("north", 0)
-    mended = time.monotonic()
-    wait_for(lambda: set(bad_day.missed("north")) != missed, "the round that missed north", bad_day.said)
-    back = bad_day.until_back("north", mended)
+    late, back = noticed_and_back(bad_day, time.monotonic(), mend)
     assert last_reason(bad_day) == "late"
     measure("site never done: late", late)
     measure("site done after all: back", back)
@@ -223,20 +231,20 @@ def test_a_site_whose_computation_never_ends(bad_day: Hospitals, measure: Measur
 
 @pytest.mark.parametrize(("how", "what"), [("message", "a broken message"), ("envelope", "no envelope")])
 def test_a_site_that_sends_garbage(how: str, what: str, bad_day: Hospitals, measure: Measure) -> None:
+    def mend() -> float:
+        tamper.unlink()
+        return time.monotonic()
+
     tamper = bad_day.folder.parent / "tamper"
     tamper.write_text(how)
-    began = time.monotonic()
-    noticed = bad_day.until_missed("north", began)
+    noticed, back = noticed_and_back(bad_day, time.monotonic(), mend)
     assert last_reason(bad_day) == "malformed"
-    tamper.unlink()
-    mended = time.monotonic()
-    back = bad_day.until_back("north", mended)
     measure(f"site sends {what}: noticed", noticed)
     measure("site sends whole messages again: back", back)
 
 
 def test_a_site_whose_flare_client_is_killed(hospitals: Callable[..., Hospitals], measure: Measure) -> None:
-    hospital = hospitals(rounds=200)
+    hospital = hospitals(sites=FOUR, rounds=200)
     hospital.pace("west", IDLE)
     hospital.serve()
     hospital.join_all()
@@ -259,7 +267,7 @@ def test_the_rows_of_sites_killed_after_their_upload_still_count(
     hospitals: Callable[..., Hospitals], tmp_path: Path
 ) -> None:
     """Three sites in turn are killed while the slowest still works: they have uploaded, and unmask no more."""
-    hospital = hospitals(protocol="fedsgd", sites=("north", "south", "east", "west"), rounds=60)
+    hospital = hospitals(protocol="fedsgd", sites=FOUR, rounds=60)
     hospital.pace("west", 1.0)
     hospital.serve()
     hospital.join_all()
@@ -277,7 +285,7 @@ def test_the_rows_of_sites_killed_after_their_upload_still_count(
 
 def test_sums_are_exact_whoever_is_killed_when(hospitals: Callable[..., Hospitals], tmp_path: Path) -> None:
     """Sites are killed at random moments, also while they start, also two at a time."""
-    hospital = hospitals(protocol="fedsgd", sites=("north", "south", "east", "west"), rounds=200)
+    hospital = hospitals(protocol="fedsgd", sites=FOUR, rounds=200)
     hospital.pace("west", IDLE)
     hospital.serve()
     hospital.join_all()
@@ -411,7 +419,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    made = Network(("server", "north", "south", "west"))
+    made = Network(("server", *FOUR))
     try:
         try:
             made.build()
@@ -426,7 +434,7 @@ def network() -> Iterator[Network]:
 def test_a_site_whose_network_is_cut_and_healed(
     network: Network, hospitals: Callable[..., Hospitals], measure: Measure
 ) -> None:
-    hospital = hospitals(rounds=600, every=20, host=network.addresses["server"], near=network.near())
+    hospital = hospitals(sites=FOUR, rounds=600, every=20, host=network.addresses["server"], near=network.near())
     hospital.pace("west", IDLE)
     hospital.serve()
     hospital.join_all()
