@@ -116,6 +116,8 @@ def test_a_run_is_the_same_bytes_as_in_one_process(
         else:
             assert kept == {"released.safetensors": expected["released.safetensors"]}
     assert not any(line["dropped"] for line in hospital.history())
+    logged = (hospital.server / "run-serve" / "server.log").read_text().partition("Try to schedule job")[0]
+    assert logged.count("Created user session") == 1  # a login takes FLARE a second of waiting
 
 
 # -- one site has a bad day, and the run goes on -----------------------------------------------------------------------
