@@ -94,6 +94,20 @@ def test_decode_inverts_encode_and_size_is_the_length(sent: All) -> None:
     for name in All.KINDS:
         assert same(getattr(sent, name), getattr(got, name))
     assert OURS.encode(got) == data
+    assert OURS.encode(OURS.decode(bytearray(data))) == OURS.encode(OURS.decode(memoryview(data))) == data
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_arrays_are_parts_of_the_memory_that_was_decoded(kind: type[bytearray] | type[memoryview]) -> None:
+    sent = All(
+        stamp=Stamp("r", 0, 0), array=np.arange(5.0), tensors={}, integer=0, number=0.0, flag=False, text="",
+        octets=b"", integers={}, numbers={}, texts={}, several_octets={}, names=(),
+    )  # fmt: skip
+    data = kind(OURS.encode(sent))
+    got = OURS.decode(data)
+    assert isinstance(got, All)
+    assert np.shares_memory(got.array, np.frombuffer(data, np.uint8))
+    assert got.array.flags.writeable == (kind is bytearray)
 
 
 def test_sizes_where_the_order_of_dtypes_decides_the_offsets() -> None:
@@ -122,11 +136,12 @@ def test_layout_of_memory_does_not_matter() -> None:
 
 
 def accepted_or_codec_error(codec: Codec, data: bytes) -> None:
-    try:
-        decoded = codec.decode(data)
-    except CodecError:
-        return
-    assert size(decoded) == len(codec.encode(decoded))  # what is accepted can be sent on
+    for kind in (bytes, bytearray):
+        try:
+            decoded = codec.decode(kind(data))
+        except CodecError:
+            continue
+        assert size(decoded) == len(codec.encode(decoded))  # what is accepted can be sent on
 
 
 @given(st.binary(max_size=200))

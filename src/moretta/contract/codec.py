@@ -87,10 +87,11 @@ class Codec:
         """Return the same in parts: a header, and each array's own memory where that lies as it is written."""
         return file_parts(_arrays(message), _metadata(message))
 
-    def decode(self, data: bytes | memoryview) -> Message:
+    def decode(self, data: bytes | bytearray | memoryview) -> Message:
         """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes.
 
-        Of a memoryview, arrays are parts of that memory, read-only: so a large message may lie in a mapped file.
+        Of a memoryview, arrays are parts of that memory, read-only: so a large message may lie in a mapped file. Of a
+        bytearray they are parts of it too, and may be written to.
         """
         try:
             if len(data) > self._largest:
@@ -225,7 +226,7 @@ def _metadata(message: Message, without: Collection[str] = (), emptied: Collecti
     return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
-def _open(data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
+def _open(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read the metadata, which safetensors' own loader does not hand out, then the arrays."""
     place = framing.find(data, limit=HEADER_LIMIT, what="a header")
     text = bytes(data[place])
@@ -243,7 +244,8 @@ def _open(data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
     if isinstance(data, bytes):
         return metadata, load(data)
     del outer["__metadata__"]
-    return metadata, _views(outer, data[place.stop :].toreadonly())
+    memory = memoryview(data)[place.stop :]
+    return metadata, _views(outer, memory if isinstance(data, bytearray) else memory.toreadonly())
 
 
 def _views(entries: dict[str, Any], memory: memoryview) -> dict[str, Array]:

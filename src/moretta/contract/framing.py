@@ -25,7 +25,7 @@ def length_of(part: bytes | memoryview, width: int = WIDTH) -> bytes:
 
 
 def find(
-    data: bytes | memoryview,
+    data: bytes | bytearray | memoryview,
     start: int = 0,
     *,
     limit: int = LIMIT,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from moretta.deployment import (
     server_key,
     shared_settings,
 )
+from moretta.deployment.administration import Administrator
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.files import new_lines
@@ -91,8 +92,10 @@ def serve(
     names = job.site_names(run_file)
     kit = _kits(run_file, places, host, port, names, say)
     with _server(kit, places.work) as server:
-        _wait_for_sites(kit.admin, names, run_file, wait, say, server)
-        _play(run_file, places, kit, server, say, progress, resume=resume)
+        with _logged_in(kit.admin, places.work, server) as administrator:
+            _wait_for_sites(administrator, names, run_file, wait, say, server)
+            number = _submit(run_file, places, administrator, resume=resume)
+        _play(run_file, places, kit, server, say, progress, number)
         _shut_down(kit.admin, say)
 
 
@@ -142,13 +145,14 @@ def _play(
     server: processes.Parent,
     say: Say,
     progress: Progress,
-    *,
-    resume: bool,
+    number: str,
 ) -> None:
-    """Submit the job and follow it; where its process dies, begin it again from its checkpoint."""
+    """Follow the job; where its process dies, begin it again from its checkpoint. number: of the first in FLARE."""
     history = _History(places.out / "history.jsonl", run_file.run.rounds, progress)
     for attempt in range(TRIES + 1):
-        number = _submit(run_file, places, kit.admin, resume=resume or attempt > 0)
+        if attempt > 0:
+            with administration.logged_in(kit.admin) as administrator:
+                number = _submit(run_file, places, administrator, resume=True)
         try:
             ended = _follow(places, server, history, say)
         except BaseException:
@@ -169,7 +173,7 @@ def _play(
     )
 
 
-def _submit(run_file: RunFile, places: Places, admin: Path, *, resume: bool) -> str:
+def _submit(run_file: RunFile, places: Places, administrator: Administrator, *, resume: bool) -> str:
     """Hand the run to the server as a job; return the job's id."""
     places.status.unlink(missing_ok=True)
     arguments: dict[str, str | bool | float] = {
@@ -179,7 +183,7 @@ def _submit(run_file: RunFile, places: Places, admin: Path, *, resume: bool) -> 
         "status": str(places.status.absolute()),
     }
     job.write_job(run_file, places.work / "job", **arguments)
-    return administration.submit(admin, places.work / "job")
+    return administrator.submit(places.work / "job")
 
 
 def _follow(places: Places, server: processes.Parent, history: _History, say: Say) -> Mapping[str, Any] | None:
@@ -240,7 +244,12 @@ class _History:
 
 
 def _wait_for_sites(
-    admin: Path, names: list[str], run_file: RunFile, wait: float, say: Say, server: processes.Parent
+    administrator: Administrator,
+    names: list[str],
+    run_file: RunFile,
+    wait: float,
+    say: Say,
+    server: processes.Parent,
 ) -> None:
     """Wait until all sites are connected; after `wait` go on without the rest, if they are enough.
 
@@ -250,7 +259,7 @@ def _wait_for_sites(
     while True:
         if server.poll() is not None:
             raise RunFailed(f"FLARE's server ended with exit code {server.returncode}, before any site had come")
-        there = administration.connected(admin)
+        there = administrator.connected()
         missing = [name for name in names if name not in there]
         if not missing:
             say(f"all {len(names)} sites are connected")
@@ -275,13 +284,22 @@ def _wait_for_sites(
 def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
     """Run FLARE's server, and leave none of its processes behind."""
     with processes.running(kit.server, work / "server.log", work / "server.json") as server:
-        until = time.monotonic() + START
+        yield server
+
+
+@contextmanager
+def _logged_in(admin: Path, work: Path, server: processes.Parent) -> Iterator[Administrator]:
+    """Log in at FLARE's server as soon as it is there."""
+    until, stack = time.monotonic() + START, ExitStack()
+    with stack:
         while True:
             try:
-                administration.connected(kit.admin, wait=2.0)
+                administrator = stack.enter_context(administration.logged_in(admin, wait=2.0))
+                administrator.connected()
                 break
             except MorettaError:
+                stack.close()
                 if server.poll() is not None or time.monotonic() > until:
                     raise RunFailed(f"FLARE's server did not start; {work / 'server.log'} says why") from None
                 time.sleep(0.2)
-        yield server
+        yield administrator

@@ -287,6 +287,23 @@ def test_without_a_signature_only_what_gives_nothing_is_heard(tmp_path: Path) ->
             session.open(pack(reply), gate.process_id, 1, OWN.public_key)
 
 
+def test_a_body_is_hashed_only_where_its_signature_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(lambda: Trust("north", (SERVER.public_key,), OWN, tmp_path))
+    server = begun(gate)
+    data, serial = server.pack(POLL, {"north": gate.process_id})
+    reply, hashed, real = take(gate, data).pack(serial, WorkDone(), b"sum"), list[int](), signing.sha256
+
+    def counted(data: bytes) -> Any:
+        hashed.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr(signing, "sha256", counted)
+    for key, hashes in ((None, 0), (OWN.public_key, 2)):  # of the header, and of the body
+        hashed.clear()
+        assert server.open(reply, gate.process_id, serial, key)[1] == b"sum"
+        assert len(hashed) == hashes
+
+
 def test_nothing_of_a_session_shows_its_keys(gate: Gate) -> None:
     session = begun(gate)
     joined, _ = asked(session, gate)

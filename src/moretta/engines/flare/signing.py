@@ -128,10 +128,10 @@ class ServerSession:
         reply, envelope = reply_of(data, _sealed_size(largest))
         if isinstance(reply, (Awake, Stranger, Denied)):  # of who knows no session; they give nothing and end nothing
             return reply, b""
-        hello = self.hello
-        said = _reply(hello.run, hello.session, process_id, serial, envelope.header, envelope.body)
-        if key is not None and not verify(key, envelope.signature, *said):
-            raise PeerError(_unsigned(reply, fingerprint(key)))
+        if key is not None:  # only then is the body hashed
+            said = _reply(self.hello.run, self.hello.session, process_id, serial, envelope.header, envelope.body)
+            if not verify(key, envelope.signature, *said):
+                raise PeerError(_unsigned(reply, fingerprint(key)))
         if not isinstance(reply, WorkDone):
             return reply, b""
         try:

@@ -83,7 +83,7 @@ class HostedSilo(Protocol):
 class _Work:
     number: int
     header: Submit | Hello
-    body: bytes | memoryview
+    body: memoryview
 
 
 class SiteWorker:
@@ -174,12 +174,12 @@ class SiteWorker:
             if self._entered != (hello.run, hello.session):
                 self._entered, self._role, self._refusal = (hello.run, hello.session), None, None
                 self._newest, self._done = 0, None  # a new session counts anew
-                self._next = _Work(0, hello, b"")
+                self._next = _Work(0, hello, memoryview(b""))
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
             if self._refusal is not None:
                 if self._next is None:  # what kept it may have been mended since
-                    self._next = _Work(0, hello, b"")
+                    self._next = _Work(0, hello, memoryview(b""))
                     self._changed.notify_all()
                 return Refused(sentence=self._refusal)
             if self._role is None:
@@ -218,7 +218,7 @@ class SiteWorker:
             if isinstance(work.header, Hello):
                 self._enter(work.header)
                 continue
-            reply, body = self._do(work.header, bytes(work.body))
+            reply, body = self._do(work.header, work.body)
             with self._changed:
                 if work.number == self._newest and entered == self._entered:
                     self._done = work.number, reply, body
@@ -254,7 +254,7 @@ class SiteWorker:
                 self._role, self._refusal = role, refusal
             self._changed.notify_all()
 
-    def _do(self, header: Submit, body: bytes) -> tuple[Reply, bytes]:
+    def _do(self, header: Submit, body: memoryview) -> tuple[Reply, bytes]:
         """Do one piece of work; an error is reported, and costs the silo this exchange only."""
         if self._role is None or self._silo is None:
             return Stranger(), b""
@@ -264,7 +264,7 @@ class SiteWorker:
                 silo.keep(client, header.round)
                 return WorkDone(), b""
             if header.work == "end":
-                silo.end(client, body)
+                silo.end(client, bytes(body))
                 self.ended.set()
                 return WorkDone(), b""
             return self._play(silo, client, codec, body)
@@ -281,9 +281,9 @@ class SiteWorker:
             log.exception("the silo failed")
             return _failed("failed", f"{type(error).__name__}; the site's log says more"), b""
 
-    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: bytes) -> tuple[Reply, bytes]:
+    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview) -> tuple[Reply, bytes]:
         try:
-            message = codec.decode(body)
+            message = codec.decode(bytearray(body))  # which the message's arrays are parts of
         except CodecError as error:
             return _failed("malformed", f"was asked what is no message: {error}"), b""
         answer: Message | None = None
