@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 import tempfile
 import tracemalloc
@@ -83,6 +84,18 @@ def test_where_the_disk_is_full_it_lies_in_memory(
     monkeypatch.setattr(mapped, "_allocate", full)
     assert same(mapped.laid_down(sent := large(mapped.LARGE)), sent)
     assert "No space left" in caplog.text
+
+
+def test_files_for_other_things_can_still_be_opened(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        kept = [mapped.empty(mapped.LARGE, np.uint8) for _ in range(256)]
+        with tempfile.TemporaryFile():
+            assert len(kept) == 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "1 MiB lie in memory" in caplog.text
 
 
 def test_ten_uploads_take_no_memory_and_their_sum_a_chunks() -> None:

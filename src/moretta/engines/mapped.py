@@ -2,12 +2,14 @@
 
 Uploads wait until it is settled whose are summed, and a large model's are many times the model. They lie in the folder
 for temporary files (the variable TMPDIR; a file in a tmpfs saves no memory). A file has the mode 0600 and no name from
-the moment it is opened, so nothing of it is left once its process has ended, however that ends.
+the moment it is opened, so nothing of it is left once its process has ended, however that ends. A mapping holds its
+file open, so at most half of the files that a process may have open are these.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import logging
 import math
@@ -29,11 +31,12 @@ LARGE = 1 << 20  # bytes; less stays in memory
 
 
 def room(length: int) -> memoryview:
-    """Return so many writable bytes, in a file where they are many; in memory where the disk has no room for them."""
+    """Return so many writable bytes, in a file where they are many; in memory where there is no room for another."""
     if length < LARGE:
         return memoryview(bytearray(length))
     try:
         with tempfile.TemporaryFile() as file:  # the mapping holds it
+            _leave_others(file.fileno())
             _allocate(file.fileno(), length)
             return memoryview(mmap.mmap(file.fileno(), length))
     except OSError as error:
@@ -83,6 +86,12 @@ def _arrays(value: Array | Tensors) -> Iterable[Array]:
 
 def _whole(length: int) -> int:
     return -(-length // 8) * 8  # so that what follows is aligned
+
+
+def _leave_others(descriptor: int) -> None:
+    """Raise OSError where half of the files that this process may have open are: others are still to be opened."""
+    if hasattr(os, "sysconf") and 2 * descriptor > os.sysconf("SC_OPEN_MAX") > 0:
+        raise OSError(errno.EMFILE, "half of the files that this process may have open are (ulimit -n)")
 
 
 def _allocate(descriptor: int, length: int) -> None:

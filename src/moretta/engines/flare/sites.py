@@ -49,7 +49,7 @@ PATIENCE = 3.0  # seconds in which a living site begins to answer; of a stream n
 FIRST = 0.5  # the same before it is asked again; each time twice as long, so that a killed one is soon known for gone
 WAIT = 0.25  # seconds that a poll waits at the site
 MISSES = 4  # requests in a row without an answer until a site counts as gone
-PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within `PATIENCE` at 1 Mbit/s
+PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within `FIRST` at 5 Mbit/s
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
 AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
 LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
@@ -90,8 +90,8 @@ class _Asked:
     """One site's part of an exchange.
 
     until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
-    has not answered, or has denied. denied: whether it has denied one. long: whether its answer is too
-    long for a plain reply.
+    has not answered, or has denied. denied: whether it has denied one. long: whether its answer is too long for a plain
+    reply.
     """
 
     until: float
