@@ -28,9 +28,7 @@ Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 
 
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
-GAINS = (
-    2_000_000_000  # passes of a row by a parameter in a run, below which starting workers takes longer than they save
-)
+GAINS = 2_000_000_000  # passes of a row by a parameter in a run; below, starting workers takes longer than they save
 BESIDE = 2_000_000  # such passes that take as long as what a silo does in a round beside them
 
 
