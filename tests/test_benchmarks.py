@@ -30,6 +30,11 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["rounds.py", "--turns", "1", "--rounds", "2"],
+            {"none_round_ms", "none_over_floor_ratio", "none_in_workers_ratio", "pairwise_over_floor_ratio"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["start.py", "--repeats", "1"],
             {"import_s", "help_s", "slowest_help_s", "needed_s", "demo_s", "demo_over_needed_ratio"},
             marks=pytest.mark.slow,
@@ -77,21 +82,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
     ],
-    ids=[
-        *(
-            "engine",
-            "pbpfl",
-            "peers",
-            "start",
-            "secure_aggregation",
-            "alignment",
-            "cgd",
-            "baffle",
-            "together",
-            "images",
-        ),
-        "large models",
-    ],
+    ids=lambda given: Path(given[0]).stem if isinstance(given, list) else "",
 )
 def test_a_benchmark_prints_one_object(arguments: list[str], keys: set[str]) -> None:
     done = subprocess.run(

@@ -10,6 +10,7 @@ the model's would. It cannot read files, run foreign code or take more memory th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,8 @@ try:
     import onnxruntime as ort
 except ImportError:
     raise MissingExtra("the edge client needs ONNX Runtime; run: pip install 'moretta[edge]'") from None
+
+log = logging.getLogger("moretta")
 
 DTYPES = {
     "tensor(float)": "float32",
@@ -82,9 +85,12 @@ class OnnxForward:
             wanted = self.outputs(tried, x)
             self._use(found)
             as_wanted = same(self.outputs(tried, x), wanted)
-        except Exception:  # noqa: BLE001  # of a runtime that has no such kernels
-            as_wanted = False
+        except Exception as error:  # noqa: BLE001  # of a runtime that has no such kernels
+            log.info("convolutions' weights are not kept in blocks: %s", type(error).__name__)
+            self._use(plain)
+            return
         if not as_wanted:
+            log.info("convolutions' weights are not kept in blocks, which gives other outputs here")
             self._use(plain)
 
     def _use(self, blocks: InBlocks) -> None:
