@@ -484,7 +484,7 @@ def test_sites_that_do_not_fit(hospitals: Callable[..., Hospitals], tmp_path: Pa
 
 
 def test_a_site_with_another_identity_than_the_roster_has(hospitals: Callable[..., Hospitals]) -> None:
-    hospital = hospitals(secure='roster = "roster.toml"', rounds=5)
+    hospital = hospitals(sites=FOUR, secure='roster = "roster.toml"', rounds=5)
     own = {name: Identity.fresh() for name in hospital.sites}
     other = Identity.fresh()
     rosters = {False: roster_of(own), True: roster_of(own | {"north": other})}
