@@ -268,14 +268,15 @@ def test_a_run_that_fails_is_exit_code_1_and_leaves_a_whole_checkpoint(here: Pat
 
 
 def test_a_silo_that_misses_a_round_is_named_on_stderr(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = SilosHere._answered
+    answers = SilosHere.answers
 
-    def late(self: SilosHere, silo: str, message: Any) -> Any:
-        if silo == "silo-2" and message.stamp.round == 2:
-            return Answered(Missing(Reason.LATE, "[bold]no answer"), 0.0)
-        return answer(self, silo, message)
+    def late(self: SilosHere, messages: Any) -> Any:
+        found = dict(answers(self, messages))
+        if "silo-2" in messages and messages["silo-2"].stamp.round == 2:
+            found["silo-2"] = Answered(Missing(Reason.LATE, "[bold]no answer"), 0.0)
+        return found
 
-    monkeypatch.setattr(SilosHere, "_answered", late)
+    monkeypatch.setattr(SilosHere, "answers", late)
     done = call("train", "run.toml", "--out", "mine", "--set", "secure-aggregation.threshold=2", "--json")
     assert done.told["dropped"] == [{"round": 2, "silo": "silo-2", "reason": "late: [bold]no answer"}]
     assert "round 2: silo-2 late: [bold]no answer" in done.err
@@ -300,20 +301,20 @@ def test_a_full_disk_is_a_failure_and_not_the_users_mistake(monkeypatch: pytest.
 
 
 def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = SilosHere._answered
+    answers = SilosHere.answers
 
-    def interrupted(self: SilosHere, silo: str, message: Any) -> Any:
-        if message.stamp.round == 2:
+    def interrupted(self: SilosHere, messages: Any) -> Any:
+        if any(message.stamp.round == 2 for message in messages.values()):
             raise KeyboardInterrupt
-        return answer(self, silo, message)
+        return answers(self, messages)
 
-    monkeypatch.setattr(SilosHere, "_answered", interrupted)
+    monkeypatch.setattr(SilosHere, "answers", interrupted)
     done = call("train", "run.toml", "--out", "mine", "--set", "run.checkpoint-every=1")
     assert done.code == 1
     assert (
         done.err.strip().splitlines()[-1] == "moretta: interrupted; mine goes on from its last checkpoint by --resume"
     )
-    monkeypatch.setattr(SilosHere, "_answered", answer)
+    monkeypatch.setattr(SilosHere, "answers", answers)
     assert call("train", "run.toml", "--out", "mine", "--resume", "--set", "run.checkpoint-every=1").code == 0
 
 

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 DONT_NEED = 4  # MADV_DONTNEED
 HEADROOM = 64  # MiB above a limit in which an overrun is reported, with a limit that would suffice, instead of stopped
 
 
+_earlier = 0.0  # the highest peak before the system counts anew
+
+
 def peak_mib() -> float:
     """Return the most memory that this process has had resident since it began; it never falls."""
     found = status("VmHWM")
     if found is not None:
-        return found  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
+        return max(found, _earlier)  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def peak_of(work: Callable[[], object]) -> float:
+    """Return the most memory resident while some work runs; where the system cannot tell, since the process began."""
+    global _earlier
+    earlier = peak_mib()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+        _earlier = earlier
+    work()
+    found = status("VmHWM")
+    return peak_mib() if found is None else found
 
 
 def cap(limit_mib: float) -> None:
     """Have the system refuse this process memory far above a limit, as a graph could ask for gigabytes at once.
 
-    What counts is memory reserved for writing, used or not: measured with ONNX Runtime it is up to 8 MiB more than what
-    is resident. The bound is `HEADROOM` above the limit, or above what is reserved already if that is more. Only Linux
-    bounds all of it.
+    What counts is memory reserved for writing, used or not. So the bound is the limit, what is reserved by now and not
+    resident (threads' stacks and heaps, some 90 MiB), and `HEADROOM`; or `HEADROOM` above what is reserved already if
+    that is more. Only Linux bounds all of it.
     """
-    bound = int((max(limit_mib, status("VmData") or 0.0) + HEADROOM) * 2**20)
+    reserved = status("VmData") or 0.0
+    unused = max(0.0, reserved - (status("RssAnon") or 0.0))
+    bound = int((max(limit_mib + unused, reserved) + HEADROOM) * 2**20)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (bound if hard < 0 else min(bound, hard), hard))
 

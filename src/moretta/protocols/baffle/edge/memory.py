@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.engines.memory import peak_mib, status
+from moretta.engines.memory import peak_mib, peak_of, status
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -21,29 +21,25 @@ SPARE = 1.25  # what an allocator may round up: measured steps are up to 1.16 ti
 def fit(forward: OnnxForward, x: Array, limit_mib: float, parameters: NDArray[np.floating], besides: str = "") -> int:
     """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within `limit_mib`.
 
-    Runs the model at each and reads the real peaks of this process. Since those never fall, it goes upwards only, and
-    takes a step only where the rows so far, extrapolated along a line, say that it will stay a MiB below the limit.
+    Runs the model at each and reads what it really takes. It goes upwards only, and takes a step only where the rows so
+    far, extrapolated along a line, say that it will stay a MiB below the limit.
     parameters: one flat array of `forward.layout`; its values do not matter. besides: words for the error about memory
     that the caller holds meanwhile.
     Raises ParameterError, with what would be needed, if one row at a time does not fit.
     """
-    before = _resident()
-    peaks = [peak_mib(), _peak_at(forward, x, 1, parameters)]
-    if peaks[-1] > limit_mib:
-        needed = math.ceil(peaks[-1])
+    peaks = [_resident(), _peak_at(forward, x, 1, parameters)]
+    if (most := peak_mib()) > limit_mib:
+        needed = math.ceil(most)
         raise ParameterError(
             f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
             f"give at least {needed + 1}"
         )
-    # MiB a row: ONNX Runtime keeps what a run took, which counts where an earlier peak hides the run's own
-    rows, slope = 1, _resident() - before
+    rows, slope = 1, peaks[1] - peaks[0]  # MiB a row
     while (more := min(rows, len(x) - rows)) and peaks[-1] + SPARE * slope * more <= limit_mib - 1:
         peaks.append(_peak_at(forward, x, rows + more, parameters))
         if peaks[-1] > limit_mib:
             break
-        rows += more
-        seen = peaks[-1] > peaks[-2] > peaks[-3]  # both ends of the last step are true peaks
-        slope = (peaks[-1] - peaks[-2]) / more if seen else (_resident() - before) / rows
+        rows, slope = rows + more, (peaks[-1] - peaks[-2]) / more
     forward.micro_batch = rows
     return rows
 
@@ -55,6 +51,9 @@ def _resident() -> float:
 
 def _peak_at(forward: OnnxForward, x: Array, rows: int, parameters: NDArray[np.floating]) -> float:
     forward.micro_batch = rows
-    for _ in range(2):  # the second time, sizes known from the first may be allocated at once
-        forward.outputs(parameters[None], x[:rows])
-    return peak_mib()
+
+    def twice() -> None:
+        for _ in range(2):  # the second time, sizes known from the first may be allocated at once
+            forward.outputs(parameters[None], x[:rows])
+
+    return peak_of(twice)
