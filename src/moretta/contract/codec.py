@@ -139,14 +139,12 @@ class Codec:
 
 def size(message: Message, without: Collection[str] = ()) -> int:
     """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
-    laid_out = tuple((name, array.dtype, array.shape) for name, array in _arrays(message).items())
-    entries, content = _entries(laid_out)
+    entries, _, content = _laid_out(_arrays(message))
     named = [name for name, kind in message.KINDS.items() if kind == Mapping[str, bytes] and name not in without]
-    metadata = len(json.dumps({"moretta": _metadata(message, without, named)}, separators=(",", ":")))
+    header = len(_header(_metadata(message, without, named), entries))
     for name in named:
         items = getattr(message, name)
-        metadata += _hex_length(tuple(items), tuple(map(len, items.values())))
-    header = len('{"__metadata__":') + metadata + entries + len("}")
+        header += _hex_length(tuple(items), tuple(map(len, items.values())))
     return 8 + -(-header // 8) * 8 + content
 
 
@@ -157,9 +155,31 @@ def _hex_length(names: tuple[str, ...], lengths: tuple[int, ...]) -> int:
     return len(json.dumps(json.dumps(items, separators=(",", ":")))) - len(json.dumps("{}"))
 
 
+def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
+    """Return a safetensors file of arrays in parts, its only metadata entry ``moretta``: see `Codec.parts`."""
+    entries, names, _ = _laid_out(arrays)
+    text = _header(metadata, entries)
+    padded = text.ljust(-(-len(text) // 8) * 8)
+    little = (np.ascontiguousarray(arrays[name], dtype=arrays[name].dtype.newbyteorder("<")) for name in names)
+    return [
+        len(padded).to_bytes(8, "little") + padded,
+        *(array.reshape(-1).view(np.uint8).data for array in little if array.size),
+    ]
+
+
+def _header(metadata: str, entries: str) -> bytes:
+    told = json.dumps({"moretta": metadata}, separators=(",", ":"), ensure_ascii=False)
+    return f'{{"__metadata__":{told}{entries}}}'.encode()
+
+
+def _laid_out(arrays: Tensors) -> tuple[str, Sequence[str], int]:
+    """Return the arrays' entries of a header, their names in order, and how many bytes they take."""
+    return _entries(tuple((name, array.dtype, array.shape) for name, array in arrays.items()))
+
+
 @lru_cache(maxsize=256)
-def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[int, int]:
-    """Return how many bytes arrays take in a header, and by themselves; a run has few kinds of messages.
+def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[str, Sequence[str], int]:
+    """Do what `_laid_out` does; a run has few kinds of messages.
 
     safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters: it
     decides the offsets, and so how many digits those take in the header.
@@ -170,34 +190,8 @@ def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> 
         length = math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPE_CODES[dtype], "shape": shape, "data_offsets": [offset, offset + length]}
         offset += length
-    header = len(json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode())
-    return header - 1 if entries else 0, offset  # a comma before them stands for one of the two braces
-
-
-def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
-    """Return a safetensors file of arrays in parts, its only metadata entry ``moretta``: see `Codec.parts`."""
-    header, ordered = _laid_out(arrays, metadata)
-    little = (np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")) for array in ordered)
-    return [header, *(array.reshape(-1).view(np.uint8).data for array in little if array.size)]
-
-
-def _laid_out(arrays: Tensors, metadata: str) -> tuple[bytes, list[Array]]:
-    """Return what stands before the arrays, and those in their order."""
-    # safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters:
-    # it decides the offsets, and so how many digits those take in the header.
-    ordered = sorted(arrays.items(), key=lambda item: (_LAID_OUT.index(_DTYPE_CODES[item[1].dtype]), item[0]))
-    entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
-    offset = 0
-    for name, array in ordered:
-        entries[name] = {
-            "dtype": _DTYPE_CODES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    padded = text.ljust(-(-len(text) // 8) * 8)
-    return len(padded).to_bytes(8, "little") + padded, [array for _, array in ordered]
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False)[1:-1]
+    return f",{text}" if entries else "", tuple(entries), offset
 
 
 def _arrays(message: Message) -> dict[str, Array]:
