@@ -9,6 +9,7 @@ import numpy as np
 
 from moretta.contract.messages import Array, Message, Tensors, message
 from moretta.data.alignment.messages import MESSAGES as ALIGNMENT
+from moretta.data.alignment.messages import check_bytes
 from moretta.errors import PeerError
 
 
@@ -133,7 +134,7 @@ class Deltas(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless these are bytes."""
-        _check_bytes(self.TAG, self.sealed)
+        check_bytes(self.TAG, self.sealed)
 
 
 @message("cgd/backward")
@@ -144,7 +145,7 @@ class Backward(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless these are bytes."""
-        _check_bytes(self.TAG, self.sealed)
+        check_bytes(self.TAG, self.sealed)
 
 
 @message("cgd/done")
@@ -204,7 +205,7 @@ class Displacement(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
-        _check_bytes(self.TAG, self.sealed)
+        check_bytes(self.TAG, self.sealed)
         _check_round(self.TAG, self.steps)
 
 
@@ -218,7 +219,7 @@ class CatchUp(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
-        _check_bytes(self.TAG, self.sealed)
+        check_bytes(self.TAG, self.sealed)
         _check_round(self.TAG, self.steps)
 
 
@@ -259,8 +260,3 @@ def _check_round(tag: str, number: int) -> None:
 def _check_words(tag: str, words: Array) -> None:
     if words.dtype != np.uint64 or words.ndim != 2:
         raise PeerError(f"{tag}: expected uint64[rows, units], got {words.dtype}{list(words.shape)}")
-
-
-def _check_bytes(tag: str, sealed: Array) -> None:
-    if sealed.dtype != np.uint8 or sealed.ndim != 1:
-        raise PeerError(f"{tag}: expected sealed bytes, got {sealed.dtype}{list(sealed.shape)}")
