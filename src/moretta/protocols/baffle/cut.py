@@ -1,0 +1,237 @@
+"""A model cut into blocks of layers: what comes before a layer, the layer, and what comes after it.
+
+The graph is `torch.export`'s: every operation of PyTorch with what it reads, without changes in place, for any number
+of rows. A layer is an operation that reads trained tensors; most are linear in these, so that what a move does to a
+layer's output is the same operation with the move in the place of the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fnmatch
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from moretta.contract.wording import nearest
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.silo.blocks import Block, Kind, by_channels
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.common import modules
+
+aten = torch.ops.aten
+CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+LINEAR = aten.linear.default
+NORMS = (aten.group_norm.default, aten.batch_norm.default)  # of channels
+# Operations that are linear in weight and bias, with the places of these among their arguments.
+LINEAR_IN_WEIGHTS = {
+    LINEAR: (1, 2),
+    **dict.fromkeys(CONVOLUTIONS, (1, 2)),
+    aten.conv_transpose1d.default: (1, 2),
+    aten.conv_transpose2d.input: (1, 2),
+    aten.conv_transpose3d.input: (1, 2),
+    aten.group_norm.default: (2, 3),
+    aten.layer_norm.default: (2, 3),
+    aten.batch_norm.default: (1, 2),
+    aten.embedding.default: (0,),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An operation and the trained tensors that it alone reads, by the places of its arguments.
+
+    node: the operation; of a tensor that has no layer of its own, the tensor's node, and then `places` is empty.
+    """
+
+    node: Node
+    tensors: tuple[str, ...]
+    places: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model's graph. tensors: which tensor of the model a node is, by its name there. layers: in the order of running."""
+
+    nodes: tuple[Node, ...]
+    tensors: Mapping[Node, str]
+    x: Node
+    output: Node
+    layers: Mapping[str, Layer]
+
+    def after(self, node: Node) -> tuple[Node, ...]:
+        """Return what depends on a node, in the order of running."""
+        reached, found = {node}, list[Node]()
+        for each in self.nodes:
+            if any(read in reached for read in each.all_input_nodes):
+                reached.add(each)
+                found.append(each)
+        return tuple(found)
+
+
+def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: torch.dtype) -> Cut:
+    """Return the graph of a model and its layers; the model is left as it was.
+
+    row_shape, dtype: of what the model reads. Raises `moretta.errors.ParameterError` for a model that cannot be cut;
+    says where.
+    """
+    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    rows = torch.zeros(2, *row_shape, dtype=dtype)
+    try:
+        with quietly():
+            any_rows = ({0: torch.export.Dim("rows")},)
+            program = torch.export.export(model, (rows,), dynamic_shapes=any_rows).run_decompositions({})
+    except Exception as error:
+        raise _uncut(_first_line(error)) from error
+    sources = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    ties = modules.ties(model)
+    tensors, inputs, nodes, output = dict[Node, str](), list[Node](), list[Node](), None
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            target = sources[node.name]
+            if target is None:
+                inputs.append(node)
+            else:
+                tensors[node] = ties.get(target, target)
+        elif node.op == "call_function":
+            nodes.append(node)
+        elif node.op == "output":
+            output = node.args[0][0]
+        else:
+            raise _uncut(f"`{node.name}` is no operation of PyTorch")
+    if len(inputs) != 1 or not isinstance(output, Node):
+        raise _uncut("expected one input and one output")
+    cut = Cut(tuple(nodes), tensors, inputs[0], output, {})
+    return Cut(cut.nodes, tensors, inputs[0], output, _layers(cut, layout))
+
+
+def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
+    """Return what of the model the graph reads, parameters and buffers alike, by name."""
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    missing = sorted(set(cut.tensors.values()) - held.keys())
+    if missing:
+        raise _uncut(f"it makes the tensor `{missing[0]}` while it runs; register it as a buffer")
+    return {name: held[name] for name in cut.tensors.values()}
+
+
+def blocks_of(cut: Cut, layout: Layout, k: int | Mapping[str, int], linear: str) -> tuple[Block, ...]:
+    """Return the blocks of a round. k: about how many moves a block has, for all or by the names of layers.
+
+    linear: "scalars" or "activations", in which linear layers with one output a unit and row are blocks of units.
+    Raises `moretta.errors.ParameterError` for a table that leaves a layer out or names none.
+    """
+    counts = {"*": k} if isinstance(k, int) else dict(k)
+    for name in counts:
+        if not any(fnmatch.fnmatchcase(layer, name) for layer in cut.layers):
+            close = nearest(name, sorted(cut.layers))
+            hint = f"did you mean `{close}`?" if close else f"they are {', '.join(cut.layers):.200}"
+            raise ParameterError(f"k: the model has no block `{name}`; {hint}")
+    blocks = list[Block]()
+    for name, layer in cut.layers.items():
+        kind = _kind(cut, layer, layout, linear)
+        if kind == "units":
+            blocks.append(Block(name, kind, layer.tensors))
+            continue
+        own = next((count for pattern, count in counts.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        if own is None:
+            raise ParameterError(f'k: the block `{name}` is left out; add it, or "*" for all others')
+        channels = layout.shapes[layer.tensors[0]][0]
+        blocks.append(Block(name, kind, layer.tensors, *(by_channels(channels, own) if kind == "channels" else (own,))))
+    return tuple(blocks)
+
+
+def _kind(cut: Cut, layer: Layer, layout: Layout, linear: str) -> Kind:
+    """Return how a layer is moved."""
+    if not layer.places:
+        return "anew"
+    weight = layer.places.get(1)  # of convolutions and linear layers
+    if (layer.node.target in CONVOLUTIONS and weight) or layer.node.target in NORMS:
+        return "channels"
+    if layer.node.target is LINEAR and weight:
+        shape = layer.node.meta["val"].shape
+        alone = len(shape) == 2 and str(shape[0]) == str(cut.x.meta["val"].shape[0])
+        return "units" if linear == "activations" and alone else "rank-one"
+    return "joint"
+
+
+def _layers(cut: Cut, layout: Layout) -> dict[str, Layer]:
+    """Return the layers by name: the name of their module, or of the tensor that has none of its own."""
+    reaching = _reaching(cut)
+    uses, homes = Counter[str](), dict[str, Node]()
+    for node in cut.nodes:
+        for read in node.all_input_nodes:
+            if read in cut.tensors:
+                uses[cut.tensors[read]] += 1
+                homes[cut.tensors[read]] = node
+    for name in layout.shapes:
+        if not any(cut.tensors[node] == name and node in reaching for node in cut.tensors):
+            raise _uncut(f"its parameter `{name}` does not reach the outputs; freeze it, or remove it")
+    found = dict[str, Layer]()
+    for node in [*cut.tensors, *cut.nodes]:
+        name = cut.tensors.get(node, "")
+        if name in layout.shapes and not _in_layer(cut, homes[name], node, uses):
+            found[name] = Layer(node, (name,), {})
+        places = _places(cut, node, layout, uses)
+        if places:
+            tensors = tuple(places.values())
+            home = tensors[0].rpartition(".")[0]
+            found[home if home and home not in found else tensors[0]] = Layer(node, tensors, places)
+    order = {node: place for place, node in enumerate([*cut.tensors, *cut.nodes])}
+    return dict(sorted(found.items(), key=lambda item: order[item[1].node]))
+
+
+def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> dict[int, str]:
+    """Return the trained tensors that an operation alone reads where it is linear in them, by place."""
+    found = dict[int, str]()
+    for place in LINEAR_IN_WEIGHTS.get(node.target, ()):
+        read = node.args[place] if place < len(node.args) else None
+        name = cut.tensors.get(read, "") if isinstance(read, Node) else ""
+        if name in layout.shapes and uses[name] == 1:
+            found[place] = name
+    return found
+
+
+def _in_layer(cut: Cut, home: Node, tensor: Node, uses: Mapping[str, int]) -> bool:
+    """Return whether a tensor is read by one operation alone, which is linear in it."""
+    places = LINEAR_IN_WEIGHTS.get(home.target, ())
+    return uses[cut.tensors[tensor]] == 1 and any(place < len(home.args) and home.args[place] is tensor for place in places)
+
+
+def _reaching(cut: Cut) -> set[Node]:
+    """Return all that the outputs depend on."""
+    found, waiting = {cut.output}, [cut.output]
+    while waiting:
+        for read in waiting.pop().all_input_nodes:
+            if read not in found:
+                found.add(read)
+                waiting.append(read)
+    return found
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
+    said, disabled = io.StringIO(), logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _uncut(why: str) -> ParameterError:
+    return ParameterError(f'perturb = "blocks": this model cannot be cut into blocks: {why:.300}; use perturb = "all"')

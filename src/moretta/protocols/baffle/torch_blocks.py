@@ -1,0 +1,169 @@
+"""A PyTorch module that is moved block by block: `moretta.protocols.baffle.silo.blocks.MovesBlocks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from moretta.contract.messages import Array
+from moretta.protocols.baffle.channels import Path, follow, path_of
+from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR_IN_WEIGHTS, Cut, Layer, constants_of
+from moretta.protocols.baffle.silo.blocks import Block, Signs
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.torch_forward import TorchForward
+
+TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache
+FEW = 4  # moves; fewer are faster one by one
+
+Values = dict[Node, Any]
+
+
+class TorchBlocks(TorchForward):
+    """Runs a copy of a module. cut: its graph. blocks: those of a round, each one of the cut's layers."""
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, cut: Cut, blocks: Sequence[Block], device: str = "cpu"
+    ) -> None:
+        super().__init__(model, layout, device)
+        self._cut = cut
+        self._after = {block.name: cut.after(cut.layers[block.name].node) for block in blocks}
+        self._paths = dict[str, Path]()
+        read = {cut.output} | {cut.layers[block.name].node for block in blocks}
+        for block in blocks:
+            ran = set(self._after[block.name])
+            layer = cut.layers[block.name].node
+            read |= {each for node in (layer, *ran) for each in node.all_input_nodes if each not in ran}
+            if block.kind == "channels":
+                path = self._paths[block.name] = path_of(cut, layer)
+                read |= {*path.some, *path.joining}
+                read |= {each for node in (*path.some, *path.joining) for each in node.all_input_nodes}
+        self._last_use = {each: node for node in cut.nodes for each in node.all_input_nodes if each not in read}
+        held = constants_of(self._model, cut)
+        self._constants: Values = {node: held[name] for node, name in cut.tensors.items()}
+        self._kept: Values = {}
+
+    def start(self, at: Array, x: Array) -> Array:
+        """Run a batch forward at flat parameters and keep what moves need; return the outputs, [rows, outputs]."""
+        with torch.inference_mode():
+            self._flat.copy_(torch.from_numpy(at))
+            self._kept = dict(self._constants)
+            self._kept[self._cut.x] = torch.from_numpy(x).to(self._flat.device)
+            for node in self._cut.nodes:
+                _run([node], self._kept)
+                for read in node.all_input_nodes:
+                    if self._last_use.get(read) is node:
+                        self._kept.pop(read, None)
+            return self._numbers(self._kept[self._cut.output])
+
+    def inputs(self, block: Block) -> Array:
+        """Return what a linear layer reads, float[rows, n]."""
+        return self._numbers(self._kept[self._cut.layers[block.name].node.args[0]])
+
+    def moved(self, block: Block, signs: Signs, distance: float) -> Iterator[Array]:
+        """Yield the outputs at w + distance d, [moves, rows, outputs], in the scalars' order."""
+        layer = self._cut.layers[block.name]
+        with torch.inference_mode():
+            if block.kind == "channels":
+                for outputs in self._by_channels(block, layer, signs, distance):
+                    yield self._numbers(outputs)
+            else:
+                for values in self._moves(block, layer, signs, distance):
+                    yield self._numbers(self._outputs(self._after[block.name], {layer.node: values}))
+
+    def _moves(self, block: Block, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
+        """Yield a layer's moved outputs, [moves, ...], as many as go on together."""
+        kept: Tensor = self._kept[layer.node]
+        together = max(1, TOGETHER // kept.numel())
+        if block.kind == "units":
+            for units in _some(kept.shape[1], together):
+                moved = kept.repeat(units.stop - units.start, 1, 1)
+                moved.diagonal(offset=units.start, dim1=0, dim2=2).add_(distance)
+                yield moved
+        elif block.kind == "rank-one":
+            u, v = (torch.from_numpy(side).to(kept) for side in block.sides(self.layout.shapes, signs))
+            inputs: Tensor = self._kept[layer.node.args[0]]
+            slopes = inputs @ v[:, : inputs.shape[-1]].T  # the same for all units but for their sign
+            if v.shape[1] > inputs.shape[-1]:
+                slopes = slopes + v[:, -1]
+            for some in _some(len(u), together):
+                rows = slopes[..., some].movedim(-1, 0)[..., None]
+                yield kept + distance * rows * u[some].view(-1, *[1] * (kept.ndim - 1), u.shape[1])
+        else:
+            moves = block.by_tensor(self.layout.shapes, signs)
+            for some in _some(block.repeats, together):
+                own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
+                yield kept + distance * self._effects(layer, own)
+
+    def _by_channels(self, block: Block, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
+        """Yield the model's outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
+        path, kept = self._paths[block.name], self._kept[layer.node]
+        moves = block.by_tensor(self.layout.shapes, signs)
+        for some in _some(block.repeats, max(1, TOGETHER // kept.numel())):
+            own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
+            effects, found = distance * self._effects(layer, own), list[Tensor]()
+            for channels in block.channels_of(kept.shape[1]):
+                moved = kept[:, channels] + effects[:, :, channels]
+                found.append(self._outputs(path.late, follow(path, moved, channels, self._kept)))
+            yield torch.stack(found, dim=1).flatten(0, 1)
+
+    def _effects(self, layer: Layer, signs: Mapping[str, Tensor]) -> Tensor:
+        """Return what signs [moves, ...], as weights, make of what a layer reads: by that its output moves."""
+        if not layer.places:
+            return signs[layer.tensors[0]]
+        arguments = list(map_arg(layer.node.args, self._kept.__getitem__))
+        moves = len(next(iter(signs.values())))
+        target, places = layer.node.target, LINEAR_IN_WEIGHTS[layer.node.target]
+        for place in places:
+            if place < len(arguments) and arguments[place] is not None:
+                still = arguments[place].new_zeros(moves, *arguments[place].shape)
+                arguments[place] = signs[layer.places[place]] if place in layer.places else still
+        if target in CONVOLUTIONS and (len(arguments) < 7 or arguments[6] == 1):  # all moves as one layer's channels
+            for place in places:
+                if place < len(arguments) and arguments[place] is not None:
+                    arguments[place] = arguments[place].flatten(0, 1)
+            effects: Tensor = target(*arguments)
+            return effects.unflatten(1, (moves, -1)).movedim(1, 0)
+        found = list[Tensor]()
+        for move in range(moves):
+            own = list(arguments)
+            for place in places:
+                if place < len(own) and own[place] is not None:
+                    own[place] = own[place][move]
+            found.append(target(*own, **map_arg(layer.node.kwargs, self._kept.__getitem__)))
+        return torch.stack(found)
+
+    def _outputs(self, nodes: Sequence[Node], moved: Mapping[Node, Tensor]) -> Tensor:
+        """Return the model's outputs, [moves, rows, outputs], where what is `moved` is as given, [moves, ...]."""
+
+        def go_on(values: Mapping[Node, Tensor]) -> Tensor:
+            found = {**self._kept, **values}
+            _run(nodes, found)
+            outputs: Tensor = found[self._cut.output]
+            return outputs
+
+        first = next(iter(moved.values()))
+        if len(first) >= FEW and sum(value[0].numel() for value in moved.values()) * FEW <= TOGETHER:
+            names = list(moved)  # vmap takes lists, not dictionaries of nodes
+            together: Tensor = torch.vmap(lambda *values: go_on(dict(zip(names, values, strict=True))))(*moved.values())
+            return together
+        return torch.stack([go_on({node: value[move] for node, value in moved.items()}) for move in range(len(first))])
+
+    @staticmethod
+    def _numbers(tensor: Tensor) -> Array:
+        array: Array = tensor.cpu().numpy()
+        return array
+
+
+def _some(count: int, together: int) -> Iterator[slice]:
+    return (slice(start, min(start + together, count)) for start in range(0, count, together))
+
+
+def _run(nodes: Sequence[Node], values: Values) -> None:
+    for node in nodes:
+        arguments: Mapping[str, Any] = map_arg(node.kwargs, values.__getitem__)
+        values[node] = node.target(*map_arg(node.args, values.__getitem__), **arguments)  # type: ignore[operator]
