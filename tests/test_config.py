@@ -597,7 +597,7 @@ BAD = [
     ([*BAFFLE_RUN, "protocol.trainable=head"], '[protocol] trainable: expected a list, got "head"'),
     ([*BAFFLE_RUN, "protocol.trainable=[3]"], "[protocol] trainable[0]: expected a string in quotes, got 3"),
     ([*BAFFLE_RUN, "protocol.local-epochs=0"], "[protocol] local-epochs: expected 1 or more, got 0"),
-    ([*BAFFLE_RUN, "protocol.directions=mine"], "[protocol] directions: expected one of shared, own, got 'mine'"),
+    ([*BAFFLE_RUN, "protocol.directions=mine"], '[protocol] directions: expected "shared" or "own", got "mine"'),
     ([*BAFFLE_RUN, "protocol.directions=own", "protocol.dp-noise=1", "protocol.dp-clip=1"], "dp-noise goes on scalars"
      ' along directions that all silos share, so that they share the noise; remove directions = "own", with which a'
      " whole estimate is uploaded"),

@@ -433,7 +433,9 @@ def test_a_masked_round_is_the_open_one_within_the_rings_step(scheme: str, setti
     assert clear.history[0]["ring_step"] == 0
     # An entry of the gradient adds K errors of at most a step, divided by K - 1; the sum of class weights, off by a
     # step too, divides it. On the epoch level the difference is off by a step.
-    bound = step if "local_epochs" in settings else rate * step * k / (k - 1) * (4 if "class_weights" in settings else 1)
+    bound = (
+        step if "local_epochs" in settings else rate * step * k / (k - 1) * (4 if "class_weights" in settings else 1)
+    )
     assert farthest(weights(masked), weights(clear)) <= bound + 1e-12
     assert masked.history[0]["loss"] == pytest.approx(clear.history[0]["loss"], abs=4 * step + 1e-12)
 
