@@ -57,7 +57,7 @@ class Parts:
         return sum(part.stop - part.start for part in self.slices)
 
     def shapes(self, spoken: int) -> Shapes:
-        """Return the shapes of an upload. spoken: how many numbers a silo says beside its estimate; 0 leaves them out."""
+        """Return the shapes of an upload. spoken: how many numbers a silo says beside its estimate, perhaps none."""
         return {ESTIMATE: (self.size,)} | ({SPOKEN: (spoken,)} if spoken else {})
 
     def tensors(self, silo: str, estimate: NDArray[np.floating], spoken: NDArray[np.float64]) -> dict[str, Array]:
@@ -77,9 +77,9 @@ class Parts:
         return {ESTIMATE: estimate} | ({SPOKEN: spoken} if spoken.size else {})
 
     def read(self, total: Sum) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return the silos' mean estimate, float64[n] and 0 where nothing was estimated; what they said; the sum's step.
+        """Return the silos' mean estimate, float64[n], what they said, and the sum's step.
 
-        The step bounds the error that fixed point adds to an entry.
+        The estimate is 0 where nothing was estimated. The step bounds the error that fixed point adds to an entry.
         """
         mean = total.means[ESTIMATE]
         if self.size < self.length:
