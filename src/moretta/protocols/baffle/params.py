@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from moretta.contract.settings import Positive
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.silo.blocks import Block
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -15,6 +16,8 @@ from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.common.training import PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
+Moves = Annotated[int, Field(ge=1, le=MOST // 2)]
+ALL = 100  # directions of a round that moves all parameters at once
 # A lot's sum, and its noise, pass so many times the clip norm with a chance below 1e-9. A refusal for size would tell.
 SURE_LOT, SURE_NOISE = 12, 10
 
@@ -22,10 +25,17 @@ SURE_LOT, SURE_NOISE = 12, 10
 class BAFFLE(PrivateTraining):
     """Training by forward passes alone: Feng et al. 2023.
 
-    k: K, how many directions a round has (twice as many with form "twice-forward"). k_last: K of the last round; K
-        grows, or falls, to it by the same factor each round. None leaves it at k.
+    perturb: "all" moves all parameters at once, along K directions; "blocks" moves one layer after the other and runs
+        only what comes after it (`moretta.protocols.baffle.silo.blocks`), at about a hundredth of the forward passes.
+    linear: how blocks of linear layers move: "scalars", along K directions of rank one; "activations", each output unit
+        by itself, where a silo uploads its estimate of the layer, as long as the layer, as under fedsgd.
+    k: K, how many directions a round has (twice as many with form "twice-forward"); None is 100. With blocks, how many
+        a block has at least: a number for all, or a table by the names of layers, in which "*" is any; None is 4 a
+        channel up to 64 of convolutions, 2 up to 32 of normalisations, inputs + outputs of linear layers, 16 of others.
+    k_last: K of the last round; K grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
-    form: the finite difference (`moretta.protocols.baffle.silo.estimate`). direction: "rademacher", entries -1 and +1,
+    form: the finite difference (`moretta.protocols.baffle.silo.estimate`); with blocks, where the loss at w is known
+        anyway, "base" (then the default) or "central". direction: "rademacher", entries -1 and +1,
         or "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
         Rademacher directions lose less to the curvature (`moretta.protocols.baffle`).
     directions: "shared", the same for all roles, so that a silo uploads K scalars; "own", each silo draws its own from
@@ -45,7 +55,9 @@ class BAFFLE(PrivateTraining):
     name: Literal["baffle"] = "baffle"
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 0.003
-    k: Directions = 100
+    perturb: Literal["all", "blocks"] = "all"
+    linear: Literal["scalars", "activations"] = "scalars"
+    k: Moves | dict[str, Moves] | None = None
     k_last: Directions | None = None
     sigma: Positive = 1e-3
     form: Form = "mean"
@@ -65,9 +77,19 @@ class BAFFLE(PrivateTraining):
     def k_of(self, number: int, rounds: int) -> int:
         """Return K of round `number`, from 1 to `rounds`."""
         if self.k_last is None or rounds == 1:
-            return self.k
-        growth: float = (self.k_last / self.k) ** ((number - 1) / (rounds - 1))
-        return round(self.k * growth)
+            return self.directions_at_once
+        growth: float = (self.k_last / self.directions_at_once) ** ((number - 1) / (rounds - 1))
+        return round(self.directions_at_once * growth)
+
+    @property
+    def directions_at_once(self) -> int:
+        """K of the first round where all parameters move at once."""
+        return self.k if isinstance(self.k, int) else ALL
+
+    @property
+    def most_at_once(self) -> int:
+        """The largest K of a round where all parameters move at once."""
+        return max(self.directions_at_once, self.k_last or 0)
 
     @property
     def rate_depends_on_rounds(self) -> bool:
@@ -85,9 +107,45 @@ class BAFFLE(PrivateTraining):
                 f"limit is {largest:g}; lower dp-clip or raise the limit"
             )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_by_perturb(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return ({"form": "base"} if given.get("perturb") == "blocks" else {"k": ALL}) | given
+
+    @model_validator(mode="after")
+    def _fits_blocks(self) -> Self:
+        if self.perturb == "all":
+            if self.linear != "scalars" or isinstance(self.k, dict):
+                key = "linear" if self.linear != "scalars" else "a table for k"
+                raise ParameterError(f'{key} is of blocks; set perturb = "blocks", or remove it')
+            if self.k is not None and self.k < 2:
+                raise ParameterError(f"k = {self.k}: expected at least 2 directions")
+            return self
+        if self.form not in ("base", "central"):
+            raise ParameterError(
+                f'form = "{self.form}": with perturb = "blocks" the loss at the parameters is known anyway; use "base" '
+                'or "central"'
+            )
+        for key, given in {
+            'direction = "gaussian"': self.direction != "rademacher",
+            "orthogonal": self.orthogonal,
+            "seed-pool": self.seed_pool is not None,
+            "k-last": self.k_last is not None,
+        }.items():
+            if given:
+                raise ParameterError(f'{key} is of directions of all parameters; remove it, or use perturb = "all"')
+        if self.linear == "activations" and self.privacy:
+            raise ParameterError(
+                'dp-noise goes on scalars; with linear = "activations" a silo uploads whole estimates of layers: use '
+                'linear = "scalars", or remove dp-noise'
+            )
+        return self
+
     @model_validator(mode="after")
     def _fits_forms(self) -> Self:
-        most = directions_of(self.form, max(self.k, self.k_last or 0))
+        most = directions_of(self.form, self.most_at_once)
         if self.orthogonal and (self.direction != "rademacher" or self.seed_pool):
             raise ParameterError(
                 'orthogonal directions are fresh Rademacher ones; use direction = "rademacher" and no seed-pool'
@@ -113,14 +171,17 @@ class BAFFLE(PrivateTraining):
             )
         return self
 
-    def recipe(self, rounds: int) -> Recipe:
-        """Return the settings of a silo in a run of so many rounds."""
+    def recipe(self, rounds: int, blocks: tuple[Block, ...] = (), moves: int = 0) -> Recipe:
+        """Return the settings of a silo in a run of so many rounds.
+
+        blocks: those of the model, with perturb = "blocks", and how many moves they have in all.
+        """
         epochs = self.local_epochs or 0
         return Recipe(
             self.form,
             self.sigma,
             RowLosses(self.loss, self.label_smoothing, self.class_weights),
-            max(self.k, self.k_last or 0),
+            moves or self.most_at_once,
             self.direction,
             self.orthogonal,
             self.seed_pool or 0,
@@ -130,4 +191,5 @@ class BAFFLE(PrivateTraining):
             self.clip_norm or 0.0,
             epochs > 0 and self.optimizer == "adam",
             self.weight_decay,
+            blocks,
         )

@@ -26,7 +26,8 @@ from moretta.protocols.baffle.silo.estimate import directions_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import MESSAGES
 from moretta.protocols.baffle.silo.private import PrivateScalars
-from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, layout_of
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.torch_forward import TorchForward, check_model, check_rows, layout_of
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Batches
@@ -59,12 +60,12 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         setting.columns,
         0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
     )
-    recipe, layout, device = protocol.recipe(setting.rounds), layout_of(setting.model), torch.device(setting.device)
+    layout, device = layout_of(setting.model), torch.device(setting.device)
+    forward, recipe = _forward(protocol, setting, layout)
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
     releases = None if accountant is None else Releases()
     schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
-    forward = TorchForward(setting.model, layout, setting.device)  # of all silos here: each call sets its parameters
     _check_rows(setting, forward)
     _check_fits(protocol, setting, layout)
     combine = Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device)
@@ -140,6 +141,22 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
 
 
+def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:
+    """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
+    if protocol.perturb == "all":
+        return TorchForward(setting.model, layout, setting.device), protocol.recipe(setting.rounds)
+    from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch
+
+    check_model(setting.model)
+    x = setting.silos[0].x
+    dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
+    graph = cut.cut_of(setting.model, layout, setting.row_shape, dtype)
+    found = cut.blocks_of(graph, layout, protocol.k, protocol.linear)
+    moves = sum(block.moves(layout.shapes) for block in found)
+    forward = torch_blocks.TorchBlocks(setting.model, layout, graph, found, setting.device)
+    return forward, protocol.recipe(setting.rounds, found, moves)
+
+
 def left(client: Role) -> Left:
     """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
@@ -165,7 +182,7 @@ def _private(
 
 def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
     """Raise ParameterError where some round could not be played."""
-    most = directions_of(protocol.form, max(protocol.k, protocol.k_last or 0))
+    most = directions_of(protocol.form, protocol.most_at_once)
     if protocol.orthogonal and order_of(most) > layout.size:
         raise ParameterError(
             f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "

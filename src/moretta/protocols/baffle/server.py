@@ -14,6 +14,7 @@ from moretta.contract.messages import Array, Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of, forwards_of, gradient
 from moretta.protocols.baffle.silo.estimate_upload import Parts
@@ -83,7 +84,7 @@ class Server:
                 f"the parameters are no longer finite before round {now.round}: training has diverged; lower "
                 "learning-rate or give clip-norm"
             )
-        k = self._params.k_of(now.round, self._rounds)
+        k = self._recipe.most if self._recipe.blocks else self._params.k_of(now.round, self._rounds)
         limits = dict.fromkeys(self._shapes(k), self._limit)
         wanted = aggregation.want(self._shapes(k), limits, self._enrolment.most_weight())
         ask = Estimate(
@@ -103,7 +104,7 @@ class Server:
             step, figures = self._read(ask, total)  # figures bound the error of fixed point in an entry of the step
             figures |= self._stepper.step(self._layout.split(step), now.round)
             self._follow(now.round)
-        self._forwards += forwards_of(self._recipe.form, k)
+        self._forwards += 1 if self._recipe.blocks else forwards_of(self._recipe.form, k)
         return Report(figures | {"k": float(k), "rows": float(total.weight)})
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
@@ -113,6 +114,9 @@ class Server:
         spoken = 0 if self._accountant else 2 if self._recipe.loss.class_weights else 1
         if self._recipe.own_directions:
             return dict(Parts.of(self._layout).shapes(spoken))
+        if self._recipe.blocks:
+            units = Parts.of(self._layout, self._recipe.units).shapes(0) if self._recipe.units else {}
+            return {"scalars": (self._recipe.scalars + spoken,), **units}
         return {"scalars": (directions_of(self._recipe.form, k) + spoken,)}
 
     def _read(self, ask: Estimate, total: Sum) -> tuple[NDArray[np.float64], dict[str, float]]:
@@ -125,15 +129,27 @@ class Server:
             estimate, spoken, ring_step = Parts.of(self._layout).read(total)
             density = self._density(spoken, ring_step)
             return estimate / density, {"loss": float(spoken[0]) / density, "ring_step": ring_step / density}
-        directions = recipe.directions(
-            ask.k, self._layout.size, self._seed.seed, stamp.run, stamp.round, ask.parameter_hash
-        )
+        about = (stamp.run, stamp.round, ask.parameter_hash)
+        if recipe.blocks:
+            return self._read_blocks(total, recipe.keys(self._seed.seed, *about))
+        directions = recipe.directions(ask.k, self._layout.size, self._seed.seed, *about)
         derivatives, spoken = np.split(total.means["scalars"], [directions.count])
         density = self._density(spoken, total.steps["scalars"])
         figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
         figures["ring_step"] = total.steps["scalars"] / density * directions.count * directions.largest
         figures["ring_step"] /= directions.count - (recipe.form == "mean")
         return gradient(recipe.form, derivatives / density, directions, self._combine), figures
+
+    def _read_blocks(self, total: Sum, keys: Sequence[bytes]) -> tuple[NDArray[np.float64], dict[str, float]]:
+        recipe, estimate = self._recipe, None
+        scalars, spoken = np.split(total.means["scalars"], [recipe.scalars])
+        density, ring_step = self._density(spoken, total.steps["scalars"]), total.steps["scalars"]
+        if recipe.units:
+            estimate, _, step = Parts.of(self._layout, recipe.units).read(total)
+            ring_step = max(ring_step, step)
+        along = blocks.gradient(recipe.blocks, self._layout, scalars, estimate, keys) / density
+        figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
+        return along, figures | {"ring_step": ring_step / density}
 
     def _density(self, spoken: NDArray[np.float64], step: float) -> float:
         """Return what a row counts on average, where rows count by their class's weight."""
@@ -166,6 +182,8 @@ class Server:
         facts: dict[str, float | str] = {"sigma": self._recipe.sigma}
         if not self._recipe.local_epochs:
             facts["forwards"] = float(self._forwards)  # of each silo's batch
+            if self._recipe.blocks:
+                facts["moves"] = float(self._recipe.most * self._forwards)  # each runs what comes after its block
         if self._accountant is not None:
             facts |= self._accountant.facts(self._releases.count)
         parameters = self._averaged()

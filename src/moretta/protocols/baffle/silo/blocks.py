@@ -29,18 +29,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.protocols.baffle.silo.forward import Layout
-from moretta.protocols.common.row_losses import RowLosses
 from moretta.secure_aggregation.keystream import Keystream, derive
 
+if TYPE_CHECKING:
+    from moretta.protocols.baffle.silo.recipe import Recipe
+
 Kind = Literal["channels", "rank-one", "joint", "anew", "units"]
-BlockForm = Literal["base", "central"]
 Signs = NDArray[np.int8]
 
 
@@ -62,6 +63,10 @@ class Block:
     def scalars(self) -> int:
         """How many scalars are uploaded; of units none."""
         return self.repeats * self.pieces
+
+    def moves(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Return how many moves a round has."""
+        return shapes[self.tensors[0]][0] if self.kind == "units" else self.scalars
 
     def signs(self, shapes: Mapping[str, tuple[int, ...]], key: bytes) -> Signs:
         """Return the signs of all moves, int8[R, e]; of rank one u and v, one behind the other."""
@@ -143,14 +148,16 @@ class MovesBlocks(Protocol):
         """Return what a layer of units reads, float[rows, n]."""
 
 
-@dataclass(frozen=True)
-class Differences:
-    """What a batch's forward passes give: x of each move and row, float64[S, rows], the rows' losses, [rows], and the
-    estimate of the layers of units, float64[n] of the flat parameters, zero elsewhere; None without such layers."""
+class Differences(NamedTuple):
+    """What a batch's forward passes give.
+
+    derivatives: x of each move and row, float64[moves, rows]. losses: the rows', float64[rows]. estimate: of the layers
+    of units, float64[n] of the flat parameters and zero elsewhere; None without such layers.
+    """
 
     derivatives: NDArray[np.float64]
     losses: NDArray[np.float64]
-    estimate: NDArray[np.float64] | None
+    estimate: NDArray[np.float64] | None = None
 
 
 def key_of(seed: bytes, number: int, *purpose: int | str | bytes) -> bytes:
@@ -159,11 +166,8 @@ def key_of(seed: bytes, number: int, *purpose: int | str | bytes) -> bytes:
 
 
 def differences(
-    blocks: Sequence[Block],
-    form: BlockForm,
-    sigma: float,
+    recipe: Recipe,
     forward: MovesBlocks,
-    loss: RowLosses,
     at: Array,
     batches: Sequence[tuple[Array, Array]],
     keys: Sequence[bytes],
@@ -175,7 +179,7 @@ def differences(
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     ends = np.cumsum([len(rows) for rows, _ in batches])
     silos = [slice(end - len(rows), end) for end, (rows, _) in zip(ends, batches, strict=True)]
-    shapes, found = forward.layout.shapes, list[NDArray[np.float64]]()
+    loss, sigma, shapes, found = recipe.loss, recipe.sigma, forward.layout.shapes, list[NDArray[np.float64]]()
     estimates = [dict[str, NDArray[np.float64]]() for _ in batches]
     with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
         own = loss(forward.start(at, x)[None], y)[0]
@@ -183,10 +187,10 @@ def differences(
         def losses(block: Block, signs: Signs, distance: float) -> NDArray[np.float64]:
             return np.concatenate([loss(outputs, y) for outputs in forward.moved(block, signs, distance)])
 
-        for block, key in zip(blocks, keys, strict=True):
+        for block, key in zip(recipe.blocks, keys, strict=True):
             signs = block.signs(shapes, key)
             ahead = losses(block, signs, sigma)
-            behind, span = (losses(block, signs, -sigma), 2 * sigma) if form == "central" else (own, sigma)
+            behind, span = (losses(block, signs, -sigma), 2 * sigma) if recipe.form == "central" else (own, sigma)
             slopes = (ahead - behind) / span
             if block.kind != "units":
                 found.append(slopes)

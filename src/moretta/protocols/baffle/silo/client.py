@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -13,15 +12,9 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import (
-    Combine,
-    Derivatives,
-    check_sigma,
-    differences_together,
-    directions_of,
-    gradient,
-)
+from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of
 from moretta.protocols.baffle.silo.estimate_upload import Parts
 from moretta.protocols.baffle.silo.forward import Forward
 from moretta.protocols.baffle.silo.messages import (
@@ -37,46 +30,12 @@ from moretta.protocols.baffle.silo.messages import (
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
+from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
-
-
-@dataclass(frozen=True)
-class LossWork:
-    """The losses of a silo's batch in all directions of a round, which all silos of a cohort share.
-
-    directions: makes them. about: what they follow from.
-    """
-
-    recipe: Recipe
-    forward: Forward
-    at: Array
-    inputs: Array
-    targets: Array
-    directions: Callable[[], Directions]
-    about: tuple[int | str | bytes, ...]
-    phase: Phase
-    least: int = 2
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for silos whose batches run as many directions of a round at once through the same forward pass."""
-        return id(self.recipe), id(self.forward), id(self.at), self.about, self.forward.at_once(len(self.inputs))
-
-    def alone(self) -> Derivatives:
-        """Return x_k and the losses of each row."""
-        return self.together([self])[0]
-
-    def together(self, works: Sequence[LossWork]) -> list[Derivatives]:
-        """Return those of several silos, whose directions are made once."""
-        recipe, batches = self.recipe, [(work.inputs, work.targets) for work in works]
-        with self.phase("local_forward"):
-            return differences_together(
-                recipe.form, recipe.sigma, self.directions(), self.forward, recipe.loss, self.at, batches
-            )
 
 
 class Client:
@@ -165,6 +124,8 @@ class Client:
                 "the round's parameter hash is not that of these parameters in the model that this silo runs; expected "
                 "the model, or the ONNX graph, of this set-up"
             )
+        if self._recipe.blocks and ask.k != self._recipe.most:
+            raise PeerError(f"expected {self._recipe.most} moves of the model's blocks, as this silo is set, got {ask.k}")
         if ask.k > self._recipe.most:
             raise PeerError(f"expected a K of at most {self._recipe.most}, as this silo is set, got {ask.k}")
         check_sigma(self._recipe.sigma, at)
@@ -177,13 +138,17 @@ class Client:
         index = self._rows.batches.of_round(*ask.stamp.drawn)
         own = (*purpose, *ask.stamp.drawn[1:]) if self._recipe.own_directions else purpose  # each take has its own
         work = self._work(self._forward, at, index, ask.k, own)
-        derivatives, loss = self._means(work, (yield work))
+        found = yield work
+        derivatives, loss = self._means(work, found)
         if self._recipe.own_directions:
             with self.phase("update"):
-                estimate = gradient(self._recipe.form, derivatives, work.directions(), self._combine)
+                estimate = work.gradient(derivatives, found.estimate)
             tensors = Parts.of(layout).tensors(self._name, estimate, loss)
         else:
             tensors = {"scalars": np.concatenate([derivatives, loss])}
+            if found.estimate is not None:
+                parts = Parts.of(layout, self._recipe.units)
+                tensors |= parts.tensors(self._name, parts.taken(found.estimate), np.zeros(0))
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, tensors, len(index), ask.encoding, asked=about)
 
@@ -193,10 +158,9 @@ class Client:
         self._contributor.check(ask.stamp, about)
         return about
 
-    def _means(self, work: LossWork, found: Derivatives) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _means(self, work: LossWork | BlockWork, found: Differences) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the batch's x_k, float64[K], and its loss; with class weights also their mean."""
-        (derivatives, losses), weights = found, self._recipe.loss.weights(work.targets)
-        means, loss = derivatives.mean(axis=1), losses.mean()
+        weights, means, loss = self._recipe.loss.weights(work.targets), found.derivatives.mean(axis=1), found.losses.mean()
         if not np.isfinite(means).all() or not np.isfinite(loss):
             wrong = int(np.count_nonzero(~np.isfinite(means)))
             raise ParameterError(
@@ -207,12 +171,17 @@ class Client:
 
     def _work(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
-    ) -> LossWork:
+    ) -> LossWork | BlockWork:
+        recipe = self._recipe
         inputs, targets = self._rows.take(index, at.dtype)
-        seed = self._seed.own() if self._recipe.own_directions else self._seed.seed
-        directions = partial(self._recipe.directions, k, forward.layout.size, seed, *purpose)
+        seed = self._seed.own() if recipe.own_directions else self._seed.seed
+        if recipe.blocks:
+            if not isinstance(forward, MovesBlocks):
+                raise MisuseError("expected a model that was cut into blocks")
+            return BlockWork(recipe, forward, at, inputs, targets, recipe.keys(seed, *purpose), self.phase)
+        directions = partial(recipe.directions, k, forward.layout.size, seed, *purpose)
         about = (k, seed, *purpose)
-        return LossWork(self._recipe, forward, at, inputs, targets, directions, about, self.phase)
+        return LossWork(recipe, forward, at, inputs, targets, directions, about, self.phase, self._combine)
 
     def _upload_in_private(
         self, ask: Estimate, private: PrivateScalars, forward: Forward, purpose: tuple[int | str | bytes, ...]
@@ -224,9 +193,9 @@ class Client:
         private.releases.uploaded(ask.stamp, drawn[-1])
         index = private.rows_of_lot(*drawn)
         if len(index):
-            derivatives, _ = self._work(forward, ask.parameters, index, ask.k, purpose).alone()
+            derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
         else:
-            derivatives = np.zeros((directions_of(self._recipe.form, ask.k), 0))
+            derivatives = np.zeros((self._recipe.scalars or directions_of(self._recipe.form, ask.k), 0))
         scalars = private.noised_mean(derivatives, *drawn)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
@@ -251,12 +220,11 @@ class Client:
             for index in batches.of_epoch(epoch):
                 own = (*purpose, self._name, steps)
                 work = self._work(forward, at, index, ask.k, own)
-                means, loss = self._means(work, work.alone())
+                found = work.alone()
+                means, loss = self._means(work, found)
                 with self.phase("update"):
-                    directions = work.directions()
                     density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
-                    along = gradient(recipe.form, means / density, directions, self._combine)
-                    self._steps.step(at, along, recipe.rates[number - 1])
+                    self._steps.step(at, work.gradient(means, found.estimate) / density, recipe.rates[number - 1])
                 total, counted = total + loss[0] * len(index), counted + density * len(index)
                 steps += 1
         if not np.isfinite(at).all():

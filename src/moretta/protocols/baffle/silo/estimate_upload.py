@@ -60,6 +60,10 @@ class Parts:
         """Return the shapes of an upload. spoken: how many numbers a silo says beside its estimate, perhaps none."""
         return {ESTIMATE: (self.size,)} | ({SPOKEN: (spoken,)} if spoken else {})
 
+    def taken(self, flat: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the parts of a flat array [n], one behind the other."""
+        return np.concatenate([flat[part] for part in self.slices])
+
     def tensors(self, silo: str, estimate: NDArray[np.floating], spoken: NDArray[np.float64]) -> dict[str, Array]:
         """Return what a silo uploads.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moretta.protocols.baffle.silo.blocks import Block, key_of
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.local_steps import LocalSteps
@@ -16,7 +17,8 @@ class Recipe:
 
     loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate. At
     the epoch level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any.
+    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. blocks: of layers that move one
+    after the other; none where all parameters move at once. `most` is then how many moves a round has.
     """
 
     form: Form
@@ -32,6 +34,21 @@ class Recipe:
     clip_norm: float = 0.0
     adam: bool = False
     weight_decay: float = 0.0
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def scalars(self) -> int:
+        """How many scalars a round of blocks uploads."""
+        return sum(block.scalars for block in self.blocks)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The tensors of layers of units, whose estimates are uploaded whole."""
+        return tuple(name for block in self.blocks if block.kind == "units" for name in block.tensors)
+
+    def keys(self, seed: bytes, *purpose: int | str | bytes) -> tuple[bytes, ...]:
+        """Return the key of each block's signs for one purpose, as of `directions`."""
+        return tuple(key_of(seed, number, *purpose) for number in range(len(self.blocks)))
 
     def steps(self) -> LocalSteps:
         """Return what takes a silo's own steps at the epoch level."""
