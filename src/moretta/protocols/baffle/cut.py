@@ -23,11 +23,10 @@ from torch.fx import Node
 
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.blocks import Block, Kind, by_channels
+from moretta.protocols.baffle.silo.blocks import Block, Kind, Rule
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
-OTHERS = 16  # moves of a block that is neither convolution, normalisation nor linear
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 LINEAR = aten.linear.default
@@ -123,44 +122,23 @@ def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
     return {name: held[name] for name in cut.tensors.values()}
 
 
-def blocks_of(cut: Cut, layout: Layout, k: int | Mapping[str, int] | None, linear: str) -> tuple[Block, ...]:
-    """Return the blocks of a round. k: about how many moves a block has, for all or by the names of layers.
+def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[Block, ...]:
+    """Return the blocks of a round.
 
-    linear: "scalars" or "activations", in which linear layers with one output a unit and row are blocks of units.
-    Raises `moretta.errors.ParameterError` for a table that leaves a layer out or names none.
+    Raises `moretta.errors.ParameterError` for a rule that leaves a layer out or names none.
     """
-    counts = {"*": k} if isinstance(k, int) else dict(k or {})
-    for name in counts:
-        if not any(fnmatch.fnmatchcase(layer, name) for layer in cut.layers):
-            close = nearest(name, sorted(cut.layers))
+    for pattern, _ in rule.k:
+        if not any(fnmatch.fnmatchcase(layer, pattern) for layer in cut.layers):
+            close = nearest(pattern, sorted(cut.layers))
             hint = f"did you mean `{close}`?" if close else f"they are {', '.join(cut.layers):.200}"
-            raise ParameterError(f"k: the model has no block `{name}`; {hint}")
-    blocks = list[Block]()
-    for name, layer in cut.layers.items():
-        kind = _kind(cut, layer, layout, linear)
-        if kind == "units":
-            blocks.append(Block(name, kind, layer.tensors))
-            continue
-        own = next((count for pattern, count in counts.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        if own is None and k is not None:
-            raise ParameterError(f'k: the block `{name}` is left out; add it, or "*" for all others')
-        own = own or _usual(kind, layer, layout)
-        channels = layout.shapes[layer.tensors[0]][0]
-        blocks.append(Block(name, kind, layer.tensors, *(by_channels(channels, own) if kind == "channels" else (own,))))
-    return tuple(blocks)
+            raise ParameterError(f"k: the model has no block `{pattern}`; {hint}")
+    return tuple(
+        rule.block(name, _kind(cut, layer, rule.linear), layer.tensors, layout.shapes)
+        for name, layer in cut.layers.items()
+    )
 
 
-def _usual(kind: Kind, layer: Layer, layout: Layout) -> int:
-    """Return how many moves a block has where nobody says: enough for estimates no worse than 10 to 40 times G."""
-    shape = layout.shapes[layer.tensors[0]]
-    if kind == "rank-one":
-        return sum(shape) + len(layer.tensors) - 1
-    if kind == "channels":
-        return min(2 * shape[0], 32) if layer.node.target in NORMS else min(4 * shape[0], 64)
-    return OTHERS
-
-
-def _kind(cut: Cut, layer: Layer, layout: Layout, linear: str) -> Kind:
+def _kind(cut: Cut, layer: Layer, linear: str) -> Kind:
     """Return how a layer is moved."""
     if not layer.places:
         return "anew"

@@ -9,17 +9,19 @@ import torch
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge_client import check_memory
+from moretta.protocols.baffle.silo.blocks import Block
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import RUNS_TORCH
+from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.setting import Setting
 
 _CHECKED = set[tuple[object, ...]]()
 
 
-def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) -> None:
+def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], recipe: Recipe) -> None:
     """Raise ParameterError for settings under which an edge client could never take part.
 
-    graph_of: what `exporter` returned. The graph is exported and loaded once for each model, so that one that ONNX or
+    graph_of: what `exporter` returned. recipe: the silos' settings. The graph is exported and loaded once for each model, so that one that ONNX or
     ONNX Runtime cannot express in this precision is found before the run.
     """
     engine = setting.engine
@@ -28,19 +30,25 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes]) ->
         return
     check_memory(engine.memory_limit_mib, "engine")
     # Roles may be built several times. Only the success is cached, not the graph; at worst a failure is found later.
-    model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision)
+    model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision, recipe.blocks)
     if model in _CHECKED:
         return
-    from moretta.protocols.baffle.edge.onnx_forward import OnnxForward  # onnxruntime may be absent where nobody asks
+    # onnxruntime may be absent where nobody asks
+    from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
+    from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 
     try:
-        OnnxForward(graph_of(precision))
+        graph = graph_of(precision)
+        if recipe.rule is not None:
+            OnnxBlocks(graph, recipe.rule)
+        else:
+            OnnxForward(graph)
     except ParameterError as error:
         raise ParameterError(f'edge clients with edge-precision = "{precision}": {error}') from None
     _CHECKED.add(model)
 
 
-def exporter(setting: Setting, layout: Layout) -> Callable[[str], bytes]:
+def exporter(setting: Setting, layout: Layout, blocks: tuple[Block, ...] = ()) -> Callable[[str], bytes]:
     """Return a function that gives the ONNX graph in a precision, exported when it is first asked for."""
 
     @functools.cache
@@ -51,6 +59,6 @@ def exporter(setting: Setting, layout: Layout) -> Callable[[str], bytes]:
 
         x = setting.silos[0].x
         dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
-        return export(setting.model, layout, setting.row_shape, dtype, precision)
+        return export(setting.model, layout, setting.row_shape, dtype, precision, blocks)
 
     return graph_of

@@ -6,21 +6,19 @@ As the weights are arguments of the export, nothing can fold them into other con
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from moretta.errors import MissingExtra, ParameterError
+from moretta.protocols.baffle.cut import quietly
 from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.onnx_pooling import pool_by_products
+from moretta.protocols.baffle.silo.blocks import Block
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
@@ -28,6 +26,8 @@ try:
     import onnx
     import onnxscript  # noqa: F401  # what torch.onnx needs
     from onnx import TensorProto, helper
+
+    from moretta.protocols.baffle import onnx_cut
 except ImportError as error:
     raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
 
@@ -88,6 +88,7 @@ def graph_of(
     row_shape: tuple[int, ...],
     input_dtype: torch.dtype,
     precision: str = "float32",
+    blocks: Sequence[Block] = (),
 ) -> bytes:
     """Return the model as an ONNX file with the inputs `x`, [rows, ...], and each trained tensor by its name.
 
@@ -99,6 +100,9 @@ def graph_of(
     - "int8-activations": what each convolution or matrix product reads, other than weights, is rounded to 256 levels
       between its least and greatest entry, row by row, so that rows do not reach each other.
 
+    blocks: of layers that are moved one after the other; the graph is then cut into files of these
+    (`moretta.protocols.baffle.onnx_cut`), for which only "float32" will do.
+
     The model is exported as in evaluation; it is left as it was. Frozen parameters and buffers are part of the file.
     Raises ParameterError, in one sentence, for a model that ONNX cannot express; importing this module without onnx
     raises MissingExtra.
@@ -109,6 +113,8 @@ def graph_of(
         raise ParameterError(f"int8-activations needs a float32 model, and this one is {layout.dtype}")
     if {"x", "outputs"} & layout.shapes.keys():
         raise ParameterError("a trained tensor is named x or outputs, as the graph's own input and output; rename it")
+    if blocks and precision != "float32":
+        raise ParameterError(f'perturb = "blocks" moves what layers give out, which {precision} rounds; use float32')
     proto = _exported(model, layout, row_shape, input_dtype)
     if precision == "float32":
         pool_by_products(proto)
@@ -122,6 +128,8 @@ def graph_of(
         onnx.checker.check_model(proto, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise _inexpressible(error) from error
+    if blocks:
+        return onnx_cut.cut(proto, layout, blocks)
     graph: bytes = proto.SerializeToString()
     return graph
 
@@ -132,7 +140,7 @@ def _exported(
     model = copy.deepcopy(model).eval().requires_grad_(False)
     rows = torch.zeros(2, *row_shape, dtype=input_dtype)
     trained = tuple(torch.zeros(shape, dtype=getattr(torch, layout.dtype)) for shape in layout.shapes.values())
-    with _quietly():
+    with quietly():
         try:
             program = torch.onnx.export(
                 _Functional(model, layout),
@@ -163,19 +171,6 @@ def _forget_origin(proto: onnx.ModelProto) -> None:
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.doc_string = ""
         del part.metadata_props[:]
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
-    said, disabled = io.StringIO(), logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def _join_scale_and_shift(proto: onnx.ModelProto) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from moretta.contract.settings import Positive
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.blocks import Block
+from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -171,17 +171,21 @@ class BAFFLE(PrivateTraining):
             )
         return self
 
-    def recipe(self, rounds: int, blocks: tuple[Block, ...] = (), moves: int = 0) -> Recipe:
-        """Return the settings of a silo in a run of so many rounds.
+    def rule(self) -> Rule | None:
+        """Return how blocks move, if the model is moved by blocks."""
+        if self.perturb == "all":
+            return None
+        table = self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
+        return Rule(tuple(table.items()), self.linear)
 
-        blocks: those of the model, with perturb = "blocks", and how many moves they have in all.
-        """
+    def recipe(self, rounds: int) -> Recipe:
+        """Return the settings of a silo in a run of so many rounds."""
         epochs = self.local_epochs or 0
         return Recipe(
             self.form,
             self.sigma,
             RowLosses(self.loss, self.label_smoothing, self.class_weights),
-            moves or self.most_at_once,
+            self.most_at_once,
             self.direction,
             self.orthogonal,
             self.seed_pool or 0,
@@ -191,5 +195,5 @@ class BAFFLE(PrivateTraining):
             self.clip_norm or 0.0,
             epochs > 0 and self.optimizer == "adam",
             self.weight_decay,
-            blocks,
+            self.rule(),
         )

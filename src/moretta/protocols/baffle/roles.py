@@ -71,8 +71,8 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     combine = Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device)
     edge = setting.engine.edge
     check_packages(PACKAGES if edge else ())
-    graph_of = exporter(setting, layout)
-    check(setting, layout, graph_of)
+    graph_of = exporter(setting, layout, recipe.blocks)
+    check(setting, layout, graph_of, recipe)
     clients = dict[str, Role]()
     for silo in setting.here:
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
@@ -143,18 +143,20 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
-    if protocol.perturb == "all":
-        return TorchForward(setting.model, layout, setting.device), protocol.recipe(setting.rounds)
+    recipe = protocol.recipe(setting.rounds)
+    if recipe.rule is None:
+        return TorchForward(setting.model, layout, setting.device), recipe
     from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch
 
     check_model(setting.model)
     x = setting.silos[0].x
     dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
     graph = cut.cut_of(setting.model, layout, setting.row_shape, dtype)
-    found = cut.blocks_of(graph, layout, protocol.k, protocol.linear)
-    moves = sum(block.moves(layout.shapes) for block in found)
-    forward = torch_blocks.TorchBlocks(setting.model, layout, graph, found, setting.device)
-    return forward, protocol.recipe(setting.rounds, found, moves)
+    blocks = cut.blocks_of(graph, layout, recipe.rule)
+    return (
+        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.device),
+        recipe.by(blocks, layout.shapes),
+    )
 
 
 def left(client: Role) -> Left:

@@ -18,6 +18,7 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
 
 TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache
+ROWS = 64  # that go through the model as one, so that layers' outputs stay in the cache
 FEW = 4  # moves; fewer are faster one by one
 
 Values = dict[Node, Any]
@@ -30,7 +31,7 @@ class TorchBlocks(TorchForward):
         self, model: nn.Module, layout: Layout, cut: Cut, blocks: Sequence[Block], device: str = "cpu"
     ) -> None:
         super().__init__(model, layout, device)
-        self._cut = cut
+        self._cut, self.blocks = cut, tuple(blocks)
         self._after = {block.name: cut.after(cut.layers[block.name].node) for block in blocks}
         self._paths = dict[str, Path]()
         read = {cut.output} | {cut.layers[block.name].node for block in blocks}
@@ -46,6 +47,11 @@ class TorchBlocks(TorchForward):
         held = constants_of(self._model, cut)
         self._constants: Values = {node: held[name] for node, name in cut.tensors.items()}
         self._kept: Values = {}
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows at most to start with."""
+        return ROWS
 
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need; return the outputs, [rows, outputs]."""

@@ -21,8 +21,10 @@ from moretta.engines.memory import cap, give_back_code, peak_mib
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.protocols.baffle.edge.memory import fit
+from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.edge.settings import Settings
+from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.estimate import differences, directions_of
 from moretta.protocols.baffle.silo.messages import MESSAGES
@@ -54,7 +56,7 @@ class EdgeSilo:
         if settings.memory_limit_mib is not None:
             cap(settings.memory_limit_mib)
         self._graph = b""  # the digest of the one that was loaded
-        self._forward: OnnxForward | None = None
+        self._forward: OnnxForward | OnnxBlocks | None = None
         self._too_large: ParameterError | None = None
         self._rows, self._batches = _rows_of(settings, x, y)
         self._client = Client(
@@ -113,7 +115,7 @@ class EdgeSilo:
         rows, bound = len(self._rows.x), bytes.fromhex(settings.bound)
         return PrivateScalars(settings.privacy, rows, settings.batch_size, root, bound, settings.sharers)
 
-    def _load(self, graph: bytes) -> OnnxForward:
+    def _load(self, graph: bytes) -> OnnxForward | OnnxBlocks:
         """Return what runs a graph. A graph seen before is not loaded again: two might not fit."""
         digest, settings = hashlib.sha256(graph).digest(), self._settings
         if digest == self._graph and self._too_large is not None:
@@ -121,7 +123,8 @@ class EdgeSilo:
         if digest == self._graph and self._forward is not None:
             return self._forward
         self._graph, self._forward, self._too_large = digest, None, None
-        forward = OnnxForward(graph)
+        rule = settings.recipe.rule
+        forward = OnnxForward(graph) if rule is None else OnnxBlocks(graph, rule)
         if settings.micro_batch is not None:
             forward.micro_batch = settings.micro_batch
         elif settings.memory_limit_mib is not None:
@@ -133,7 +136,7 @@ class EdgeSilo:
         self._forward = forward
         return forward
 
-    def _fit(self, forward: OnnxForward, limit: float) -> None:
+    def _fit(self, forward: OnnxForward | OnnxBlocks, limit: float) -> None:
         """Find how many rows fit at a time within the limit, beside all else that an estimate takes.
 
         Raises ParameterError, with what would be needed, if not even one row at a time fits.
@@ -141,19 +144,31 @@ class EdgeSilo:
         layout, recipe = forward.layout, self._settings.recipe
         inputs, targets = self._rows.take(self._batches.of_round(1), layout.dtype)
         at = np.full(layout.size, 0.01, layout.dtype)
-        directions = recipe.directions(2, layout.size, b"to be measured".ljust(32))
-        one = slice(1)  # a small estimate first, as that loads code
-        differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs[one], targets[one])
+        seed = b"to be measured".ljust(32)
+        if isinstance(forward, OnnxBlocks):
+            recipe = recipe.by(forward.blocks, layout.shapes)
+        directions = recipe.directions(2, layout.size, seed)
+
+        def run(x: Array) -> None:
+            y = targets[: len(x)]
+            if isinstance(forward, OnnxBlocks):
+                blocks.differences(recipe, forward, at, [(x, y)], recipe.keys(seed))
+            else:
+                differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, x, y)
+
+        run(inputs[:1])  # a small estimate first, as that loads code
         beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
-        beside = max(beside, BESIDE_SUMS if recipe.local_epochs or recipe.own_directions else 0)
+        sums = recipe.local_epochs or recipe.own_directions or recipe.blocks
+        beside = max(beside, BESIDE_SUMS if sums else 0)
         beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
         itemsize = np.dtype(layout.dtype).itemsize
-        rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)
+        rows = self._rows_at_most(len(inputs))
+        count = recipe.most if recipe.blocks else directions_of(recipe.form, recipe.most)
         scalars = count * (rows * ROW + DIRECTION)
         besides = f", {scalars / 2**20:.0f} of them for K = {recipe.most} on {rows} rows" if scalars > 2**20 else ""
         # An estimate's memory while the model runs, and afterwards, while ONNX Runtime keeps its own.
         taken = np.ones(beside * layout.size * itemsize + scalars + SLACK, np.uint8)
-        fit(forward, inputs, limit, at, besides)
+        fit(forward, inputs, limit, at, besides, run if recipe.blocks else None)
         del taken
 
     def _rows_at_most(self, batch: int) -> int:

@@ -56,7 +56,7 @@ class OnnxForward:
         Runtime has no kernel for (a convolution in float64, for one) or no memory.
         """
         strict.check(graph)
-        session = _session(graph)
+        session = session_of(graph)
         self.layout, self.precision = metadata.read(session.get_modelmeta().custom_metadata_map)
         inputs = {put.name: put for put in session.get_inputs()}
         rows, outputs = inputs.pop("x", None), session.get_outputs()
@@ -79,7 +79,7 @@ class OnnxForward:
         x = np.cos(np.arange(math.prod(self.row_shape), dtype=np.float32)).reshape(1, *self.row_shape)
         plain = self._blocks
         try:
-            found = in_blocks(graph, self.layout, _session, ort.OrtValue.ortvalue_from_numpy)
+            found = in_blocks(graph, self.layout, session_of, ort.OrtValue.ortvalue_from_numpy)
             if found is None:
                 return
             wanted = self.outputs(tried, x)
@@ -146,10 +146,10 @@ class OnnxForward:
         try:
             self._blocks.session.run_with_iobinding(self._binding)
         except Exception as error:  # noqa: BLE001  # as above
-            raise _cannot_run(error) from None
+            raise cannot_run(error) from None
 
 
-def _session(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
+def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
     """Return a session as `moretta.protocols.baffle.edge.blocks` loads them; without options, the graph's own."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -168,12 +168,13 @@ def _session(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] |
     try:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
     except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
-        raise _cannot_run(error) from None
+        raise cannot_run(error) from None
     finally:
         give_back_code()
 
 
-def _cannot_run(error: Exception) -> ParameterError:
+def cannot_run(error: Exception) -> ParameterError:
+    """Return what ONNX Runtime said, in one sentence."""
     said = str(error) or type(error).__name__
     if "bad_alloc" in said or "bad allocation" in said or "Failed to allocate memory" in said:
         return ParameterError(

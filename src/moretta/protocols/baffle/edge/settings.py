@@ -9,6 +9,7 @@ from typing import Any
 
 from moretta.data.tables.preparation import MedianRanges
 from moretta.engines.kept_lines import HelpedFile
+from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.row_losses import RowLosses
@@ -66,7 +67,10 @@ class Settings:
         Raises `moretta.errors.ParameterError` for a roster that cannot be read.
         """
         values: dict[str, Any] = json.loads(text)
-        recipe = _frozen(values["recipe"]) | {"loss": RowLosses(**_frozen(values["recipe"]["loss"]))}
+        recipe = _frozen(values["recipe"]) | {
+            "loss": RowLosses(**_frozen(values["recipe"]["loss"])),
+            "rule": values["recipe"]["rule"] and Rule(**_rule(values["recipe"]["rule"])),
+        }
         roster = Roster.load(values["roster"]) if values["roster"] else None
         playing = values["rules"]["participation"]
         built = {
@@ -85,6 +89,10 @@ class Settings:
         if not self.identity or self.rules.roster is None:
             return None
         return Credentials(Identity.load(Path(self.identity)), self.rules.roster)
+
+
+def _rule(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"k": tuple((str(pattern), int(count)) for pattern, count in values["k"])}
 
 
 def _frozen(values: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ Differs from the paper, which moves all parameters at once.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
+from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.secure_aggregation.keystream import Keystream, derive
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["channels", "rank-one", "joint", "anew", "units"]
 Signs = NDArray[np.int8]
+OTHERS = 16  # moves of a block that is no convolution, normalisation or linear layer, where nobody says
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,49 @@ class Block:
         return sum(math.prod(shapes[name]) for name in self.tensors)
 
 
-def by_channels(channels: int, k: int) -> tuple[int, int]:
-    """Return the repeats and pieces of about K = k moves of a layer, at least k."""
-    pieces = -(-channels // -(-channels // k))
-    return -(-k // pieces), pieces
+@dataclass(frozen=True)
+class Rule:
+    """How many moves blocks have, and how linear layers move.
+
+    k: about how many by patterns of blocks' names, the first that fits; without patterns 4 a channel up to 64 of
+    convolutions, 2 up to 32 of normalisations, m + n of linear layers, 16 of others: estimates whose squares are some
+    10 to 40 times the gradient's, for networks of usual widths. linear: "scalars" or "activations".
+    """
+
+    k: tuple[tuple[str, int], ...] = ()
+    linear: str = "scalars"
+
+    def block(self, name: str, kind: Kind, tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Block:
+        """Return a block with its moves. Raises `moretta.errors.ParameterError` for one that no pattern names."""
+        shape = shapes[tensors[0]]
+        if kind == "units":
+            return Block(name, kind, tuple(tensors))
+        k = next((count for pattern, count in self.k if fnmatch.fnmatchcase(name, pattern)), 0)
+        if not k and self.k:
+            raise ParameterError(f'k: the block `{name}` is left out; add it, or "*" for all others')
+        if kind != "channels":
+            k = k or (sum(shape) + len(tensors) - 1 if kind == "rank-one" else OTHERS)
+            return Block(name, kind, tuple(tensors), k)
+        k = k or (min(2 * shape[0], 32) if len(shape) == 1 else min(4 * shape[0], 64))
+        pieces = -(-shape[0] // -(-shape[0] // k))
+        return Block(name, kind, tuple(tensors), -(-k // pieces), pieces)
+
+    def check(self, blocks: Sequence[Block], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise `moretta.errors.ParameterError` unless blocks that another role made are those of this rule."""
+        names = [name for block in blocks for name in block.tensors]
+        if sorted(names) != sorted(shapes):
+            raise ParameterError("the blocks of this cut model leave trained tensors out, or have them twice")
+        for block in blocks:
+            fits = block.kind != "rank-one" or len(shapes[block.tensors[0]]) == 2
+            if block.kind == "units":
+                fits = self.linear == "activations" and len(shapes[block.tensors[0]]) == 2
+            if block.kind == "channels":
+                fits = len({shapes[name][0] for name in block.tensors}) == 1
+            if not fits or block != self.block(block.name, block.kind, block.tensors, shapes):
+                raise ParameterError(
+                    f"the block `{block.name}` of this cut model has other moves than this silo is set for; use the same "
+                    "k and linear everywhere"
+                )
 
 
 @runtime_checkable
@@ -134,6 +176,11 @@ class MovesBlocks(Protocol):
     """A `moretta.protocols.baffle.silo.forward.Forward` that keeps layers' outputs and runs what comes after one."""
 
     layout: Layout
+    blocks: tuple[Block, ...]
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """How many rows at most to start with; None is any number."""
 
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need. Returns the outputs, [rows, outputs]."""
@@ -177,33 +224,60 @@ def differences(
     at: w, flat. batches: x and y, as `Forward.outputs` and `RowLosses` take them. keys: of each block's signs.
     """
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    ends = np.cumsum([len(rows) for rows, _ in batches])
-    silos = [slice(end - len(rows), end) for end, (rows, _) in zip(ends, batches, strict=True)]
-    loss, sigma, shapes, found = recipe.loss, recipe.sigma, forward.layout.shapes, list[NDArray[np.float64]]()
-    estimates = [dict[str, NDArray[np.float64]]() for _ in batches]
+    silo_of = np.repeat(np.arange(len(batches)), [len(rows) for rows, _ in batches])
+    shapes = forward.layout.shapes
+    signs = [block.signs(shapes, key) for block, key in zip(recipe.blocks, keys, strict=True)]
+    sums = [dict[str, NDArray[np.float64]]() for _ in batches]
+    parts, step = list[tuple[NDArray[np.float64], NDArray[np.float64]]](), forward.rows_at_once or max(1, len(x))
     with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
-        own = loss(forward.start(at, x)[None], y)[0]
-
-        def losses(block: Block, signs: Signs, distance: float) -> NDArray[np.float64]:
-            return np.concatenate([loss(outputs, y) for outputs in forward.moved(block, signs, distance)])
-
-        for block, key in zip(recipe.blocks, keys, strict=True):
-            signs = block.signs(shapes, key)
-            ahead = losses(block, signs, sigma)
-            behind, span = (losses(block, signs, -sigma), 2 * sigma) if recipe.form == "central" else (own, sigma)
-            slopes = (ahead - behind) / span
-            if block.kind != "units":
-                found.append(slopes)
-                continue
-            inputs = forward.inputs(block).astype(np.float64)
-            for silo, estimate in zip(silos, estimates, strict=True):
-                parts = slopes[:, silo] @ inputs[silo], slopes[:, silo].sum(axis=1)
-                estimate |= dict(zip(block.tensors, (part / (silo.stop - silo.start) for part in parts), strict=False))
-    derivatives = np.concatenate(found) if found else np.zeros((0, len(y)))
+        for start in range(0, len(x), step):
+            some = slice(start, start + step)
+            own = recipe.loss(forward.start(at, x[some])[None], y[some])[0]
+            found = [np.zeros((0, len(own)))]
+            for block, drawn in zip(recipe.blocks, signs, strict=True):
+                slopes = _slopes(recipe, forward, block, drawn, own, y[some])
+                if block.kind == "units":
+                    _add_up(sums, block, slopes, forward.inputs(block), silo_of[some])
+                else:
+                    found.append(slopes)
+            parts.append((np.concatenate(found), own))
+    derivatives, losses = (np.concatenate(all_rows, axis=-1) for all_rows in zip(*parts, strict=True))
     return [
-        Differences(derivatives[:, silo], own[silo], _flat(forward.layout, estimate) if estimate else None)
-        for silo, estimate in zip(silos, estimates, strict=True)
+        Differences(derivatives[:, silo_of == silo], losses[silo_of == silo], _mean(forward.layout, sums[silo], len(rows)))
+        for silo, (rows, _) in enumerate(batches)
     ]
+
+
+def _slopes(
+    recipe: Recipe, forward: MovesBlocks, block: Block, signs: Signs, own: NDArray[np.float64], y: Array
+) -> NDArray[np.float64]:
+    """Return x of each move and row, float64[moves, rows]. own: the rows' losses."""
+
+    def losses(distance: float) -> NDArray[np.float64]:
+        return np.concatenate([recipe.loss(outputs, y) for outputs in forward.moved(block, signs, distance)])
+
+    if recipe.form == "central":
+        return (losses(recipe.sigma) - losses(-recipe.sigma)) / (2 * recipe.sigma)
+    return (losses(recipe.sigma) - own) / recipe.sigma
+
+
+def _add_up(
+    sums: Sequence[dict[str, NDArray[np.float64]]],
+    block: Block,
+    slopes: NDArray[np.float64],
+    inputs: Array,
+    silo_of: NDArray[np.intp],
+) -> None:
+    """Add rows' slopes of units times what the layer read to each silo's sums. silo_of: of each row."""
+    for silo in np.unique(silo_of):
+        own = silo_of == silo
+        products = slopes[:, own] @ inputs[own].astype(np.float64), slopes[:, own].sum(axis=1)
+        for name, product in zip(block.tensors, products, strict=False):
+            sums[silo][name] = sums[silo].get(name, 0.0) + product
+
+
+def _mean(layout: Layout, sums: Mapping[str, NDArray[np.float64]], rows: int) -> NDArray[np.float64] | None:
+    return _flat(layout, sums) / rows if sums else None
 
 
 def gradient(

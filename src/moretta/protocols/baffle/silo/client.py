@@ -107,6 +107,8 @@ class Client:
                 raise PeerError("this silo runs ONNX and was sent no graph; expected one at set-up")
             graph = message.graph.tobytes()
             self._forward, self._computes = self._load(graph), hashlib.sha256(graph).digest()
+            if isinstance(self._forward, MovesBlocks) and not self._recipe.blocks:
+                self._recipe = self._recipe.by(self._forward.blocks, self._forward.layout.shapes)
         if self._forward is None or self._forward.layout.digest != message.layout:
             what = "the ONNX graph" if self._load is not None else "the silo's model"
             raise ParameterError(

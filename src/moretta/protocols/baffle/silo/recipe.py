@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from moretta.protocols.baffle.silo.blocks import Block, key_of
+from moretta.protocols.baffle.silo.blocks import Block, Rule, key_of
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.local_steps import LocalSteps
@@ -17,8 +18,9 @@ class Recipe:
 
     loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate. At
     the epoch level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. blocks: of layers that move one
-    after the other; none where all parameters move at once. `most` is then how many moves a round has.
+    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. rule: of blocks of layers
+    that move one after the other; None where all parameters move at once. blocks: of the model, once it is known;
+    `most` is then how many moves a round has.
     """
 
     form: Form
@@ -34,7 +36,12 @@ class Recipe:
     clip_norm: float = 0.0
     adam: bool = False
     weight_decay: float = 0.0
+    rule: Rule | None = None
     blocks: tuple[Block, ...] = ()
+
+    def by(self, blocks: Sequence[Block], shapes: Mapping[str, tuple[int, ...]]) -> Recipe:
+        """Return the same with the blocks of a model. shapes: of its trained tensors."""
+        return replace(self, blocks=tuple(blocks), most=sum(block.moves(shapes) for block in blocks))
 
     @property
     def scalars(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,6 @@ from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, differences_together, gradient
 from moretta.protocols.baffle.silo.forward import Forward
 from moretta.protocols.baffle.silo.recipe import Recipe
-
-ROWS = 64  # of several silos' batches that go through the blocks as one, so that layers' outputs stay in the cache
-
 
 @dataclass(frozen=True)
 class LossWork:
@@ -85,25 +82,11 @@ class BlockWork:
 
     def together(self, works: Sequence[BlockWork]) -> list[Differences]:
         """Return those of several silos."""
-        found = list[Differences]()
+        batches = [(work.inputs, work.targets) for work in works]
         with self.phase("local_forward"):
-            for some in _batches(works):
-                batches = [(work.inputs, work.targets) for work in some]
-                found += blocks.differences(self.recipe, self.forward, self.at, batches, self.keys)
-        return found
+            return blocks.differences(self.recipe, self.forward, self.at, batches, self.keys)
 
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Return the estimate that the moves' mean x and that of layers of units give, float64[n]."""
         return blocks.gradient(self.recipe.blocks, self.forward.layout, means, estimate, self.keys)
 
-
-def _batches(works: Sequence[BlockWork]) -> Iterator[list[BlockWork]]:
-    """Yield works in their order, as many together as have `ROWS` rows, and one at least."""
-    some, rows = list[BlockWork](), 0
-    for work in works:
-        if some and rows + len(work.inputs) > ROWS:
-            yield some
-            some, rows = [], 0
-        some.append(work)
-        rows += len(work.inputs)
-    yield some

@@ -1,0 +1,199 @@
+"""Moves one block of layers after the other with ONNX Runtime: `moretta.protocols.baffle.silo.blocks.MovesBlocks`.
+
+One move at a time, and a few rows: so memory is that of one forward pass and of what it keeps for later. What the files
+are taken for is checked as far as it is for a graph in one piece (`moretta.protocols.baffle.edge.onnx_forward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array
+from moretta.errors import ParameterError
+from moretta.protocols.baffle.edge import cut_files, metadata, strict
+from moretta.protocols.baffle.edge.onnx_forward import DTYPES, cannot_run, session_of
+from moretta.protocols.baffle.silo.blocks import Block, Rule, Signs
+
+Feeds = dict[str, Array]
+
+
+class _Part:
+    """One file and what it reads."""
+
+    def __init__(self, graph: bytes) -> None:
+        strict.check(graph)
+        self.session = session_of(graph)
+        self.inputs = tuple(put.name for put in self.session.get_inputs())
+
+    def run(self, outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
+        try:
+            found: list[Array] = self.session.run(list(outputs), {name: values[name] for name in self.inputs})
+        except KeyError as error:
+            raise ParameterError(f"this cut model reads {error}, which nothing gives; have the server export it again") from None
+        except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
+            raise cannot_run(error) from None
+        return found
+
+
+class _Layer(NamedTuple):
+    """What a block's layer reads and makes (empty names: the block's own tensors move), what comes after it reads of
+    before it, and its files: what comes after, and of a convolution the layer alone."""
+
+    reads: str
+    moves: str
+    kept: list[str]
+    after: _Part | None
+    alone: _Part | None
+
+
+class OnnxBlocks:
+    """A cut model, of which only the trained weights change.
+
+    layout, precision, row_shape, micro_batch: as of `moretta.protocols.baffle.edge.onnx_forward.OnnxForward`.
+    blocks: those of a round, as the server cut the model.
+    """
+
+    def __init__(self, files: bytes, rule: Rule, micro_batch: int | None = 4) -> None:
+        """Load the files.
+
+        Raises ParameterError, in one sentence, for files that are no cut model, or whose blocks are not of the rule.
+        """
+        first, *others = (_Part(file) for file in cut_files.unpacked(files))
+        described = first.session.get_modelmeta().custom_metadata_map
+        self.layout, self.precision = metadata.read(described)
+        rows = next((put for put in first.session.get_inputs() if put.name == "x"), None)
+        if rows is None or not set(first.inputs) <= {"x", *self.layout.shapes}:
+            raise _other_files()
+        try:
+            given = cut_files.described(described[cut_files.BLOCKS])
+            left = iter(others)
+            self._layers = {
+                block.name: _Layer(
+                    *layer,
+                    next(left) if layer[1] != "outputs" else None,  # nothing comes after the last layer
+                    next(left) if block.kind == "channels" and layer[1] else None,
+                )
+                for block, *layer in given
+            }
+        except (KeyError, TypeError, ValueError, StopIteration):
+            raise _other_files() from None
+        if next(left, None) is not None or len(self._layers) != len(given):
+            raise _other_files()
+        self.blocks = tuple(block for block, *_ in given)
+        rule.check(self.blocks, self.layout.shapes)
+        self._whole, self.row_shape, self._x_dtype = first, tuple(rows.shape[1:]), np.dtype(DTYPES[rows.type])
+        self.micro_batch = micro_batch
+        needed = {name for layer in self._layers.values() for name in (layer.reads, layer.moves, *layer.kept)}
+        self._given = sorted((needed | {"outputs"}) - {"", "x"})
+        self._kept: Feeds = {}
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """How many rows at most to start with."""
+        return self.micro_batch
+
+    def at_once(self, rows: int) -> int:
+        """Return 1: vectors of weights run one after the other."""
+        return 1
+
+    def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
+        """Return the outputs of the model at each of m parameter vectors, as `OnnxForward.outputs`."""
+        step = self.micro_batch or max(1, len(x))
+        found = [
+            np.concatenate(
+                [self._whole.run(["outputs"], self._feeds(flat, x[at : at + step]))[0] for at in range(0, len(x), step)]
+            )
+            for flat in parameters
+        ]
+        return np.stack(found)
+
+    def start(self, at: Array, x: Array) -> Array:
+        """Run a batch forward at flat parameters and keep what moves need; return the outputs, [rows, outputs]."""
+        feeds = self._feeds(at, x)
+        self._kept = feeds | dict(zip(self._given, self._whole.run(self._given, feeds), strict=True))
+        return self._kept["outputs"]
+
+    def inputs(self, block: Block) -> Array:
+        """Return what a linear layer reads, float[rows, n]."""
+        return self._kept[self._layers[block.name].reads]
+
+    def moved(self, block: Block, signs: Signs, distance: float) -> Iterator[Array]:
+        """Yield the outputs at w + distance d, [1, rows, outputs], in the scalars' order."""
+        layer = self._layers[block.name]
+        if not layer.moves and layer.after is not None:
+            for tensors in self._moved_tensors(block, signs, distance):
+                yield layer.after.run(["outputs"], self._kept | tensors)[0][None]
+            return
+        values = self._kept | {layer.moves: self._kept[layer.moves].copy()}
+        for _ in self._moves(block, signs, distance, values[layer.moves]):
+            yield (values["outputs"].copy() if layer.after is None else layer.after.run(["outputs"], values)[0])[None]
+
+    def _moves(self, block: Block, signs: Signs, distance: float, now: Array) -> Iterator[None]:
+        """Move a layer's output `now` in place, once for each that is yielded."""
+        layer, shapes = self._layers[block.name], self.layout.shapes
+        kept = self._kept[layer.moves]
+        if layer.alone is not None:
+            for own in self._tensors(block, signs):
+                (effect,) = layer.alone.run([layer.moves], self._kept | own)
+                effect *= kept.dtype.type(distance)
+                for channels in block.channels_of(kept.shape[1]):
+                    now[:, channels] += effect[:, channels]
+                    yield
+                    now[:, channels] = kept[:, channels]
+        elif block.kind == "units":
+            for unit in range(kept.shape[1]):
+                now[:, unit] += kept.dtype.type(distance)
+                yield
+                now[:, unit] = kept[:, unit]
+        else:
+            u, v = (side.astype(kept.dtype) for side in block.sides(shapes, signs))
+            inputs = self._kept[layer.reads]
+            count = inputs.shape[-1]
+            slopes = inputs @ v[:, :count].T
+            if v.shape[1] > count:
+                slopes += v[:, count]
+            slopes *= kept.dtype.type(distance)
+            for move, side in enumerate(u):
+                np.multiply(slopes[..., move, None], side, out=now)
+                now += kept
+                yield
+
+    def _tensors(self, block: Block, signs: Signs) -> Iterator[Feeds]:
+        """Yield each repeat's signs by tensor."""
+        moved = block.by_tensor(self.layout.shapes, signs)
+        for repeat in range(block.repeats):
+            yield {name: each[repeat].astype(self.layout.dtype) for name, each in moved.items()}
+
+    def _moved_tensors(self, block: Block, signs: Signs, distance: float) -> Iterator[Feeds]:
+        """Yield the trained tensors of each move."""
+        step = np.dtype(self.layout.dtype).type(distance)
+        if block.kind == "rank-one":
+            u, v = (side.astype(self.layout.dtype) for side in block.sides(self.layout.shapes, signs))
+            for one, other in zip(u, v, strict=True):
+                product = np.outer(one, other) * step
+                columns = self.layout.shapes[block.tensors[0]][1]
+                sides = product[:, :columns], product[:, columns:].reshape(-1)
+                yield {name: self._kept[name] + side for name, side in zip(block.tensors, sides, strict=False)}
+            return
+        for own in self._tensors(block, signs):
+            for channels in block.channels_of(len(own[block.tensors[0]])) if block.kind == "channels" else [slice(None)]:
+                moved = {name: self._kept[name].copy() for name in own}
+                for name, tensor in moved.items():
+                    tensor[channels] += own[name][channels] * step
+                yield moved
+
+    def _feeds(self, flat: NDArray[np.floating], x: Array) -> Feeds:
+        layout = self.layout
+        if flat.shape != (layout.size,) or flat.dtype != layout.dtype:
+            raise ParameterError(f"expected weights as {layout.dtype}[{layout.size}], got {flat.dtype}{list(flat.shape)}")
+        if x.shape[1:] != self.row_shape or (x.dtype.kind == "f") != (self._x_dtype.kind == "f"):
+            raise ParameterError(f"this model takes {self._x_dtype} rows of shape {self.row_shape}, not {x.dtype} {x.shape[1:]}")
+        return {**layout.split(np.ascontiguousarray(flat)), "x": np.ascontiguousarray(x, self._x_dtype)}
+
+
+def _other_files() -> ParameterError:
+    return ParameterError("this cut model's files do not fit each other; have the server export it again")
