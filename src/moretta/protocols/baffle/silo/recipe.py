@@ -16,7 +16,8 @@ class Recipe:
 
     loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate. At
     the epoch level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any.
+    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. batch_statistics: whether those of
+    BatchNorm go up too.
     """
 
     form: Form
@@ -32,6 +33,7 @@ class Recipe:
     clip_norm: float = 0.0
     adam: bool = False
     weight_decay: float = 0.0
+    batch_statistics: bool = False
 
     def steps(self) -> LocalSteps:
         """Return what takes a silo's own steps at the epoch level."""
