@@ -218,3 +218,10 @@ def test_results_are_kept_row_by_row_and_errors_are_sentences(
     assert records.name_of(given, "x") == tmp_path / "x-quick.json"
     assert records.run(scripts.theorem.measure, given) == 2
     assert "mnist" in capsys.readouterr().err
+
+
+def test_slices_of_a_model_give_its_losses(scripts: SimpleNamespace) -> None:
+    """`row_of` compares them. A whole process is measured, so only that there is something is held here."""
+    row = scripts.slices.row_of("wrn", 16, 2)  # with shortcuts, so that more than one tensor lies between slices
+    assert row.ours[-1] > 5
+    assert all(figure is not None and figure > 0 for figure in row.ours)
