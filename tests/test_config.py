@@ -268,6 +268,7 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
     }  # fmt: skip
     rows: list[tuple[list[str], dict[str, Any]]] = [
         (["orthogonal=true", "directions=own"], {"orthogonal": True, "directions": "own"}),
+        (["batch-statistics=true"], {"batch_statistics": True}),
         (["direction=gaussian", "seed-pool=16384"], {"direction": "gaussian", "seed_pool": 16384}),
         (["local-epochs=2", "optimizer=sgd"], {"local_epochs": 2, "optimizer": "sgd"}),
         (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6"], {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6}),

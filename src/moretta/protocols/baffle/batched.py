@@ -192,14 +192,21 @@ def _halves(layer: nn.MaxPool2d | nn.AvgPool2d) -> bool:
 
 def _pool(layer: nn.MaxPool2d | nn.AvgPool2d, x: Tensor) -> Tensor:
     """Return `layer(x)`, of 2 x 2, in a fraction of the time that PyTorch takes on a processor."""
+    if isinstance(layer, nn.AvgPool2d):
+        return means_of_squares(x)
     height, width = (size - size % 2 for size in x.shape[2:])
-    if isinstance(layer, nn.AvgPool2d) and width <= WIDEST:
+    rows = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
+    return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
+
+
+def means_of_squares(x: Tensor) -> Tensor:
+    """Return `F.avg_pool2d(x, 2)` in a fraction of its time on a processor. x: [rows, channels, height, width]."""
+    height, width = (size - size % 2 for size in x.shape[2:])
+    if width <= WIDEST:
         lines = x[:, :, :height, :width].reshape(-1, 2 * width)  # two lines of an image, one behind the other
         return (lines @ _means(width, x.dtype, x.device)).view(*x.shape[:2], height // 2, width // 2)
-    join = torch.maximum if isinstance(layer, nn.MaxPool2d) else torch.add
-    rows = join(x[:, :, 0:height:2], x[:, :, 1:height:2])
-    joined = join(rows[..., 0:width:2], rows[..., 1:width:2])
-    return joined if isinstance(layer, nn.MaxPool2d) else joined.mul_(0.25)
+    rows = x[:, :, 0:height:2] + x[:, :, 1:height:2]
+    return (rows[..., 0:width:2] + rows[..., 1:width:2]) * 0.25
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import functional as F
 
+from moretta.protocols.baffle.batched import means_of_squares
 from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR, Cut
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ BY_CHANNEL = frozenset(
         ("mean", "dim"),
     )
     for name in names.split()
-)
+) | {means_of_squares}
 RESHAPING = (aten.flatten.using_ints, aten.view.default, aten.reshape.default)
 GROUP_NORM, BATCH_NORM, ADD = aten.group_norm.default, aten.batch_norm.default, aten.add.Tensor
 Values = Mapping[Node, Any]

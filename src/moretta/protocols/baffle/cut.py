@@ -23,6 +23,7 @@ from torch.fx import Node
 
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.batched import means_of_squares
 from moretta.protocols.baffle.silo.blocks import Block, Kind, Rule
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
@@ -31,6 +32,7 @@ aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 LINEAR = aten.linear.default
 NORMS = (aten.group_norm.default, aten.batch_norm.default)  # of channels
+SQUARES = (([2, 2],), ([2, 2], [2, 2]))  # a pooling's windows and strides
 # Operations that are linear in weight and bias, with the places of these among their arguments.
 LINEAR_IN_WEIGHTS = {
     LINEAR: (1, 2),
@@ -102,6 +104,8 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
             else:
                 tensors[node] = ties.get(target, target)
         elif node.op == "call_function":
+            if node.target is aten.avg_pool2d.default and node.args[1:] in SQUARES and not node.kwargs:
+                node.target, node.args = means_of_squares, node.args[:1]
             nodes.append(node)
         elif node.op == "output":
             output = node.args[0][0]

@@ -49,6 +49,8 @@ class BAFFLE(PrivateTraining):
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
         level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
         difference, as long as the model, is summed. Adam's moments stay at the silo.
+    batch_statistics: BatchNorm normalises by the statistics of a silo's batch, which are summed beside its losses, so
+        that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
     """
 
@@ -68,6 +70,7 @@ class BAFFLE(PrivateTraining):
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.995
     trainable: tuple[str, ...] = ()
     local_epochs: PositiveInt | None = None
+    batch_statistics: bool = False
 
     @property
     def steps_at_silos(self) -> bool:
@@ -133,9 +136,10 @@ class BAFFLE(PrivateTraining):
             "orthogonal": self.orthogonal,
             "seed-pool": self.seed_pool is not None,
             "k-last": self.k_last is not None,
+            "batch-statistics": self.batch_statistics,
         }.items():
             if given:
-                raise ParameterError(f'{key} is of directions of all parameters; remove it, or use perturb = "all"')
+                raise ParameterError(f'{key} is of directions of all parameters at once; remove it, or use perturb = "all"')
         if self.linear == "activations" and self.privacy:
             raise ParameterError(
                 'dp-noise goes on scalars; with linear = "activations" a silo uploads whole estimates of layers: use '
@@ -164,6 +168,11 @@ class BAFFLE(PrivateTraining):
             raise ParameterError(
                 "dp-noise goes on scalars along directions that all silos share, so that they share the noise; remove "
                 'directions = "own", with which a whole estimate is uploaded'
+            )
+        if self.batch_statistics and (self.local_epochs is not None or self.privacy):
+            raise ParameterError(
+                "batch-statistics are of one batch a round, whose rows have no losses of their own; remove it, or "
+                "local-epochs and dp-noise"
             )
         if self.local_epochs is not None and self.momentum:
             raise ParameterError(
@@ -195,5 +204,6 @@ class BAFFLE(PrivateTraining):
             self.clip_norm or 0.0,
             epochs > 0 and self.optimizer == "adam",
             self.weight_decay,
+            self.batch_statistics,
             self.rule(),
         )

@@ -16,7 +16,7 @@ from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of
 from moretta.protocols.baffle.silo.estimate_upload import Parts
-from moretta.protocols.baffle.silo.forward import Forward
+from moretta.protocols.baffle.silo.forward import Forward, Normalises
 from moretta.protocols.baffle.silo.messages import (
     RUNS_TORCH,
     Agree,
@@ -36,6 +36,8 @@ from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
+
+BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
 
 
 class Client:
@@ -131,15 +133,17 @@ class Client:
         if ask.k > self._recipe.most:
             raise PeerError(f"expected a K of at most {self._recipe.most}, as this silo is set, got {ask.k}")
         check_sigma(self._recipe.sigma, at)
-        purpose = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
+        purpose: tuple[int | str | bytes, ...] = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
         if self._private is not None:
             return self._upload_in_private(ask, self._private, self._forward, purpose)
         if self._recipe.local_epochs:
             return self._upload_epochs(ask, self._forward, purpose)
         about = self._asked(ask, whole=self._rows.batches.whole)
         index = self._rows.batches.of_round(*ask.stamp.drawn)
-        own = (*purpose, *ask.stamp.drawn[1:]) if self._recipe.own_directions else purpose  # each take has its own
-        work = self._work(self._forward, at, index, ask.k, own)
+        if self._recipe.own_directions:
+            purpose += ask.stamp.drawn[1:]  # each take has its own
+        work = self._work(self._forward, at, index, ask.k, purpose)
+        statistics = self._statistics(self._forward, work)
         found = yield work
         derivatives, loss = self._means(work, found)
         if self._recipe.own_directions:
@@ -152,7 +156,15 @@ class Client:
                 parts = Parts.of(layout, self._recipe.units)
                 tensors |= parts.tensors(self._name, parts.taken(found.estimate), np.zeros(0))
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, tensors, len(index), ask.encoding, asked=about)
+            return self._contributor.upload(ask.stamp, tensors | statistics, len(index), ask.encoding, asked=about)
+
+    def _statistics(self, forward: Forward, work: LossWork | BlockWork) -> dict[str, Array]:
+        """Return those of BatchNorm at the parameters themselves, where they go up."""
+        if not self._recipe.batch_statistics or not isinstance(forward, Normalises):
+            return {}
+        with self.phase("local_forward"):
+            found = forward.statistics(work.at, work.inputs)
+        return {f"{BUFFER}{name}": value for name, value in found.items()}
 
     def _asked(self, ask: Estimate, *, whole: bool) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""

@@ -18,9 +18,9 @@ class Recipe:
 
     loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate. At
     the epoch level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. rule: of blocks of layers
-    that move one after the other; None where all parameters move at once. blocks: of the model, once it is known;
-    `most` is then how many moves a round has.
+    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. batch_statistics: whether those of
+    BatchNorm go up too. rule: of blocks of layers that move one after the other; None where all parameters move at
+    once. blocks: of the model, once it is known; `most` is then how many moves a round has.
     """
 
     form: Form
@@ -36,6 +36,7 @@ class Recipe:
     clip_norm: float = 0.0
     adam: bool = False
     weight_decay: float = 0.0
+    batch_statistics: bool = False
     rule: Rule | None = None
     blocks: tuple[Block, ...] = ()
 
