@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from moretta.protocols.baffle.batched import means_of_squares
-from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR, Cut
+from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR, Cut, batch_norm
 
 aten = torch.ops.aten
 # Operations that make each channel of its own in the first argument, and read nothing else that moves.
@@ -36,7 +36,7 @@ BY_CHANNEL = frozenset(
     for name in names.split()
 ) | {means_of_squares}
 RESHAPING = (aten.flatten.using_ints, aten.view.default, aten.reshape.default)
-GROUP_NORM, BATCH_NORM, ADD = aten.group_norm.default, aten.batch_norm.default, aten.add.Tensor
+GROUP_NORM, ADD = aten.group_norm.default, aten.add.Tensor
 Values = Mapping[Node, Any]
 
 
@@ -110,7 +110,7 @@ def _some(
             values = whole
         scale = [None if tensor is None else tensor[wide] for tensor in (weight, bias)]
         return F.group_norm(values, (wide.stop - wide.start) // width, *scale, rest[0]), wide
-    if node.target is BATCH_NORM:
+    if node.target is batch_norm:
         _, *tensors = map_arg(node.args, kept.__getitem__)
         own = [None if tensor is None else tensor[part] for tensor in tensors[:4]]
         return node.target(values, *own, *tensors[4:]), part
@@ -146,9 +146,11 @@ def _keeps_apart(node: Node, moved: list[Node]) -> bool:
         return len(node.args) == 2 and len(set(map(str, shapes))) == 1 and len(shapes) == 2
     if node.args[0] is not moved[0] or len(moved) != 1 or len(shapes[0]) < 2:
         return False
-    before, after = shapes[0], node.meta["val"].shape
+    before, after = shapes[0], node.meta["val"]
+    if not isinstance(after, Tensor):
+        return False
     if node.target in RESHAPING:
-        return len(after) == 2 and str(after[0]) == str(before[0])
+        return after.ndim == 2 and str(after.shape[0]) == str(before[0])
     if node.target is aten.mean.dim:
         return all(dim % len(before) >= 2 for dim in node.args[1])
-    return node.target in BY_CHANNEL or node.target in (GROUP_NORM, BATCH_NORM)
+    return node.target in BY_CHANNEL or node.target in (GROUP_NORM, batch_norm)

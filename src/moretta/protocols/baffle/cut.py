@@ -12,14 +12,16 @@ import copy
 import fnmatch
 import io
 import logging
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
+from torch.nn import functional as F
 
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
@@ -29,9 +31,19 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
 aten = torch.ops.aten
+FROZEN = aten._native_batch_norm_legit_no_training.default
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> Tensor:
+    """BatchNorm with statistics that are fixed; `torch.export` has it with three results."""
+    return F.batch_norm(x, mean, variance, weight, bias, False, momentum, eps)
+
+
 CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 LINEAR = aten.linear.default
-NORMS = (aten.group_norm.default, aten.batch_norm.default)  # of channels
+NORMS = (aten.group_norm.default, batch_norm)  # of channels
 SQUARES = (([2, 2],), ([2, 2], [2, 2]))  # a pooling's windows and strides
 # Operations that are linear in weight and bias, with the places of these among their arguments.
 LINEAR_IN_WEIGHTS = {
@@ -42,7 +54,7 @@ LINEAR_IN_WEIGHTS = {
     aten.conv_transpose3d.input: (1, 2),
     aten.group_norm.default: (2, 3),
     aten.layer_norm.default: (2, 3),
-    aten.batch_norm.default: (1, 2),
+    batch_norm: (1, 2),
     aten.embedding.default: (0,),
 }
 
@@ -104,9 +116,8 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
             else:
                 tensors[node] = ties.get(target, target)
         elif node.op == "call_function":
-            if node.target is aten.avg_pool2d.default and node.args[1:] in SQUARES and not node.kwargs:
-                node.target, node.args = means_of_squares, node.args[:1]
-            nodes.append(node)
+            if _in_our_terms(node):
+                nodes.append(node)
         elif node.op == "output":
             output = node.args[0][0]
         else:
@@ -115,6 +126,17 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
         raise _uncut("expected one input and one output")
     cut = Cut(tuple(nodes), tensors, inputs[0], output, {})
     return Cut(cut.nodes, tensors, inputs[0], output, _layers(cut, layout))
+
+
+def _in_our_terms(node: Node) -> bool:
+    """Rewrite an operation where that is simpler or faster; return whether it is still needed."""
+    if node.target is aten.avg_pool2d.default and node.args[1:] in SQUARES and not node.kwargs:
+        node.target, node.args = means_of_squares, node.args[:1]
+    if node.target is FROZEN and all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
+        node.target, node.meta["val"] = batch_norm, node.meta["val"][0]
+        for user in list(node.users):
+            user.replace_all_uses_with(node)
+    return not (node.target is operator.getitem and node.args[0].target is batch_norm)
 
 
 def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
