@@ -30,12 +30,12 @@ BY_CHANNEL = frozenset(
         ("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d", "default"),
         ("dropout", "default"),
         ("flatten", "using_ints"),
-        ("view reshape", "default"),
+        ("reshape", "default"),
         ("mean", "dim"),
     )
     for name in names.split()
 ) | {means_of_squares}
-RESHAPING = (aten.flatten.using_ints, aten.view.default, aten.reshape.default)
+RESHAPING = (aten.flatten.using_ints, aten.reshape.default)
 GROUP_NORM, ADD = aten.group_norm.default, aten.add.Tensor
 Values = Mapping[Node, Any]
 

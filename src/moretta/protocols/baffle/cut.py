@@ -132,6 +132,8 @@ def _in_our_terms(node: Node) -> bool:
     """Rewrite an operation where that is simpler or faster; return whether it is still needed."""
     if node.target is aten.avg_pool2d.default and node.args[1:] in SQUARES and not node.kwargs:
         node.target, node.args = means_of_squares, node.args[:1]
+    if node.target is aten.view.default:  # moves that run together may lie in another order
+        node.target = aten.reshape.default
     if node.target is FROZEN and all(user.target is operator.getitem and user.args[1] == 0 for user in node.users):
         node.target, node.meta["val"] = batch_norm, node.meta["val"][0]
         for user in list(node.users):

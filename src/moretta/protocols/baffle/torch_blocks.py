@@ -20,6 +20,7 @@ from moretta.protocols.baffle.torch_forward import TorchForward
 TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache
 ROWS = 64  # that go through the model as one, so that layers' outputs stay in the cache
 FEW = 4  # moves; fewer are faster one by one
+ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default,)  # which torch.vmap does not know
 
 Values = dict[Node, Any]
 
@@ -153,7 +154,8 @@ class TorchBlocks(TorchForward):
             return outputs
 
         first = next(iter(moved.values()))
-        if len(first) >= FEW and sum(value[0].numel() for value in moved.values()) * FEW <= TOGETHER:
+        alone = any(node.target in ONE_BY_ONE for node in nodes)
+        if not alone and len(first) >= FEW and sum(value[0].numel() for value in moved.values()) * FEW <= TOGETHER:
             names = list(moved)  # vmap takes lists, not dictionaries of nodes
             together: Tensor = torch.vmap(lambda *values: go_on(dict(zip(names, values, strict=True))))(*moved.values())
             return together
