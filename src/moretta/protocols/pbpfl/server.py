@@ -316,6 +316,8 @@ class Server:
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
+        if self._params.exchange == "ratios":
+            facts["outputs"] = float(len(key.parts))  # two are hidden by what more are not
         released = self._perturbation.sent(self._tensors, key, self._dtype)
         outcome = Outcome(
             parameters=modules.arrays(self._model, self._dtype),
