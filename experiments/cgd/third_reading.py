@@ -2,8 +2,8 @@
 
     python experiments/cgd/third_reading.py --data DIR --out runs/reproduce
 
-Participants of a grid train with ``vertical = "independent"``, each by its own columns. Then the holders of a row answer
-together, in three ways: by the sum of what their first layers give, in the upper layers of the row's first participant
+Participants of a grid train with ``vertical = "independent"``, each by its own columns. Then the holders of a row
+answer together, in three ways: by the sum of what their first layers give, in the upper layers of the row's first participant
 (as ``joint`` answers); by the sum of their outputs (as later scripts of the authors do); by the mean of their softmax.
 Beside them stands what a participant answers by itself. Written is OUT/cgd-third-reading.json.
 """
@@ -105,10 +105,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--grid", default="[10, 7]")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as in moretta train")
     given = parser.parse_args()
     settings = [
         f"run.rounds={given.rounds}", f"run.evaluate-every={given.rounds}", f"data.grid={given.grid}",
-        "protocol.delta=0.1", "protocol.vertical=independent", f"data.path={given.data / 'mnist'}",
+        "protocol.delta=0.1", "protocol.vertical=independent", *given.set, f"data.path={given.data / 'mnist'}",
     ]  # fmt: skip
     try:
         found = measured(settings)
