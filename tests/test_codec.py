@@ -179,7 +179,7 @@ def with_metadata(metadata: object) -> bytes:
 
 
 def fields(**changed: Any) -> dict[str, Any]:
-    good = {"format": 2, "type": "test/nothing", "run": "r", "round": 0, "attempt": 0, "take": 0, "fields": {}}
+    good = {"format": 3, "type": "test/nothing", "run": "r", "round": 0, "attempt": 0, "take": 0, "fields": {}}
     return good | changed
 
 

@@ -620,7 +620,7 @@ class Rounds(RuleBasedStateMachine):
     def nobody_gave_both_kinds_for_one_peer(self) -> None:
         for said in getattr(self, "said", {}).values():
             keys = {(reply.stamp, peer) for reply in said[Confirmed] for peer in reply.keys}
-            shares = {(reply.stamp, peer) for reply in said[SelfMaskShares] for peer in reply.shares}
+            shares = {(reply.stamp, peer) for reply in said[SelfMaskShares] for peer in reply.makers}
             assert not keys & shares
 
 

@@ -2,7 +2,7 @@
 
 A message is a safetensors file whose only metadata entry, ``moretta``, is a JSON object::
 
-    {"format": 2, "type": "fedsgd/train-on", "run": "...", "round": 3, "attempt": 0, "take": 0, "fields": {...}}
+    {"format": 3, "type": "fedsgd/train-on", "run": "...", "round": 3, "attempt": 0, "take": 0, "fields": {...}}
 
 ``fields`` holds the plain fields; arrays are the tensors, a field `x` as ``x`` and an entry `k` of a mapping `x` as
 ``x/k``. Class names never travel, nothing is ever unpickled, and what is not in the schema is an error.
@@ -24,7 +24,7 @@ from moretta.contract import framing
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import CodecError, PeerError
 
-FORMAT = 2  # 1 had no take
+FORMAT = 3  # 1 had no take, 2 had shares of self-masks by name
 
 # What a peer's bytes may be, all looked at before anything is made of them. JSON takes up to 64 bytes of memory for two
 # of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.
@@ -62,6 +62,9 @@ _FROM_JSON: Mapping[Any, Callable[[Any], Any]] = {
     tuple[str, ...]: lambda value: tuple(value) if isinstance(value, list) else value,  # text is no list of letters
     Mapping[str, bytes]: lambda value: {name: bytes.fromhex(item) for name, item in value.items()},
 }
+
+
+NOTHING: Mapping[str, Any] = {}
 
 
 class Codec:
@@ -140,19 +143,34 @@ class Codec:
 def size(message: Message, without: Collection[str] = ()) -> int:
     """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
     entries, _, content = _laid_out(_arrays(message))
-    named = [name for name, kind in message.KINDS.items() if kind == Mapping[str, bytes] and name not in without]
-    header = len(_header(_metadata(message, without, named), entries))
-    for name in named:
-        items = getattr(message, name)
-        header += _hex_length(tuple(items), tuple(map(len, items.values())))
+    emptied = {name: _EMPTIED[kind] for name, kind in message.KINDS.items() if kind in _EMPTIED and name not in without}
+    header = len(_header(_metadata(message, without, emptied), entries))
+    for name in emptied:
+        match getattr(message, name):
+            case bytes() as octets:
+                header += 2 * len(octets)
+            case tuple() as names:
+                header += _names_length(names)
+            case items:
+                header += _hex_length(tuple(items), tuple(map(len, items.values())))
     return 8 + -(-header // 8) * 8 + content
+
+
+# What silos' names, keys and shares are in metadata without them: they come by the hundred, their lengths are known.
+_EMPTIED: Mapping[Any, Any] = {bytes: "", tuple[str, ...]: [], Mapping[str, bytes]: {}}
 
 
 @lru_cache(maxsize=4096)
 def _hex_length(names: tuple[str, ...], lengths: tuple[int, ...]) -> int:
-    """Return how much longer named bytes make the metadata than none; silos' keys and shares come by the hundred."""
+    """Return how much longer named bytes make the metadata than none."""
     items = {name: "0" * (2 * length) for name, length in zip(names, lengths, strict=True)}
     return len(json.dumps(json.dumps(items, separators=(",", ":")))) - len(json.dumps("{}"))
+
+
+@lru_cache(maxsize=256)
+def _names_length(names: tuple[str, ...]) -> int:
+    """Return how much longer names make the metadata than none."""
+    return len(json.dumps(json.dumps(names, separators=(",", ":")))) - len(json.dumps("[]"))
 
 
 def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
@@ -205,10 +223,10 @@ def _arrays(message: Message) -> dict[str, Array]:
     return arrays
 
 
-def _metadata(message: Message, without: Collection[str] = (), emptied: Collection[str] = ()) -> str:
-    """Return the metadata as JSON. without: fields that are left out. emptied: those whose mappings are."""
+def _metadata(message: Message, without: Collection[str] = (), instead: Mapping[str, Any] = NOTHING) -> str:
+    """Return the metadata as JSON. without: fields that are left out. instead: what stands in the place of others."""
     plain = {
-        name: {} if name in emptied else _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
+        name: instead[name] if name in instead else _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
         for name, kind in message.KINDS.items()
         if kind not in (Array, Tensors) and name not in without
     }

@@ -75,7 +75,13 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
     secret: at least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
     """
-    return Extracted(secret).derive_for(encode_purpose(*purpose))
+    return derive_once(secret, encode_purpose(*purpose))
+
+
+def derive_once(secret: bytes, purpose: bytes) -> bytes:
+    """Return what `derive` does, for a purpose that `encode_purpose` encoded."""
+    extracted = hmac.digest(bytes(KEY_BYTES), secret, "sha256")
+    return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
 
 class Extracted:
