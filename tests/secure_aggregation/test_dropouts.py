@@ -345,6 +345,8 @@ def everything_in(seen: Seen) -> set[bytes]:
         for value in (getattr(message, name) for name in message.KINDS):
             items = value.values() if isinstance(value, Mapping) else [value]
             known |= {item for item in items if type(item) is bytes}
+        if isinstance(message, SelfMaskShares):
+            known |= set(message.by_maker.values())
     return known
 
 

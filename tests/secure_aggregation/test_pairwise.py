@@ -147,11 +147,14 @@ def test_dropout_vector() -> None:
 @pytest.mark.parametrize("tampered", DROPOUT["tampered"], ids=lambda tampered: tampered["why"])
 def test_tampered_unmasking_vectors(tampered: dict) -> None:
     silos, _, _ = played_dropout(vanish_before=Unmask)
-    fields = {
-        name: {key: bytes.fromhex(item) for key, item in value.items()} if isinstance(value, dict) else tuple(value)
-        for name, value in tampered["unmask"].items()
-    }
-    asked = Unmask(stamp=Stamp(*DROPOUT["stamp"]), **fields)
+    told = tampered["unmask"]
+    asked = Unmask(
+        stamp=Stamp(*DROPOUT["stamp"]),
+        survivors=tuple(told["survivors"]),
+        signatures={name: bytes.fromhex(item) for name, item in told["signatures"].items()},
+        sealed=bytes.fromhex(told["sealed"]),
+        digests=bytes.fromhex(told["digests"]),
+    )
     if tampered["shares"] is None:
         with pytest.raises(PeerError):
             silos[tampered["to"]](asked)

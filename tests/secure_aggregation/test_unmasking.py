@@ -249,9 +249,10 @@ def test_an_earlier_sum_is_closed_by_the_next_upload() -> None:
 def test_not_the_shares_of_the_survivors(change: Callable[[list[bytes]], list[bytes]]) -> None:
     stage = room()
     good = unmask_of("a", NAMES, stage.uploads)
+    sealed, digests = change(pieces(good.sealed, SEALED_BYTES)), change(pieces(good.digests, DIGEST_BYTES))
+    asked = replace(good, sealed=b"".join(sealed), digests=b"".join(digests))
     with pytest.raises(PeerError, match="one share of each neighbour among the survivors"):
-        sealed, digests = pieces(good.sealed, SEALED_BYTES), pieces(good.digests, DIGEST_BYTES)
-        stage.silos["a"](replace(good, sealed=b"".join(change(sealed)), digests=b"".join(change(digests))))
+        stage.silos["a"](asked)
 
 
 def test_a_share_of_the_lost_silo_is_not_opened() -> None:
@@ -319,6 +320,10 @@ def test_a_maker_of_bad_shares_is_named(how: str, monkeypatch: pytest.MonkeyPatc
     assert missing == {}  # everybody answered
     assert {name: why.reason for name, why in aborted.missing.items()} == {"b": Reason.MALFORMED}
     assert "do not give the secret it committed to" in aborted.missing["b"].detail
+
+
+def without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {other: value for other, value in entries.items() if other != name}
 
 
 def with_shares(upload: MaskedUpload, sealed: bytes, digests: bytes) -> MaskedUpload:
@@ -481,7 +486,7 @@ def test_no_secret_falls_where_the_server_tells_two_stories(roster: bool) -> Non
                 assert roster
                 assert len(alike) < len(view)  # for lack of signatures
                 continue
-            for maker in given.shares:
+            for maker in given.makers:
                 shares[maker].add(name)
         groups = revealed(shares, keys)
         assert len(groups) <= 1  # of two sums the difference would be somebody's own
@@ -564,5 +569,5 @@ def test_secrets_are_not_in_representations() -> None:
     contributor = stage.silos["a"].contributor
     assert repr(contributor._open) == "OpenSum(round 1, attempt 0, <redacted>)"
     share = stage.unmask("a", NAMES)
-    assert "dict" in repr(share)
-    assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.shares.values())
+    assert "shares: bytes" in repr(share)
+    assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.by_maker.values())

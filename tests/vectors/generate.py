@@ -828,7 +828,7 @@ def shamir_vectors() -> dict[str, Any]:
     assert isinstance(base, dict)
     two = {x: base[x] for x in ("2", "5")}
     return {
-        "source": "this generator: Lagrange's formula in whole numbers; little-endian; 48 random bytes for each share drawn",
+        "source": "this generator: Lagrange's formula in whole numbers; little-endian; 48 random bytes a share drawn",
         "published": {
             "source": "Wikipedia, Shamir's secret sharing: example of 1234 + 166 x + 94 x^2 over the integers, below p",
             "secret": element(1234),

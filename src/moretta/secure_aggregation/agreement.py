@@ -161,9 +161,7 @@ class Agreement:
         def seal(maker: str, holder: str, seed: Extracted) -> AESSIV:
             return AESSIV(seed.derive_for(encode_purpose("seal", maker, holder)))
 
-        return {
-            name: (seal(self.me, name, seed), seal(name, self.me, seed)) for name, seed in self.extracted.items()
-        }
+        return {name: (seal(self.me, name, seed), seal(name, self.me, seed)) for name, seed in self.extracted.items()}
 
     def __repr__(self) -> str:
         return f"Agreement({self.me!r}, {self.setup}, {len(self.seeds)} seeds <redacted>)"

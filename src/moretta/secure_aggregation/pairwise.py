@@ -55,7 +55,6 @@ from moretta.secure_aggregation.unmasking import (
     shares_of,
 )
 
-
 RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 
 

@@ -40,8 +40,8 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
     """Return a share of 32 bytes for each point; any `threshold` of them give the secret back.
 
     secret: a field element, 32 bytes. threshold: from 2 (with 1 each share is the secret) to the number of points.
-    points: different, from 1 to p - 1. random: gives 48 bytes for each share of the first threshold - 1 points, at once;
-    anything but the operating system is for tests. Raises `moretta.errors.ParameterError` for other arguments.
+    points: different, from 1 to p - 1. random: gives 48 bytes for each of the first threshold - 1 shares, at once; anything
+    but the operating system is for tests. Raises `moretta.errors.ParameterError` for other arguments.
 
     >>> secret = random_secret()
     >>> shares = share(secret, 2, points=(1, 2, 3))
@@ -91,7 +91,7 @@ def check_share(share: bytes) -> None:
 
 @lru_cache(maxsize=1024)
 def _weights(points: tuple[int, ...], threshold: int) -> tuple[tuple[int, ...], ...]:
-    """Return the weights of the secret and of the first shares in each other share; cached, as all uploads have them."""
+    """Return the weights of the secret and the first shares in each other share; cached, as all uploads have them."""
     known = 0, *points[: threshold - 1]
     return tuple(_weights_at(x, known) for x in points[threshold - 1 :])
 

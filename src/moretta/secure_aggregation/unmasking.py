@@ -166,7 +166,7 @@ def commitment(secret: bytes, label: Label, silo: str) -> bytes:
 
 @lru_cache(maxsize=4)
 def shares_of(label: Label) -> bytes:
-    """Return what binds shares to one sum, and stands before each in its digest: 32 bytes, as they come by thousands."""
+    """Return what binds shares to one sum, 32 bytes: short, as shares come by thousands."""
     return hashlib.sha256(encode_purpose("self-mask shares", *label)).digest()
 
 
