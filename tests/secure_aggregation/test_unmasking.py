@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from sum_driver import (
     CODEC,
     NOW,
@@ -30,7 +31,7 @@ from sum_driver import (
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Reason
 from moretta.errors import MisuseError, PeerError
-from moretta.secure_aggregation import shamir
+from moretta.secure_aggregation import agreement, shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, PeerKeys
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.masks import Label
@@ -571,3 +572,29 @@ def test_secrets_are_not_in_representations() -> None:
     share = stage.unmask("a", NAMES)
     assert "shares: bytes" in repr(share)
     assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.by_maker.values())
+
+
+def test_ciphers_of_seals_are_made_once_in_a_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+
+    def counted(key: bytes) -> AESSIV:
+        made.append(key)
+        return AESSIV(key)
+
+    monkeypatch.setattr(agreement, "AESSIV", counted)
+    stage = room()
+    for _ in range(3):
+        for name in NAMES:
+            stage.unmask(name, NAMES)
+        stage.next_round()
+    pairs = len(NAMES) * (len(NAMES) - 1)
+    assert len(made) == 2 * pairs  # at both ends of each way
+    assert len(set(made)) == pairs  # and each way has a key of its own
+
+
+def test_no_two_seals_are_alike() -> None:
+    stage, seen = room(), list[bytes]()
+    for _ in range(3):
+        seen += [seal for upload in stage.uploads.values() for seal in pieces(upload.sealed, SEALED_BYTES)]
+        stage.next_round()
+    assert len(set(seen)) == len(seen) == 3 * len(NAMES) * (len(NAMES) - 1)
