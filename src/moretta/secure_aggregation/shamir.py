@@ -104,23 +104,38 @@ def weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
 
 def _weights_at(place: int, points: tuple[int, ...]) -> tuple[int, ...]:
     """Return Lagrange's weights at a place for different points, of which it is none."""
-    product, denominators = 1, []
+    product = 1
     for x in points:
-        product = product * (x - place) % PRIME
-        denominator = x - place
+        product = product * (place - x) % PRIME
+    scales = zip(points, _scales(points), strict=True)
+    return tuple(product * scale % PRIME * _inverse(place - x) % PRIME for x, scale in scales)
+
+
+@lru_cache(maxsize=64)
+def _scales(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what the weights at any place have in common: for each point 1 / prod_{m != j} (x_j - x_m)."""
+    denominators = []
+    for x in points:
+        denominator = 1
         for other in points:
             if other != x:
-                denominator = denominator * (other - x) % PRIME
+                denominator = denominator * (x - other) % PRIME
         denominators.append(denominator)
     # One inversion for all (Montgomery): before[j] is the product of the denominators before j.
     before = [1]
     for denominator in denominators:
         before.append(before[-1] * denominator % PRIME)
-    inverse, weights = pow(before.pop(), -1, PRIME), []
+    inverse, scales = pow(before.pop(), -1, PRIME), []
     for denominator, rest in zip(reversed(denominators), reversed(before), strict=True):
-        weights.append(product * inverse * rest % PRIME)
+        scales.append(inverse * rest % PRIME)
         inverse = inverse * denominator % PRIME
-    return tuple(reversed(weights))
+    return tuple(reversed(scales))
+
+
+@lru_cache(maxsize=4096)
+def _inverse(difference: int) -> int:
+    """Return 1 / difference; cached, as points are places in a cohort, which differ by little."""
+    return pow(difference, -1, PRIME)
 
 
 def _check_points(points: Collection[int]) -> None:
