@@ -52,7 +52,7 @@ def _summed(
 
 @lru_cache(maxsize=8)
 def begun(kind: str, label: Label) -> bytes:
-    """Return what the encoded purposes of one kind in one sum begin with: each silo has two for each neighbour."""
+    """Return what the encoded purposes of one kind in one sum begin with: each silo has one for each neighbour."""
     return encode_purpose(kind, *label)
 
 
