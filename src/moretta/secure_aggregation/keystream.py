@@ -87,8 +87,8 @@ def derive_once(secret: bytes, purpose: bytes) -> bytes:
 class Extracted:
     """A secret after the first of HKDF's two steps, extract and expand, from which many keys are derived.
 
-    A masked round of 100 silos derives 4,000 keys of masks from as many seeds; to expand takes an eighth as long as both steps by
-    a key derivation object. The representation is redacted.
+    A masked round of 100 silos derives 4,000 keys of masks from as many seeds; to expand takes an eighth as long as
+    both steps by a key derivation object. The representation is redacted.
     """
 
     def __init__(self, secret: bytes) -> None:
