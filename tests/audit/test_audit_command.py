@@ -132,7 +132,7 @@ def of_another_version(run):
     import hashlib
 
     index = run / "views" / "index.jsonl"
-    index.write_text(index.read_text().replace('"format": 1', '"format": 2', 1))
+    index.write_text(index.read_text().replace('"format": 2', '"format": 1', 1))
     result = json.loads((run / "result.json").read_text())
     views = hashlib.sha256(index.read_bytes()).hexdigest()
     (run / "result.json").write_text(json.dumps(result | {"views": views}))

@@ -33,7 +33,7 @@ def recorded(folder: Path, seen: list[Seen] = SEEN, number: int = 3, session: in
 def test_what_is_read_is_what_was_noted(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     assert list(read(path)) == SEEN
-    assert path.read_bytes().startswith(b"moretta views 1\n")
+    assert path.read_bytes().startswith(b"moretta views 2\n")
 
 
 @settings(deadline=None)
