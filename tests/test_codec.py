@@ -245,7 +245,7 @@ def test_bytes_that_are_no_message(data: bytes) -> None:
 
 def test_a_message_of_an_older_format_is_named() -> None:
     older = json.dumps({"__metadata__": {"moretta": "{}"}}).encode()
-    with pytest.raises(CodecError, match="expected a header of wire format 3: .*; update the older side"):
+    with pytest.raises(CodecError, match=r"expected a header of wire format 3: .*; update the older side"):
         OURS.decode(len(older).to_bytes(8, "little") + older)
 
 

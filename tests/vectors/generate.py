@@ -1755,7 +1755,7 @@ def message_vectors() -> dict[str, Any]:
     assert not {case["bytes"] for case in tampered} & {case["bytes"] for case in good}
     assert all(len({(case["type"], case[what]) for case in tampered}) == len(tampered) for what in ("why", "bytes"))
     return {
-        "source": "this generator: wire format 3 (docstring of moretta.contract.codec) written with json and numpy alone",
+        "source": "this generator: wire format 3 (moretta.contract.codec says what it is) by json and numpy alone",
         "stamp": STAMP,
         "good": good,
         "tampered": tampered,

@@ -191,7 +191,9 @@ def read(path: Path) -> Iterator[Seen]:
 def parse(data: bytes, where: str) -> Iterator[Seen]:
     """Return the messages of one file's bytes, in order. where: it, for an error; raises as `read`."""
     if not data.startswith(MAGIC):
-        raise ParameterError(f"{where}: expected recorded views of format {FORMAT}; was it recorded by another version?")
+        raise ParameterError(
+            f"{where}: expected recorded views of format {FORMAT}; was it recorded by another version?"
+        )
     position = len(MAGIC)
 
     def take() -> bytes:
