@@ -42,7 +42,8 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 
-PATIENCE = 1.0  # seconds to end in, without silos' own processes; a worker looks whether it should between one silo and the next
+# Seconds to end in, beside those for silos' own processes; a worker looks whether it should between two silos.
+PATIENCE = 1.0
 
 
 class _Worker(NamedTuple):

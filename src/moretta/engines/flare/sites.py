@@ -58,7 +58,8 @@ KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken th
 Send = Callable[[Mapping[str, bytes], float, bool], Iterable[tuple[str, "bytes | memoryview | Missing"]]]
 """Sends each silo its bytes, waits so many seconds for all replies, and yields each one's or why there is none.
 
-Long ones are yielded as they come, so that one is opened, and laid into a file, while others are on their way. Its last argument: whether bytes may be long, there or back."""
+Long ones are yielded as they come, so that one is opened, and laid into a file, while others are on their way. Its
+last argument: whether bytes may be long, there or back."""
 
 
 NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
