@@ -47,6 +47,8 @@ Write = Callable[[Any, "list[bytes | Array]"], str]
 """Returns a field's entry in the header, and appends what lies behind it."""
 Read = Callable[[Any, "_Behind"], Any]
 """Returns a field's value, from its entry and what lies behind the header."""
+Plan = tuple[str, Sequence[tuple[str, Write, Read]]]
+_PLANS: dict[type[Message], Plan] = {}  # of the messages that were met so far
 
 # Dtypes' names in a header, in the order of the arrays of one field.
 _NAMES = {np.dtype(name): name for name in ("u8", "i8", "f8", "f4", "u4", "i4", "f2", "u1", "b1")}
@@ -112,7 +114,7 @@ class Codec:
         kind = self._types.get(name)
         if kind is None:
             raise CodecError(f"expected one of {sorted(self._schema)}, as declared here; got the type {name!r:.80}")
-        fields = _fields(kind)
+        _, fields = _plan(kind)
         if len(entries) != len(fields):
             raise CodecError(f"{kind.TAG}: expected {len(fields)} fields; got {len(entries)}")
         values = {name: read(entry, behind) for (name, _, read), entry in zip(fields, entries, strict=True)}
@@ -129,11 +131,19 @@ def size(message: Message, without: Collection[str] = ()) -> int:
     return at
 
 
-@lru_cache(maxsize=1024)
 def type_of(kind: type[Message]) -> str:
     """Return a message's type as headers have it: 6 characters of a digest of its tag, its fields and their kinds."""
-    fields = [[name, _KINDS[kind][0]] for name, kind in kind.KINDS.items()]
-    return base64.urlsafe_b64encode(hashlib.sha256(_json([kind.TAG, *fields]).encode()).digest()).decode()[:6]
+    return _plan(kind)[0]
+
+
+def _plan(kind: type[Message]) -> Plan:
+    """Return a message's type, and how each of its fields is written and read."""
+    if kind not in _PLANS:
+        fields = [[name, _KINDS[one][0]] for name, one in kind.KINDS.items()]
+        digest = hashlib.sha256(_json([kind.TAG, *fields]).encode()).digest()
+        steps = [(name, *_KINDS[one][1:]) for name, one in kind.KINDS.items()]
+        _PLANS[kind] = base64.urlsafe_b64encode(digest).decode()[:6], steps
+    return _PLANS[kind]
 
 
 # Writing
@@ -142,21 +152,17 @@ def type_of(kind: type[Message]) -> str:
 def _described(message: Message, without: Collection[str] = ()) -> tuple[bytes, list[bytes | Array]]:
     """Return a message's header, and the bytes and arrays that lie behind it. without: fields that are left out."""
     stamp, behind = message.stamp, list[bytes | Array]()
-    texts = [_beginning(type(message), stamp.run), f"{stamp.round},{stamp.attempt},{stamp.take}"]
-    for name, write, _ in _fields(type(message)):
+    name, fields = _plan(type(message))
+    texts = [_beginning(name, stamp.run), f"{stamp.round},{stamp.attempt},{stamp.take}"]
+    for name, write, _ in fields:
         if name not in without:
             texts.append(write(getattr(message, name), behind))
     return f"[{','.join(texts)}]".encode(), behind
 
 
 @lru_cache(maxsize=256)
-def _beginning(kind: type[Message], run: str) -> str:
-    return f"{FORMAT},{_json(type_of(kind))},{_json(run)}"
-
-
-@lru_cache(maxsize=1024)
-def _fields(kind: type[Message]) -> Sequence[tuple[str, Write, Read]]:
-    return [(name, *_KINDS[kind][1:]) for name, kind in kind.KINDS.items()]
+def _beginning(name: str, run: str) -> str:
+    return f"{FORMAT},{_json(name)},{_json(run)}"
 
 
 def _write_array(value: Array, behind: list[bytes | Array]) -> str:
@@ -264,7 +270,7 @@ def _header_of(text: bytes) -> list[Any]:
         raise CodecError(f"expected wire format {FORMAT}; got {version!r:.40}; update the older side")
     if len(header) < STAMPED:
         raise CodecError(f"expected a header of at least {STAMPED} entries; got {len(header)}")
-    return header
+    return list(header)
 
 
 def _refuse_constant(text: str) -> float:
