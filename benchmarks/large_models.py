@@ -21,7 +21,6 @@ Wanted: `*_rounds_server_times` at most 4, `*_rounds_silo_ratio` at most 1.5.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -44,7 +43,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Replies, answered
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
-from moretta.engines import mapped
+from moretta.engines import mapped, memory
 from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import replies_of, valid
@@ -131,9 +130,9 @@ def roles(model: str, protocol: str, here: list[str]) -> Roles:
 
 
 def settled() -> None:
-    """Give back what building has left on the heap (glibc), which is not the roles' own."""
+    """Give back what building has left on the heap (glibc), as a run does, and circles of Python's objects."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    memory.give_back_heap()
 
 
 def warm_up(protocol: str) -> dict[str, float]:
@@ -185,9 +184,9 @@ class Pipes:
             to, back = self._pipes[silo]
             framing.write(to, silo.encode())
             framing.write(to, *self._codec.parts(message))
-            memory = mapped.room(framing.read_length(back) or 0)
-            framing.fill(back, memory)
-            return valid(silo, ask, message, self._codec.decode(memory))
+            room = mapped.room(framing.read_length(back) or 0)
+            framing.fill(back, room)
+            return valid(silo, ask, message, self._codec.decode(room))
 
         return replies_of(ask, exchanged)
 
