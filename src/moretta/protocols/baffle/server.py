@@ -13,9 +13,12 @@ from torch import nn
 from moretta.contract.messages import Array, Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import ParameterError
+from moretta.protocols.baffle import batch_statistics
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo.client import BUFFER
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of, forwards_of, gradient
+from moretta.protocols.baffle.silo.estimate_upload import Parts
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -63,6 +66,7 @@ class Server:
         self._stepper = SummedStep(self._model, stepping, rounds)
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
         self._seed, self._combine = Seed(SERVER, root), combine
+        self._statistics = batch_statistics.shapes(self._model) if params.batch_statistics else {}
         self._average = self._parameters().astype(np.float64)
         self._releases, self._forwards = releases or Releases(), 0
 
@@ -83,8 +87,8 @@ class Server:
                 "learning-rate or give clip-norm"
             )
         k = self._params.k_of(now.round, self._rounds)
-        limits = dict.fromkeys(self._shapes(k), self._limit)
-        wanted = aggregation.want(self._shapes(k), limits, self._enrolment.most_weight())
+        shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = Estimate(
             stamp=now,
             parameters=at,
@@ -101,6 +105,9 @@ class Server:
         with self.phase("update"):
             step, figures = self._read(ask, total)  # figures bound the error of fixed point in an entry of the step
             figures |= self._stepper.step(self._layout.split(step), now.round)
+            if self._statistics:
+                means = {name: total.means[f"{BUFFER}{name}"] for name in self._statistics}
+                figures |= self._stepper.take_buffers(batch_statistics.stepped(self._model, means), now.round)
             self._follow(now.round)
         self._forwards += forwards_of(self._recipe.form, k)
         return Report(figures | {"k": float(k), "rows": float(total.weight)})
@@ -110,6 +117,8 @@ class Server:
         if self._recipe.local_epochs:
             return {"difference": (self._layout.size,), "loss": ()}
         spoken = 0 if self._accountant else 2 if self._recipe.loss.class_weights else 1
+        if self._recipe.own_directions:
+            return dict(Parts.of(self._layout).shapes(spoken))
         return {"scalars": (directions_of(self._recipe.form, k) + spoken,)}
 
     def _read(self, ask: Estimate, total: Sum) -> tuple[NDArray[np.float64], dict[str, float]]:
@@ -118,17 +127,23 @@ class Server:
         if recipe.local_epochs:
             figures = {"loss": float(total.means["loss"]), "ring_step": total.steps["difference"]}
             return total.means["difference"], figures
+        if recipe.own_directions:
+            estimate, spoken, ring_step = Parts.of(self._layout).read(total)
+            density = self._density(spoken, ring_step)
+            return estimate / density, {"loss": float(spoken[0]) / density, "ring_step": ring_step / density}
         directions = recipe.directions(
             ask.k, self._layout.size, self._seed.seed, stamp.run, stamp.round, ask.parameter_hash
         )
         derivatives, spoken = np.split(total.means["scalars"], [directions.count])
-        density = 1.0
-        if len(spoken) > 1:  # rows count by their class's weight
-            density = usable_density(float(spoken[1]), total.steps["scalars"], recipe.loss.class_weights)
+        density = self._density(spoken, total.steps["scalars"])
         figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
         figures["ring_step"] = total.steps["scalars"] / density * directions.count * directions.largest
         figures["ring_step"] /= directions.count - (recipe.form == "mean")
         return gradient(recipe.form, derivatives / density, directions, self._combine), figures
+
+    def _density(self, spoken: NDArray[np.float64], step: float) -> float:
+        """Return what a row counts on average, where rows count by their class's weight."""
+        return 1.0 if len(spoken) < 2 else usable_density(float(spoken[1]), step, self._recipe.loss.class_weights)
 
     def _parameters(self) -> Array:
         trained = modules.trainable(self._model)
@@ -180,6 +195,9 @@ class Server:
         with torch.no_grad():
             for name, value in self._layout.split(np.asarray(state["parameters"])).items():
                 trained[name].copy_(torch.tensor(value))
+            buffers = dict(self._model.named_buffers())
+            for name in batch_statistics.moving(self._model) if self._statistics else ():
+                buffers[name].copy_(torch.tensor(np.asarray(state[f"model/{name}"])))
         self._average = np.array(state["average"], dtype=np.float64)
         if self._accountant is not None:
             self._releases.restore(state)
