@@ -176,3 +176,21 @@ def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
         assert list(quick) == list(slow)
         for name, value in slow.items():
             np.testing.assert_allclose(quick[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_answers_together_by_the_parts_of_its_holders() -> None:
+    """A third reading: models trained apart, whose first layers are added up, and whose outputs are."""
+    reading, x = script("third_reading"), torch.randn(5, 6)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    whole = {name: value.numpy() for name, value in model.state_dict().items()}
+    left, right = (
+        dict(whole, **{"0.weight": whole["0.weight"] * mask}) for mask in (np.arange(6) < 2, np.arange(6) >= 2)
+    )
+    found = reading.of_row(model, {"a": left, "b": right}, x)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in whole.items()})
+    torch.testing.assert_close(found["first layers added"][0], model(x).double().log_softmax(1), rtol=1e-5, atol=1e-6)
+    assert len(found["by itself"]) == 2
+    for way in ("outputs added", "mean of softmax"):
+        torch.testing.assert_close(found[way][0].exp().sum(1), torch.ones(5).double())
+    told = reading.figures(torch.log(torch.tensor([[0.7, 0.3], [0.6, 0.4]])), torch.tensor([0, 1]))
+    assert told["accuracy"] == 0.5

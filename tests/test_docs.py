@@ -165,3 +165,17 @@ def test_the_examples_in_docstrings_are_true(docs: Path) -> None:
         assert not found.failed, name
         tried += found.attempted
     assert tried >= 14
+
+
+def test_the_list_of_the_papers_names_files_that_are_there(docs: Path) -> None:
+    text = (docs / "reproduction.md").read_text(encoding="utf-8")
+    rows = text.split("# Every algorithm, option and variant")[1].split("\n| ")[1:]
+    assert len(rows) > 100
+    missing = set()
+    for row in rows:
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row.split("\n")[0])]
+        for cell, home in ((cells[2], "src/moretta"), (cells[3], "tests")):
+            for path in re.findall(r"`([^`]+)`", cell):
+                inside = Path() if path.startswith("experiments/") else Path(home)
+                missing |= set() if (docs.parent / inside / path).exists() else {path}
+    assert not missing

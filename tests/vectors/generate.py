@@ -8,6 +8,7 @@ imported.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import hmac
@@ -271,9 +272,10 @@ class Uploads:
             drawn = [int.from_bytes(random[i : i + 48], "little") % FIELD for i in range(0, len(random), 48)]
             self.secrets[name] = drawn[0].to_bytes(32, "little")
             self.shares[name] = {
-                holder: (sum(c * x**power for power, c in enumerate(drawn)) % FIELD).to_bytes(32, "little")
+                holder: value_at(x, drawn, list(range(len(drawn)))).to_bytes(32, "little")
                 for x, holder in enumerate(pairs.names, start=1)
             }
+        self.summed = hashlib.sha256(purpose("self-mask shares", *self.label)).digest()
 
     def plain(self, me: str) -> list[int]:
         """Return the weight and the tensors in the order of their names, as elements of the ring."""
@@ -292,12 +294,10 @@ class Uploads:
 
     def sealed(self, maker: str, holder: str) -> bytes:
         seed = self.pairs.seeds[min(maker, holder), max(maker, holder)]
-        key = hkdf(seed, purpose("seal", *self.label, maker, holder))
-        return chacha20_poly1305(key, bytes(12), self.shares[maker][holder], b"")
+        return aes_siv(hkdf(seed, purpose("seal", maker, holder)), self.shares[maker][holder], self.summed)
 
     def share_digest(self, maker: str, holder: str) -> bytes:
-        share = self.shares[maker][holder]
-        return hashlib.sha256(purpose("self-mask share", *self.label, maker, holder, share)).digest()
+        return hashlib.sha256(self.summed + self.shares[maker][holder]).digest()
 
     def others(self, me: str) -> list[str]:
         return [name for name in self.pairs.names if name != me]
@@ -312,15 +312,16 @@ class Uploads:
             "weight": weight,
             "asked": self.asked.hex(),
             "committed": hashlib.sha256(purpose("self-mask secret", *self.label, me, self.secrets[me])).hexdigest(),
-            "sealed": {holder: self.sealed(me, holder).hex() for holder in self.others(me)},
-            "digests": {holder: self.share_digest(me, holder).hex() for holder in self.pairs.names},
+            "sealed": "".join(self.sealed(me, holder).hex() for holder in self.others(me)),
+            "digests": "".join(self.share_digest(me, holder).hex() for holder in self.pairs.names),
         }
 
 
 def sum_vectors() -> dict[str, Any]:
-    source = "this generator: exact fractions, HKDF and AES-128-CTR, Shamir's polynomial, ChaCha20-Poly1305"
+    source = "this generator: exact fractions, HKDF and AES-128-CTR, Shamir's polynomial, AES-SIV"
     return {
         "rfc8439": {"source": "RFC 8439, section 2.8.2", **RFC8439},
+        "rfc5297": {"source": "RFC 5297, appendix A.1", **RFC5297},
         "uploads": [
             {
                 "source": source,
@@ -432,8 +433,8 @@ def _dropout() -> dict[str, Any]:
         name: {
             "survivors": left,
             "signatures": {other: confirmed[other]["signature"] for other in left},
-            "sealed": {maker: uploads.sealed(maker, name).hex() for maker in left if maker != name},
-            "digests": {maker: uploads.share_digest(maker, name).hex() for maker in left if maker != name},
+            "sealed": "".join(uploads.sealed(maker, name).hex() for maker in left if maker != name),
+            "digests": "".join(uploads.share_digest(maker, name).hex() for maker in left if maker != name),
         }
         for name in left
     }
@@ -455,7 +456,7 @@ def _dropout() -> dict[str, Any]:
         "survivors": left,
         "confirmed": confirmed,
         "unmask": unmask,
-        "shares": {name: {maker: uploads.shares[maker][name].hex() for maker in left} for name in left},
+        "shares": {name: "".join(uploads.shares[maker][name].hex() for maker in left) for name in left},
         "secrets": {name: uploads.secrets[name].hex() for name in left},
         "sum": {"weight": total_weight, "entries": entries, "fraction_bits": uploads.fraction_bits},
         "tampered": list(_tampered_unmasking("anna", left, unmask["anna"], uploads)),
@@ -465,18 +466,19 @@ def _dropout() -> dict[str, Any]:
 def _tampered_unmasking(me: str, left: list[str], good: Fields, uploads: Uploads) -> Iterator[dict[str, Any]]:
     """Yield what one silo may be sent in the place of its `unmask`, and which makers' shares it then may give."""
     first, second = (name for name in left if name != me)
-    flipped = f"{int(good['sealed'][first], 16) ^ 1:096x}"
-    swapped = {first: good["sealed"][second], second: good["sealed"][first]}
+    seals = [uploads.sealed(maker, me).hex() for maker in (first, second)]
+    digests = [uploads.share_digest(maker, me).hex() for maker in (first, second)]
     signatures = good["signatures"]
+    with_the_lost = sorted([first, second, LOST])
     refused: list[tuple[str, Fields]] = [
         ("everybody survived", {"survivors": uploads.pairs.names}),
         ("fewer survive than were confirmed", {"survivors": left[:-1]}),
-        ("a share less", {part: {first: good[part][first]} for part in ("sealed", "digests")}),
+        ("a share less", {"sealed": seals[0], "digests": digests[0]}),
         (
             "a share of the lost silo",
             {
-                "sealed": {**good["sealed"], LOST: uploads.sealed(LOST, me).hex()},
-                "digests": {**good["digests"], LOST: uploads.share_digest(LOST, me).hex()},
+                "sealed": "".join(uploads.sealed(maker, me).hex() for maker in with_the_lost),
+                "digests": "".join(uploads.share_digest(maker, me).hex() for maker in with_the_lost),
             },
         ),
         ("a signature too few", {"signatures": {name: signatures[name] for name in left[1:]}}),
@@ -485,9 +487,9 @@ def _tampered_unmasking(me: str, left: list[str], good: Fields, uploads: Uploads
         ("the lost silo signs too", {"signatures": {**signatures, LOST: signatures[first]}}),
     ]
     answered: list[tuple[str, Fields, list[str]]] = [
-        ("a bit of a seal", {"sealed": {**good["sealed"], first: flipped}}, [me, second]),
-        ("two seals swapped", {"sealed": swapped}, [me]),
-        ("a bit of a digest", {"digests": {**good["digests"], second: "00" * 32}}, [me, first]),
+        ("a bit of a seal", {"sealed": f"{int(seals[0], 16) ^ 1:096x}" + seals[1]}, [me, second]),
+        ("two seals swapped", {"sealed": seals[1] + seals[0]}, [me]),
+        ("another digest", {"digests": digests[0] + "00" * 32}, [me, first]),
     ]
     for why, change in refused:
         yield {"why": why, "to": me, "unmask": {**good, **change}, "shares": None}
@@ -541,6 +543,53 @@ RFC8439 = {
     "sealed": "d31a8d34648e60db7b86afbc53ef7ec2a4aded51296e08fea9e2b5a736ee62d63dbea45e8ca9671282fafb69da92728b"
     "1a71de0a9e060b2905d6a5b67ecd3b3692ddbd7f2d778b8c9803aee328091b58fab324e4fad675945585808b4831d7bc3ff4def08e4b7a9d"
     "e576d26586cec64b61161ae10b594f09e26a7e902ecbd0600691",
+}
+
+
+def aes_block(key: bytes, block: bytes) -> bytes:
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
+
+
+def xored(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def doubled(block: bytes) -> bytes:
+    """Return twice a block in GF(2^128), its first bit the highest."""
+    number = int.from_bytes(block, "big") << 1
+    return (number & (1 << 128) - 1 ^ (0x87 if number >> 128 else 0)).to_bytes(16, "big")
+
+
+def cmac(key: bytes, text: bytes) -> bytes:
+    """Return AES-CMAC (RFC 4493)."""
+    whole, last = doubled(aes_block(key, bytes(16))), text[-(len(text) % 16 or 16) :]
+    if len(last) < 16:
+        whole, last = doubled(whole), last + b"\x80" + bytes(15 - len(last))
+    total, blocks = bytes(16), text[: -(len(text) % 16 or 16)]
+    for i in range(0, len(blocks), 16):
+        total = aes_block(key, xored(total, blocks[i : i + 16]))
+    return aes_block(key, xored(total, xored(last, whole)))
+
+
+def aes_siv(key: bytes, plain: bytes, aad: bytes) -> bytes:
+    """Return the synthetic counter block and the sealed text (RFC 5297)."""
+    mac, counter = key[: len(key) // 2], key[len(key) // 2 :]
+    told = xored(doubled(cmac(mac, bytes(16))), cmac(mac, aad))
+    if len(plain) >= 16:
+        text = plain[:-16] + xored(plain[-16:], told)
+    else:
+        text = xored(doubled(told), plain + b"\x80" + bytes(15 - len(plain)))
+    synthetic = cmac(mac, text)
+    start = int.from_bytes(synthetic, "big") & ~(1 << 63 | 1 << 31)
+    blocks = (aes_block(counter, (start + n).to_bytes(16, "big")) for n in range(-(-len(plain) // 16)))
+    return synthetic + xored(plain, b"".join(blocks)[: len(plain)])
+
+
+RFC5297 = {
+    "key": "fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff",
+    "aad": "101112131415161718191a1b1c1d1e1f2021222324252627",
+    "plain": "112233445566778899aabbccddee",
+    "sealed": "85632d07c6e8f37f950acd320a2ecc9340c02b9690c4dc04daef7f6afe5c",
 }
 
 
@@ -737,10 +786,22 @@ def identity_vectors() -> dict[str, Any]:
 P = 2**255 - 19
 
 
+def value_at(x: int, values: list[int], points: list[int]) -> int:
+    """Return the value at x of the polynomial of least degree through values at points, by Lagrange's formula."""
+    total = 0
+    for value, point in zip(values, points, strict=True):
+        for other in points:
+            if other != point:
+                value = value * (x - other) * pow(point - other, -1, P) % P
+        total += value
+    return total % P
+
+
 def shamir_shares(secret: int, threshold: int, points: list[int], randomness: bytes) -> dict[str, str]:
+    """Return shares of which the first threshold - 1 are drawn, and the others follow."""
     drawn = [int.from_bytes(randomness[48 * n : 48 * n + 48], "little") for n in range(threshold - 1)]
-    values = {x: secret + sum(drawn[n] * x ** (n + 1) for n in range(threshold - 1)) for x in points}
-    return {str(x): (value % P).to_bytes(32, "little").hex() for x, value in values.items()}
+    known = [0, *points[: threshold - 1]]
+    return {str(x): value_at(x, [secret, *drawn], known).to_bytes(32, "little").hex() for x in points}
 
 
 def shamir_vectors() -> dict[str, Any]:
@@ -768,7 +829,7 @@ def shamir_vectors() -> dict[str, Any]:
     assert isinstance(base, dict)
     two = {x: base[x] for x in ("2", "5")}
     return {
-        "source": "this generator: sums of powers in whole numbers; little-endian; 48 random bytes a coefficient",
+        "source": "this generator: Lagrange's formula in whole numbers; little-endian; 48 random bytes a share drawn",
         "published": {
             "source": "Wikipedia, Shamir's secret sharing: example of 1234 + 166 x + 94 x^2 over the integers, below p",
             "secret": element(1234),
@@ -945,11 +1006,12 @@ def cgd_vectors() -> dict[str, Any]:
 Fields = dict[str, Any]
 Change = Callable[[Fields], Any]
 
-# Their order in a file: by itemsize, then as safetensors lists its dtypes.
+# Their order in a field, and their names: by itemsize, then by this list. No message has int16 or int8.
 DTYPES = {
-    "uint64": "U64", "int64": "I64", "float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32",
-    "float16": "F16", "int16": "I16", "uint8": "U8", "int8": "I8", "bool": "BOOL",
+    "uint64": "u8", "int64": "i8", "float64": "f8", "float32": "f4", "uint32": "u4", "int32": "i4",
+    "float16": "f2", "int16": "i2", "uint8": "u1", "int8": "i1", "bool": "b1",
 }  # fmt: skip
+SCHEMA: dict[str, dict[str, str]] = json.loads((HERE / "schema.json").read_text(encoding="utf-8"))
 
 
 def is_array(value: object) -> bool:
@@ -960,26 +1022,69 @@ def is_arrays(value: object) -> bool:
     return isinstance(value, dict) and all(map(is_array, value.values())) and bool(value)
 
 
+def compact(value: object) -> bytes:
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half a character, which JSON can spell all the same
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def type_of(tag: str, kinds: dict[str, str]) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(compact([tag, *map(list, kinds.items())])).digest()).decode()[:6]
+
+
+def _from_hex(value: Any) -> bytes | None:
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) and value == value.lower() else None
+    except ValueError:
+        return None
+
+
+def _entry(kind: str, value: Any, behind: list[Any]) -> Any:
+    """Return a field's entry in the header; what is not of its kind stands there as it is."""
+    if is_array(value):
+        behind.append(value)
+        return [DTYPES[value.dtype.name], *value.shape]
+    if is_arrays(value):
+        ordered = sorted(value.items(), key=lambda item: (list(DTYPES).index(item[1].dtype.name), item[0]))
+        return {name: _entry("array", item, behind) for name, item in ordered}
+    if kind == "bytes" and (octets := _from_hex(value)) is not None:
+        behind.append(octets)
+        return len(octets)
+    if kind == "several bytes" and isinstance(value, dict):
+        return {name: _entry("bytes", value[name], behind) for name in sorted(value)}
+    return {name: value[name] for name in sorted(value)} if isinstance(value, dict) else value
+
+
+def described(tag: str, fields: Fields, /, **header: Any) -> tuple[list[Any], list[Any]]:
+    """Return a message's header and what lies behind it, without a look at what is allowed.
+
+    kinds: of the fields, those of the tag. fields: an entry in the place of all fields.
+    """
+    kinds, behind = header.get("kinds", SCHEMA[tag.lower()]), list[Any]()
+    stamp = dict(zip(("run", "round", "attempt", "take"), STAMP, strict=True))
+    head = {"format": 3, "type": type_of(tag, kinds), **stamp} | header
+    beginning = [head[name] for name in ("format", "type", *stamp)]
+    names = [*(name for name in kinds if name in fields), *(name for name in fields if name not in kinds)]
+    entries = [_entry(kinds.get(name, ""), fields[name], behind) for name in names]
+    return [*beginning, *([header["fields"]] if "fields" in header else entries)], behind
+
+
+def laid(text: bytes, behind: list[Any]) -> bytes:
+    """Return a message's bytes: the header's length, the header, and the rest, arrays at multiples of 8."""
+    data = len(text).to_bytes(4, "little") + text
+    for one in behind:
+        if is_array(one):
+            data += bytes(-len(data) % 8)
+            one = one.astype(one.dtype.newbyteorder("<")).tobytes()
+        data += one
+    return data
+
+
 def wire(tag: str, fields: Fields, /, **header: Any) -> bytes:
     """Return a message's bytes as the format describes them, without Moretta and without a look at what is allowed."""
-    flat = {name: value for name, value in fields.items() if is_array(value)}
-    for name, value in fields.items():
-        flat |= {f"{name}/{key}": item for key, item in value.items()} if is_arrays(value) else {}
-    plain = {name: value for name, value in fields.items() if not (is_array(value) or is_arrays(value))}
-    run, number, attempt, take = STAMP
-    stamped = {"run": run, "round": number, "attempt": attempt, "take": take}
-    inner = {"format": 2, "type": tag, **stamped, "fields": plain} | header
-    text = json.dumps(inner, separators=(",", ":"), sort_keys=True)
-    outer: Fields = {"__metadata__": {"moretta": text}}
-    body = b""
-    for name, array in sorted(flat.items(), key=lambda item: (list(DTYPES).index(item[1].dtype.name), item[0])):
-        content = array.astype(array.dtype.newbyteorder("<")).tobytes()
-        place = [len(body), len(body) + len(content)]
-        outer[name] = {"dtype": DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": place}
-        body += content
-    top = json.dumps(outer, separators=(",", ":"), ensure_ascii=False).encode()
-    top += b" " * (-len(top) % 8)
-    return len(top).to_bytes(8, "little") + top + body
+    head, behind = described(tag, fields, **header)
+    return laid(compact(head), behind)
 
 
 def readable(value: Any) -> Any:
@@ -1038,8 +1143,8 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "weight": u64(7),
                 "asked": "a5" * 32,
                 "committed": "cc" * 32,
-                "sealed": {"bea": "5e" * 48, "città": "5f" * 48},
-                "digests": {"anna": "d0" * 32, "bea": "d1" * 32, "città": "d2" * 32},
+                "sealed": "5e" * 48 + "5f" * 48,
+                "digests": "d0" * 32 + "d1" * 32 + "d2" * 32,
             },
         ),
         "secure-aggregation/survivors": (made, {"survivors": ["anna", "città"]}),
@@ -1049,13 +1154,13 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             {
                 "survivors": ["anna", "bea", "città"],
                 "signatures": {"anna": signature, "bea": ""},
-                "sealed": {"bea": "5e" * 48, "città": "5f" * 48},
-                "digests": {"bea": "d1" * 32, "città": "d2" * 32},
+                "sealed": "5e" * 48 + "5f" * 48,
+                "digests": "d1" * 32 + "d2" * 32,
             },
         ),
         "secure-aggregation/self-mask-shares": (
             "chosen here; as with a roster, with the own secret",
-            {"shares": {"anna": "00" * 32, "bea": "ff" * 32}, "secret": "5e" * 32},
+            {"makers": ["anna", "bea"], "shares": "00" * 32 + "ff" * 32, "secret": "5e" * 32},
         ),
         "secure-aggregation/sealed-shares": (
             "chosen here; one ring element of 32 bits and a seal's tag",
@@ -1140,6 +1245,19 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             {
                 # delta by row and part: (ln 2, -ln 2), (-ln 2, ln 2); parts as in pbpfl/train-on.
                 "y": f64(p) * [[0.5, 2.0, 0.5], [2.0, 0.5, 2.0]],
+                "k": f64([[-2.0, 2.0], [1.0, -4.0]]),
+                "encoding": {"scalars": 30, "most weight": 96},
+            },
+        ),
+        "pbpfl/ratios": (
+            "chosen here: of two rows and two outputs, words lowest first",
+            {"words": u64(range(2**63, 2**63 + 44)).reshape(2, 2, 1, 11), "alpha": f32([3.0, -0.5])},
+        ),
+        "pbpfl/blinded-softmax": (
+            "chosen here: of two rows and two outputs, words lowest first; k as in pbpfl/softmax",
+            {
+                "totals": u64(range(80)).reshape(2, 2, 20),
+                "rests": u64(range(40)).reshape(2, 2, 10),
                 "k": f64([[-2.0, 2.0], [1.0, -4.0]]),
                 "encoding": {"scalars": 30, "most weight": 96},
             },
@@ -1380,7 +1498,7 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     "secure-aggregation/key-advert": [
         ("public_key", "a key of low order", lambda fields: "00" * 32),
         ("public_key", "a key of 31 bytes", lambda fields: fields["public_key"][2:]),
-        ("public_key", "a key that is not hexadecimal", lambda fields: "xy" * 32),
+        ("public_key", "a key as text", lambda fields: "xy" * 32),
         ("signature", "a signature of 63 bytes", lambda fields: "51" * 63),
     ],
     "secure-aggregation/peer-keys": [
@@ -1416,9 +1534,11 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("asked", "no digest of what was asked", lambda fields: ""),
         ("committed", "a commitment of 31 bytes", lambda fields: "cc" * 31),
         ("committed", "no commitment", lambda fields: ""),
-        ("sealed", "a seal a byte short", lambda fields: fields["sealed"] | {"bea": "5e" * 47}),
-        ("sealed", "a share without its seal", lambda fields: fields["sealed"] | {"bea": "5e" * 32}),
-        ("digests", "a digest a byte long", lambda fields: fields["digests"] | {"bea": "d1" * 33}),
+        ("sealed", "a seal a byte short", lambda fields: fields["sealed"][2:]),
+        ("sealed", "a share without its seal", lambda fields: fields["sealed"][32:]),
+        ("sealed", "a seal for itself", lambda fields: fields["sealed"] + "5d" * 48),
+        ("digests", "a digest a byte long", lambda fields: fields["digests"] + "d1"),
+        ("digests", "a digest too few", lambda fields: fields["digests"][64:]),
     ],
     "secure-aggregation/survivors": [
         ("survivors", "nobody", lambda fields: []),
@@ -1434,14 +1554,17 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("survivors", "nobody", lambda fields: []),
         ("survivors", "names out of order", lambda fields: ["bea", "anna", "città"]),
         ("signatures", "a signature of 63 bytes", lambda fields: {"anna": "51" * 63}),
-        ("sealed", "a seal a byte long", lambda fields: fields["sealed"] | {"bea": "5e" * 49}),
-        ("sealed", "a seal without its digest", lambda fields: fields["sealed"] | {"dora": "5e" * 48}),
-        ("sealed", "a digest without its seal", lambda fields: _without(fields["sealed"], "bea")),
-        ("digests", "a digest of 31 bytes", lambda fields: fields["digests"] | {"bea": "d1" * 31}),
+        ("sealed", "a seal a byte long", lambda fields: fields["sealed"] + "5e"),
+        ("sealed", "a seal without its digest", lambda fields: fields["sealed"] + "5e" * 48),
+        ("sealed", "a digest without its seal", lambda fields: fields["sealed"][96:]),
+        ("digests", "a digest of 31 bytes", lambda fields: fields["digests"][2:]),
     ],
     "secure-aggregation/self-mask-shares": [
-        ("shares", "a share of 31 bytes", lambda fields: {"anna": "00" * 31}),
-        ("shares", "a share still sealed", lambda fields: {"anna": "00" * 48}),
+        ("makers", "names out of order", lambda fields: ["bea", "anna"]),
+        ("makers", "one of them twice", lambda fields: ["anna", "anna"]),
+        ("makers", "a maker without a share", lambda fields: ["anna", "bea", "città"]),
+        ("shares", "a share of 31 bytes", lambda fields: fields["shares"][2:]),
+        ("shares", "shares still sealed", lambda fields: "00" * 96),
         ("secret", "a secret of 31 bytes", lambda fields: "5e" * 31),
         ("secret", "a secret of 33 bytes", lambda fields: "5e" * 33),
     ],
@@ -1546,6 +1669,25 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("k", "a row of k too many", _as("k", [[-2.0, 2.0], [1.0, -4.0], [0.0, 0.0]])),
         ("k", "k without axes", _as("k", 0.5)),
     ],
+    "pbpfl/ratios": [
+        ("words", "words as signed numbers", _as("words", dtype="int64")),
+        ("words", "a word too few", lambda fields: fields["words"][..., :10]),
+        ("words", "a class too few", lambda fields: fields["words"][:, :1]),
+        ("words", "no rows", lambda fields: fields["words"][:0]),
+        ("words", "words of three axes", lambda fields: fields["words"][0]),
+        ("alpha", "an alpha too many", _as("alpha", 3.0, -0.5, 1.0)),
+        ("alpha", "alpha as whole numbers", _as("alpha", dtype="int32")),
+        ("alpha", "an alpha near float64's largest", lambda fields: np.array([1.7e308, 0.0])),
+    ],
+    "pbpfl/blinded-softmax": [
+        ("totals", "totals as floats", _as("totals", dtype="float64")),
+        ("totals", "a word too few", lambda fields: fields["totals"][..., :19]),
+        ("totals", "a row of totals too few", lambda fields: fields["totals"][:1]),
+        ("rests", "an output too few", lambda fields: fields["rests"][:, :1]),
+        ("k", "a row of k too many", _as("k", [[-2.0, 2.0], [1.0, -4.0], [0.0, 0.0]])),
+        ("k", "k without axes", _as("k", 0.5)),
+        ("k", "k near float64's largest", lambda fields: np.full((2, 2), 1.7e308)),
+    ],
     "cgd/here": [
         ("steps", "a round below zero", lambda fields: fields["steps"] | {"all": -1}),
         ("steps", "a round of 2^31", lambda fields: fields["steps"] | {"all": 2**31}),
@@ -1562,10 +1704,10 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     "alignment/match": [("points", "points of two axes", lambda fields: np.zeros((1, 32), dtype="u1"))],
     "alignment/narrow": [("kept", "positions as numbers", lambda fields: np.zeros(4, dtype="i8"))],
     "cgd/group-key": [
-        ("sealed", "a key that is not hexadecimal", lambda fields: {"bea": "xy" * 48}),
-        ("sealed", "a key of half a byte", lambda fields: {"bea": "5"}),
+        ("sealed", "a key as text", lambda fields: {"bea": "xy" * 48}),
+        ("sealed", "a key of half a byte, as text", lambda fields: {"bea": "5"}),
     ],
-    "cgd/take-key": [("sealed", "a key that is not hexadecimal", lambda fields: "xy" * 48)],
+    "cgd/take-key": [("sealed", "a key as text", lambda fields: "xy" * 48)],
     "cgd/rows": [
         ("rows", "no rows", lambda fields: 0),
         ("rows", "rows below zero", lambda fields: -569),
@@ -1616,7 +1758,7 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("commitment", "a commitment of 31 bytes", lambda fields: "cc" * 31),
         ("commitment", "a commitment of 33 bytes", lambda fields: "cc" * 33),
         ("commitment", "no commitment", lambda fields: ""),
-        ("commitment", "a commitment that is not hexadecimal", lambda fields: "xy" * 32),
+        ("commitment", "a commitment as text", lambda fields: "xy" * 32),
         ("runs", "a silo that runs something else", lambda fields: "float8"),
         ("runs", "a silo that runs nothing", lambda fields: ""),
     ],
@@ -1661,7 +1803,7 @@ def tampered_messages() -> Iterator[tuple[str, str, bytes]]:
         yield tag, "half of it", data[: len(data) // 2]
         yield tag, "its tag in capitals", wire(tag.upper(), fields)
         other = next(name for name, theirs in everything.items() if set(theirs) - set(fields))
-        yield tag, f"the fields of {other}", wire(tag, everything[other])
+        yield tag, f"the fields of {other}", wire(tag, everything[other], kinds=SCHEMA[other])
         for why, wrong in wrong_fields(fields):
             yield tag, why, wire(tag, wrong)
         for name, why, change in OWN.get(tag, []):
@@ -1672,27 +1814,33 @@ def tampered_messages() -> Iterator[tuple[str, str, bytes]]:
         "a take below zero": {"take": -1}, "a take of true": {"take": True}, "a take of 2^31": {"take": 2**31},
         "a round of 2^31": {"round": 2**31}, "a round with a fraction": {"round": 3.0},
         "a run without a name": {"run": ""}, "a run of 129 characters": {"run": "r" * 129},
-        "a wire format of the future": {"format": 3}, "a wire format of true": {"format": True},
-        "the wire format that had no take": {"format": 1},
-        "a surplus header entry": {"surplus": 1}, "a list of fields": {"fields": []},
+        "a wire format of the future": {"format": 4}, "a wire format of true": {"format": True},
+        "the wire format that was a file of safetensors": {"format": 2}, "a type in a list": {"type": []},
+        "a list of fields": {"fields": []},
     }  # fmt: skip
     for why, header in wrong_headers.items():
-        yield tag, why, wire(tag, everything[tag], **header) if "fields" not in header else wire(tag, {}, **header)
+        yield tag, why, wire(tag, everything[tag] if "fields" not in header else {}, **header)
     tag = "pbpfl/predictions"  # the headers of arrays are all arrays'
-    data = wire(tag, everything[tag])
+    head, behind = described(tag, everything[tag])
+    text = compact(head)
     for why, was, now in [
-        ("a row more than the bytes", b"[2,3]", b"[3,3]"),
-        ("an axis that is not there", b"[2,3]", b"[-2,3]"),
-        ("more entries than 64 bits count", b"[2,3]", b"[4611686018427387904,8]"),
-        ("float64 without the bytes", b'"F32"', b'"F64"'),
-        ("bytes of two arrays overlap", b"[8,32]", b"[0,24]"),
-        ("bytes beyond the end", b"[8,32]", b"[9,33]"),
+        ("a row more than the bytes", b"2,3]", b"3,3]"),
+        ("an axis that is not there", b"2,3]", b"-2,3]"),
+        ("an axis of true", b"2,3]", b"2,true]"),
+        ("more entries than 64 bits count", b"2,3]", b"4611686018427387904,8]"),
+        ("float64 without the bytes", b'"f4"', b'"f8"'),
+        ("a dtype without a shape", b'"f4"', b'["f4"]'),
     ]:
-        length = int.from_bytes(data[:8], "little")
-        top = data[8 : 8 + length].rstrip().replace(was, now, 1)
-        assert was in data
-        top += b" " * (-len(top) % 8)
-        yield tag, why, len(top).to_bytes(8, "little") + top + data[8 + length :]
+        assert was in text
+        yield tag, why, laid(text.replace(was, now, 1), behind)
+    data = bytearray(laid(text, behind))
+    assert data[4 + len(text)] == 0
+    data[4 + len(text)] = 1
+    yield tag, "bits before an array", bytes(data)
+    tag = "secure-aggregation/key-advert"  # the lengths of bytes are all bytes'
+    head, behind = described(tag, everything[tag])
+    for why, length in [("a length below zero", -1), ("a length of true", True), ("a length beyond the end", 2**62)]:
+        yield tag, why, laid(compact([*head[:6], length, *head[7:]]), behind)
 
 
 def message_vectors() -> dict[str, Any]:
@@ -1704,7 +1852,7 @@ def message_vectors() -> dict[str, Any]:
     assert not {case["bytes"] for case in tampered} & {case["bytes"] for case in good}
     assert all(len({(case["type"], case[what]) for case in tampered}) == len(tampered) for what in ("why", "bytes"))
     return {
-        "source": "this generator: wire format 2 (docstring of moretta.codec) written with json and numpy alone",
+        "source": "this generator: wire format 3 (moretta.contract.codec says what it is) by json and numpy alone",
         "stamp": STAMP,
         "good": good,
         "tampered": tampered,
