@@ -75,6 +75,7 @@ def _quiet() -> Iterator[None]:
             {"local_epochs": 1, **SGD, "dp_noise": 1.0, "dp_clip": 1.0},
             "dp-noise goes on the scalars of the batch level; remove local-epochs"
         ),
+        ({"clip_entry": 0.3, "dp_noise": 1.0, "dp_clip": 1.0}, "remove clip-entry, or dp-noise and dp-clip"),
         ({"dp_noise": 1.0}, "dp-noise is given and dp-clip is not"),
         (
             {"dp_noise": 1.0, "dp_clip": 1.0, "loss": "cross-entropy", "class_weights": (1.0, 2.0)},
@@ -92,7 +93,7 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], said: str
     "settings",
     [
         {"k": 1}, {"k": 0}, {"k": 2**14 + 1}, {"k_last": 1}, {"k_last": 2**15}, {"sigma": 0.0}, {"sigma": -1e-3},
-        {"sigma": float("inf")}, {"ema": 1.0}, {"ema": -0.1}, {"form": "forward"}, {"direction": "cauchy"},
+        {"sigma": float("inf")}, {"ema": 1.0}, {"ema": -0.1}, {"ema_each": "step"}, {"clip_entry": 0.0}, {"form": "forward"}, {"direction": "cauchy"},
         {"local_epochs": 0}, {"seed_pool": 0}, {"seed_pool": -8}, {"beta": 1},
     ],
     ids=str,

@@ -31,7 +31,7 @@ from torch import nn
 
 from moretta import BAFFLE, Engine, FedSGD, SecureAggregation, Silo
 from moretta.contract.messages import Message
-from moretta.errors import RunFailed
+from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
@@ -177,7 +177,11 @@ def test_a_round_is_a_step_along_the_estimate_of_the_union_of_the_batches(
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0), "form": "central"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0), "form": "central"}, {"clip_entry": 0.05}],
+    ids=str,
+)
 def test_an_epoch_is_a_silos_own_steps_one_batch_after_the_other(settings: dict[str, Any]) -> None:
     protocol = learning(**{**SGD, "k": 10, "local_epochs": 2, "lr_schedule": "step", **settings})
     one, seen = silos()[0], list[Any]()
@@ -201,11 +205,50 @@ def test_an_epoch_is_a_silos_own_steps_one_batch_after_the_other(settings: dict[
                 purpose = (ask.stamp.run, number, ask.parameter_hash, one.name, steps)
                 total, weight = total + loss(np.zeros(len(at))) * density, weight + density
                 rate = 0.2 if number == 1 else 0.02
-                at = at - rate * own_estimate(protocol, dense(protocol, 10, len(at), seed, *purpose), loss)
+                along = own_estimate(protocol, dense(protocol, 10, len(at), seed, *purpose), loss)
+                at = at - rate * min(1.0, (protocol.clip_entry or np.inf) / np.abs(along).max()) * along
                 steps += 1
         assert result.history[number - 1]["loss"] == pytest.approx(total / weight, rel=1e-2)
     assert farthest(weights(result), dict(layout.split(at))) < 1e-11
     assert steps == 2 * 3
+
+
+@pytest.mark.parametrize("weighted", [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0)}], ids=["", "class weights"])
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+def test_no_entry_of_a_silos_estimate_is_larger_than_asked(scheme: Any, weighted: dict[str, Any]) -> None:
+    """One silo's estimate is scaled, and the others' stay, as their entries are smaller."""
+    protocol = learning(**{**SGD, "k": 10, "form": "base", "direction": "gaussian", "ema": 0.0, **weighted})
+    seen, parts = list[Any](), silos()
+    parts[0] = Silo("silo-0", 10 * parts[0].x, parts[0].y)
+    given: dict[str, Any] = {"silos": parts, "aggregation": SecureAggregation(scheme=scheme), "dtype": "float64"}
+    with casting(answering("silo-0", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
+        free = make(protocol, **given).train(1, SEED)
+    model = first_weights(network())
+    layout, ask = layout_of(model), seen[0]
+    at = layout.flat({name: value.detach().numpy() for name, value in model.named_parameters()})
+    rows = dense(protocol, 10, len(at), server_of(players[0])._seed.seed, ask.stamp.run, 1, ask.parameter_hash)
+    estimates, densities, sizes = [], [], []
+    for silo in parts:
+        index = Batches(len(silo.x), 16, SEED, silo.name).of_round(1)
+        x, y = silo.x[index].astype(np.float64), silo.y[index]
+        density = float(np.array(protocol.class_weights or (1.0,) * CLASSES)[y].mean())
+
+        def loss(moved: NDArray[np.float64], x: Any = x, y: Any = y, d: float = density) -> float:
+            return float(row_losses(model, layout, at + moved, x, y, protocol).mean() / d)
+
+        estimates.append(own_estimate(protocol, rows, loss))
+        densities.append(density)
+        sizes.append(len(index))
+    largest = [float(np.abs(one).max()) for one in estimates]
+    most = (sorted(largest)[-2] + largest[0]) / 2
+    assert largest.index(max(largest)) == 0
+    clipped = make(protocol.model_copy(update={"clip_entry": most}), **given).train(1, SEED)
+    weigh = np.array(sizes) * np.array(densities)
+    bounded = [one * min(1.0, most / top) for one, top in zip(estimates, largest, strict=True)]
+    step = sum(weight * one for weight, one in zip(weigh / weigh.sum(), bounded, strict=True))
+    assert farthest(weights(clipped), dict(layout.split(at - 0.2 * step))) < 1e-10
+    assert farthest(weights(free), weights(clipped)) > 1e-3
+    assert clipped.history[0]["loss"] == pytest.approx(free.history[0]["loss"], rel=1e-12)
 
 
 def test_the_epoch_levels_loss_is_the_class_weighted_mean() -> None:
@@ -218,8 +261,6 @@ def test_the_epoch_levels_loss_is_the_class_weighted_mean() -> None:
 
 
 def test_clip_norm_is_kept_or_refused_on_the_epoch_level() -> None:
-    from moretta.errors import ParameterError
-
     try:
         protocol = learning(**SGD, local_epochs=1, clip_norm=1e-6)
     except ParameterError:
@@ -256,6 +297,19 @@ def test_what_is_released_is_the_average_of_the_parameters_over_rounds(ema: floa
     assert farthest(weights(result), dict(layout_of(network()).split(seen[-1]))) > 1e-3
     assert result.released is not None
     assert same_bytes(weights(result), {name: value.numpy() for name, value in result.released.state_dict().items()})
+
+
+def test_the_average_may_follow_each_epoch_as_the_authors_code_has_it() -> None:
+    """torch_ema's count: after n epochs the kept part is at most (1 + n) / (10 + n)."""
+    protocol = learning(ema=0.2, ema_each="epoch", epoch_rounds=4)
+    result, seen = parameters_by_round(protocol, 14, aggregation=CLEAR, dtype="float64")
+    average = seen[0].astype(np.float64)
+    for epoch in (1, 2, 3):
+        kept = min(0.2, (1 + epoch) / (10 + epoch))
+        average = kept * average + (1 - kept) * seen[4 * epoch]
+    assert farthest(weights(result), dict(layout_of(network().double()).split(average))) < 1e-14
+    with pytest.raises(ParameterError, match="averages after each 15 rounds .* and the run has 14; lower epoch-rounds"):
+        make(learning(ema=0.2, ema_each="epoch", epoch_rounds=15), aggregation=CLEAR).train(14, SEED)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -32,6 +32,10 @@ class BAFFLE(PrivateTraining):
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
     ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
         ema is at most t / (t + 9), so that the start is soon forgotten.
+    ema_each: when the average follows: after each "round", or each "epoch" of `epoch_rounds` rounds; after n epochs ema
+        is at most (1 + n) / (10 + n), as in the authors' code. What follows the last whole epoch is then left out.
+    clip_entry: the largest entry of a silo's estimate of the gradient. A silo knows the directions, so it scales its K
+        scalars such that no entry is larger; the authors' code has 0.3. None does not scale.
     trainable: names of parameters or of modules; all others are frozen. Without names all are trained.
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
         level: a silo takes so many epochs of steps along its own estimates, at learning_rate. Its difference, as long
@@ -50,6 +54,8 @@ class BAFFLE(PrivateTraining):
     orthogonal: bool = False
     seed_pool: PositiveInt | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.995
+    ema_each: Literal["round", "epoch"] = "round"
+    clip_entry: Positive | None = None
     trainable: tuple[str, ...] = ()
     local_epochs: PositiveInt | None = None
 
@@ -93,6 +99,8 @@ class BAFFLE(PrivateTraining):
                 f"seed-pool = {self.seed_pool}: expected a multiple of {BLOCK}, and at least the {most} directions of "
                 "a round"
             )
+        if self.clip_entry is not None and self.privacy:
+            raise ParameterError("dp-clip bounds what each row adds; remove clip-entry, or dp-noise and dp-clip")
         if self.local_epochs is not None and self.privacy:
             raise ParameterError(
                 "dp-noise goes on the scalars of the batch level; remove local-epochs, with which a silo's whole "
@@ -119,4 +127,5 @@ class BAFFLE(PrivateTraining):
             epochs,
             tuple(self.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
             self.clip_norm or 0.0,
+            clip_entry=self.clip_entry or 0.0,
         )

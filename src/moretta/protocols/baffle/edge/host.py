@@ -144,7 +144,7 @@ class EdgeSilo:
         one = slice(1)  # a small estimate first, as that loads code
         differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs[one], targets[one])
         beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
-        beside = max(beside, BESIDE_STEPS if recipe.local_epochs else 0)
+        beside = max(beside, BESIDE_STEPS if recipe.local_epochs or recipe.clip_entry else 0)
         itemsize = np.dtype(layout.dtype).itemsize
         rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)
         scalars = count * (rows * ROW + DIRECTION)

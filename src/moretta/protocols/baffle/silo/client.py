@@ -193,7 +193,11 @@ class Client:
                 f"the losses of silo `{self._name}` are NaN or infinite in {wrong} of {len(means)} directions; look at "
                 "its rows, or lower learning-rate or sigma"
             )
-        return means, np.array([loss, weights.mean()] if self._recipe.loss.class_weights else [loss])
+        density = weights.mean() if self._recipe.loss.class_weights else 1.0
+        if self._recipe.clip_entry:
+            estimate = gradient(self._recipe.form, means / density, work.directions())
+            means *= min(1.0, self._recipe.clip_entry / (float(np.abs(estimate).max()) or 1.0))
+        return means, np.array([loss, density] if self._recipe.loss.class_weights else [loss])
 
     def _work(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]

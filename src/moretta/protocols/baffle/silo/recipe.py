@@ -13,7 +13,7 @@ from moretta.protocols.common.row_losses import RowLosses
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. most: the largest K. At the epoch level alone: local_epochs; rates, the learning rate of each round;
+    loss: of a row. most: the largest K. clip_entry: of a silo's estimate, 0 for any. At the epoch level alone: local_epochs; rates, the learning rate of each round;
     clip_norm, the largest norm of a step's gradient, 0 for any.
     """
 
@@ -27,6 +27,7 @@ class Recipe:
     local_epochs: int = 0
     rates: tuple[float, ...] = ()
     clip_norm: float = 0.0
+    clip_entry: float = 0.0
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
         """Return the directions of K = k for one purpose: the run, the round, the parameters' hash."""
