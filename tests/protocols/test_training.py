@@ -28,7 +28,8 @@ def test_every_protocol_has_the_shared_settings_with_the_same_defaults(params: t
         ("learning_rate", float("inf")), ("momentum", 1.0), ("momentum", -0.1), ("weight_decay", -1e-9),
         ("weight_decay", float("inf")), ("clip_norm", 0.0), ("lr_schedule", "linear"), ("label_smoothing", 1.0),
         ("betas", (0.9, 1.0)), ("betas", (0.9,)), ("milestones", (0,)), ("milestone_factor", 1.0),
-        ("first_rate", 0.0), ("epoch_rounds", 0), ("class_weights", (1.0, 0.0)), ("loss", "mae"), ("optimizer", "rmsprop"), ("epochs", 3),
+        ("first_rate", 0.0), ("epoch_rounds", 0), ("class_weights", (1.0, 0.0)), ("loss", "mae"),
+        ("optimizer", "rmsprop"), ("epochs", 3),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(setting: str, value: object) -> None:

@@ -38,6 +38,7 @@ from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.crops import cropped
 from moretta.protocols.common.first_weights import first_weights
 from moretta.run.result import Result
 from moretta.secure_aggregation.plain import PlainUpload
@@ -213,6 +214,37 @@ def test_an_epoch_is_a_silos_own_steps_one_batch_after_the_other(settings: dict[
     assert steps == 2 * 3
 
 
+def test_images_are_varied_once_a_round_before_losses_are_compared() -> None:
+    """The silo's estimate is that of one crop, the same whenever the round's rows are asked for."""
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(12, 1, 6, 6)).astype(np.float32)
+    part = Silo("a", x, generator.integers(0, 4, 12))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    protocol = learning(**SGD, k=10)
+    given: dict[str, Any] = {"model": model, "silos": [part], "aggregation": CLEAR, "dtype": "float64", "batch_size": 4}
+    seen = list[Any]()
+    with casting(answering("a", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
+        result = make(protocol, augment="reflect-crop-flip", **given).train(1, SEED)
+    layout, ask = layout_of(first_weights(model).double()), seen[0]
+    batches = Batches(12, 4, SEED, "a")
+    index = batches.of_round(1)
+    rng = np.random.Generator(np.random.PCG64([*batches.entropy, 1, *index.tolist()]))
+    inputs = cropped(x[index].astype(np.float64), "reflect-crop-flip", rng)
+    seed = server_of(players[0])._seed.seed
+    rows = dense(protocol, 10, layout.size, seed, ask.stamp.run, 1, ask.parameter_hash)
+
+    def loss(moved: NDArray[np.float64]) -> float:
+        start = first_weights(model).double()
+        return float(row_losses(start, layout, ask.parameters + moved, inputs, part.y[index], protocol).mean())
+
+    wanted = layout.split(ask.parameters - 0.2 * own_estimate(protocol, rows, loss))
+    assert farthest(weights(result), dict(wanted)) < 1e-11
+    plain = make(protocol, **given).train(1, SEED)
+    assert farthest(weights(result), weights(plain)) > 1e-3
+
+
 @pytest.mark.parametrize("weighted", [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0)}], ids=["", "class weights"])
 @pytest.mark.parametrize("scheme", ["none", "pairwise"])
 def test_no_entry_of_a_silos_estimate_is_larger_than_asked(scheme: Any, weighted: dict[str, Any]) -> None:
@@ -308,7 +340,7 @@ def test_the_average_may_follow_each_epoch_as_the_authors_code_has_it() -> None:
         kept = min(0.2, (1 + epoch) / (10 + epoch))
         average = kept * average + (1 - kept) * seen[4 * epoch]
     assert farthest(weights(result), dict(layout_of(network().double()).split(average))) < 1e-14
-    with pytest.raises(ParameterError, match="averages after each 15 rounds .* and the run has 14; lower epoch-rounds"):
+    with pytest.raises(ParameterError, match=r"averages after each 15 rounds .*run has 14; lower epoch-rounds"):
         make(learning(ema=0.2, ema_each="epoch", epoch_rounds=15), aggregation=CLEAR).train(14, SEED)
 
 

@@ -113,8 +113,8 @@ class BAFFLE(PrivateTraining):
             )
         return self
 
-    def recipe(self, rounds: int) -> Recipe:
-        """Return the settings of a silo in a run of so many rounds."""
+    def recipe(self, rounds: int, augment: str = "") -> Recipe:
+        """Return the settings of a silo in a run of so many rounds. augment: how images of a batch are varied."""
         epochs = self.local_epochs or 0
         return Recipe(
             self.form,
@@ -128,4 +128,5 @@ class BAFFLE(PrivateTraining):
             tuple(self.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
             self.clip_norm or 0.0,
             clip_entry=self.clip_entry or 0.0,
+            augment=augment,
         )

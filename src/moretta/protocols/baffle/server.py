@@ -66,8 +66,8 @@ class Server:
         self._average = self._parameters().astype(np.float64)
         if params.ema and params.ema_each == "epoch" and params.epoch_rounds > rounds:
             raise ParameterError(
-                f'ema-each = "epoch" averages after each {params.epoch_rounds} rounds (epoch-rounds), and the run has '
-                f"{rounds}; lower epoch-rounds"
+                f'ema-each = "epoch" averages after each {params.epoch_rounds} rounds (epoch-rounds), and the run '
+                f"has {rounds}; lower epoch-rounds"
             )
         self._releases, self._forwards = releases or Releases(), 0
 

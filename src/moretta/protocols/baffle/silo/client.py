@@ -35,6 +35,7 @@ from moretta.protocols.baffle.silo.messages import (
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
+from moretta.protocols.common.crops import cropped
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
@@ -203,6 +204,9 @@ class Client:
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
     ) -> LossWork:
         inputs, targets = self._rows.take(index, at.dtype)
+        if self._recipe.augment:  # once, before losses are compared; and the same whenever these rows are asked for
+            rng = np.random.Generator(np.random.PCG64([*self._rows.batches.entropy, int(purpose[1]), *index.tolist()]))
+            inputs = cropped(inputs, self._recipe.augment, rng)
         directions = partial(self._recipe.directions, k, forward.layout.size, self._seed.seed, *purpose)
         about = (k, self._seed.seed, *purpose)
         return LossWork(self._recipe, forward, at, inputs, targets, directions, about, self.phase)

@@ -13,8 +13,9 @@ from moretta.protocols.common.row_losses import RowLosses
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. most: the largest K. clip_entry: of a silo's estimate, 0 for any. At the epoch level alone: local_epochs; rates, the learning rate of each round;
-    clip_norm, the largest norm of a step's gradient, 0 for any.
+    loss: of a row. most: the largest K. clip_entry: the largest entry of a silo's estimate, 0 for any. At the epoch
+    level alone: local_epochs; rates, the learning rate of each round; clip_norm, the largest norm of a step's gradient,
+    0 for any. augment: how images of a batch are varied (`moretta.protocols.common.crops`), empty: not.
     """
 
     form: Form
@@ -28,6 +29,7 @@ class Recipe:
     rates: tuple[float, ...] = ()
     clip_norm: float = 0.0
     clip_entry: float = 0.0
+    augment: str = ""
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
         """Return the directions of K = k for one purpose: the run, the round, the parameters' hash."""
