@@ -26,8 +26,9 @@ class BAFFLE(PrivateTraining):
         grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
     form: the finite difference (`moretta.protocols.baffle.silo.estimate`). direction: "rademacher", entries -1 and +1,
-        or "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
-        Rademacher directions lose less to the curvature (`moretta.protocols.baffle`).
+        or "gaussian". Differs from the paper: its form is "twice-forward", of which its code has "base" at
+        twice the K, the same, and its directions are Gaussian; "mean" and Rademacher directions lose less to the
+        curvature (`moretta.protocols.baffle`).
     orthogonal: make the directions of a round orthogonal to each other.
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
     ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
