@@ -178,6 +178,13 @@ def makes_sense(message: Message) -> None:
                 np.square(message.alpha, dtype=np.float64).sum()
         case pbpfl.Softmax():
             assert len(message.y) == len(message.k)
+        case pbpfl.Ratios():
+            rows, outputs, others, _ = message.words.shape
+            assert message.alpha.shape == (rows,)
+            assert others == outputs - 1
+        case pbpfl.BlindedSoftmax():
+            assert message.totals.shape[:2] == message.rests.shape[:2]
+            assert len(message.k) == len(message.totals)
         case silo_rows.Begin():
             assert message.mean.shape == message.deviation.shape
         case cgd.Partial() | cgd.Join():

@@ -33,7 +33,7 @@ from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.local import narrowed
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.cgd.start import centers, confined
+from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.common import enrolment, modules
 from moretta.run.assembly import federation_of
 from moretta.run.evaluation import evaluate
@@ -64,7 +64,8 @@ def train_alone(silo: Silo, federation: Federation, rounds: int, seed: int) -> d
     columns, (x_test, y_test) = list(silo.columns), federation.test
     model = narrowed(federation.model, Layers.of(federation.model), len(columns)).to(dtype).train()
     root = SecretRoot.insecure(seed, silo.name)
-    start = confined(params, centers(params, model), tuple(modules.trainable(model)), silo.name, root)
+    own = [name for name in modules.trainable(model) if name not in shared_biases(params, model)]
+    start = confined(params, centers(params, model, seed), own, silo.name, root)
     modules.load(model, start)
     (x, x_test), loss = _inputs(federation, silo.x, x_test[:, columns], dtype), params.loss_function
     began = time.perf_counter()
@@ -73,6 +74,8 @@ def train_alone(silo: Silo, federation: Federation, rounds: int, seed: int) -> d
     for number in range(1, rounds + 1):
         gradients = torch.autograd.grad(loss(model(x), y), weights)
         with torch.no_grad():
+            if params.weight_decay:
+                gradients = torch._foreach_add(gradients, weights, alpha=params.weight_decay)
             torch._foreach_add_(weights, gradients, alpha=-params.rate(number, rounds))
     figures = evaluate(model, x_test, y_test, params.loss, "classification", metrics=False)
     told = {"accuracy": figures["accuracy"], "loss": figures["loss"]}

@@ -18,11 +18,13 @@ def mlp(
     layers: int | None = None,
     width: int | None = None,
     bias: bool = True,
+    output_bias: bool | None = None,
 ) -> nn.Sequential:
     """float32[n, *inputs] -> float32[n, outputs]; samples of more than one axis are flattened first.
 
     `hidden` are the widths of the hidden layers, [32, 32] unless given. `layers` and `width` (64) are the papers' way:
-    MLP-n has n weight layers, so n - 1 hidden ones. An empty `hidden`, or one layer, is a linear model.
+    MLP-n has n weight layers, so n - 1 hidden ones. `bias` is of all layers, `output_bias` of the last, as the others
+    unless given. An empty `hidden`, or one layer, is a linear model.
     Raises ParameterError for both ways at once, and for sizes below 1.
     """
     if hidden is not None and (layers is not None or width is not None):
@@ -38,4 +40,5 @@ def mlp(
     parts: list[nn.Module] = [nn.Flatten()] if len(inputs) > 1 else []
     for size, following in pairwise(sizes):
         parts += [nn.Linear(size, following, bias=flag(bias, "bias")), nn.ReLU()]
-    return nn.Sequential(*parts, nn.Linear(sizes[-1], outputs, bias=flag(bias, "bias")))
+    last = flag(bias if output_bias is None else output_bias, "output_bias")
+    return nn.Sequential(*parts, nn.Linear(sizes[-1], outputs, bias=last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,20 @@ class Evaluator:
         return self._scores(tensors, self._prepared(rows[0]), rows[1])
 
     def of_models(self, models: Mapping[str, Tensors], rows: LabelledRows) -> dict[str, Any]:
-        """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them."""
-        inputs, metrics = self._prepared(rows[0]), len(models) <= MANY
-        scores = {name: self._scores(tensors, inputs, rows[1], metrics) for name, tensors in models.items()}
+        """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them.
+
+        Beside the worst stand the means over models on all rows and, as `slices`, each on a part of its own of them.
+        """
+        inputs, metrics, parts = self._prepared(rows[0]), len(models) <= MANY, list[dict[str, Any]]()
+        scores, cuts = dict[str, dict[str, Any]](), slices(len(rows[0]), len(models))
+        for number, (name, tensors) in enumerate(models.items()):
+            scores[name] = self._scores(tensors, inputs, rows[1], metrics)
+            if self._judged_by == "worst" and cuts:
+                cut = cuts[number]
+                parts.append(evaluate(self._module, inputs[cut], rows[1][cut], self._loss, self._task, metrics=False))
         summary = mean_of(list(scores.values()))
         if self._judged_by == "worst":
-            summary = worst_of(scores) | {"mean": summary}
+            summary = worst_of(scores) | {"mean": summary} | ({"slices": mean_of(parts)} if parts else {})
         return summary | ({"per_silo": scores} if len(scores) > 1 else {})
 
     def on_the_way(
@@ -66,7 +75,9 @@ class Evaluator:
             if rows is not None and sample:
                 scores = self.of_models(sample, rows)
                 found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
-                found |= {f"{part}_mean_{key}": scores["mean"][key] for key in SCORES if key in scores.get("mean", ())}
+                for what in ("mean", "slices"):
+                    of = scores.get(what, {})
+                    found |= {f"{part}_{what}_{key}": of[key] for key in SCORES if key in of}
         return found
 
     def at_the_end(
@@ -97,6 +108,14 @@ class Evaluator:
     def _scores(self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
         modules.load(self._module, tensors)
         return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics)
+
+
+def slices(rows: int, models: int) -> list[slice]:
+    """Return each model's own rows, neighbours of equal number as far as that goes; none for too few rows or models."""
+    if not 1 < models <= rows:
+        return []
+    cuts = [number * rows // models for number in range(models + 1)]
+    return [slice(*cut) for cut in pairwise(cuts)]
 
 
 def sample_of(models: Mapping[str, Tensors]) -> dict[str, Tensors]:

@@ -298,6 +298,8 @@ def oracle(
     hidden: Sequence[int] = (7, 5),
     mean: Array | float = 0.0,
     deviation: Array | float = 1.0,
+    decay: float = 0.0,
+    in_order: bool = False,
 ) -> tuple[dict[str, dict[str, Array]], dict[str, Array]]:
     """Return the confined models after len(rates) rounds and D, by plain autograd: D -= alpha sum n g / sum n.
 
@@ -322,7 +324,7 @@ def oracle(
                         mask.zero_()
                     elif part != "heads" and name == FIRST:
                         mask[:, next(list(silo.columns) for silo in silos if silo.name == part)] = 0.0
-            index = torch.from_numpy(Batches(len(x), batch_size, SEED, row).of_round(number))
+            index = torch.from_numpy(Batches(len(x), batch_size, SEED, row, in_order=in_order).of_round(number))
             own = {
                 name: ((torch.tensor(starts[owner][name]).double() + value) * reads[owner][name]).requires_grad_()
                 for name, value in displacement.items()
@@ -330,7 +332,7 @@ def oracle(
             outputs = torch.func.functional_call(model, own, (x[index],))
             loss = nn.functional.cross_entropy(outputs, y[index])
             for name, gradient in zip(own, torch.autograd.grad(loss, list(own.values())), strict=True):
-                total[name] += len(index) * gradient * summed[name]
+                total[name] += len(index) * (gradient + decay * own[name].detach()) * summed[name]
                 weight[name] += len(index) * summed[name]
         for name in displacement:
             displacement[name] = displacement[name] - rate * total[name] / weight[name].clamp(min=1)

@@ -203,7 +203,6 @@ def test_a_mapping_of_deltas_that_lacks_somebody(engine: str) -> None:
     [
         {"optimizer": "adam"},
         {"momentum": 0.9},
-        {"weight_decay": 0.1},
         {"clip_norm": 1.0},
         {"lr_schedule": "cosine"},
         {"first_rate": 0.1},

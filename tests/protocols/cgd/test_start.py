@@ -18,7 +18,7 @@ from moretta import CGD, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
-from moretta.protocols.cgd.start import centers, confined, delta_of, noise
+from moretta.protocols.cgd.start import centers, confined, delta_of, noise, shared_biases
 from moretta.protocols.common import modules
 from moretta.run import federation
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -26,6 +26,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "cgd.json").read_text(encoding="utf-8"))["starts"]
 ROOT, OTHER = SecretRoot(bytes(range(32))), SecretRoot(bytes(32))
 NAMES = ("north", "south", "east")
+SEED = 3
 MANY = 200_000
 
 
@@ -43,7 +44,8 @@ def network(*layers: nn.Module, seed: int = 0) -> nn.Module:
 def started(model: nn.Module, root: SecretRoot = ROOT, name: str = "north", **given: Any) -> dict[str, np.ndarray]:
     """Return a participant's start as its client makes it."""
     params = CGD(**given)
-    return confined(params, centers(params, model), tuple(modules.trainable(model)), name, root)
+    own = [tensor for tensor in modules.trainable(model) if tensor not in shared_biases(params, model)]
+    return confined(params, centers(params, model, SEED), own, name, root)
 
 
 # Their distribution. For n standard normal numbers, the mean deviates by n^-1/2, the mean square by (2 / n)^1/2, the
@@ -236,10 +238,27 @@ def test_starts_do_not_follow_from_the_training_seed() -> None:
     assert models(players(seed=1, insecure=6)) != models(players(seed=1, insecure=7))
 
 
+def test_shared_biases_are_one_vector_of_standard_normal_numbers_without_delta() -> None:
+    model = network(nn.Linear(4, 5000), nn.ReLU(), nn.Linear(5000, 6), nn.ReLU(), nn.Linear(6, 3))
+    kind: dict[str, Any] = {"hidden_bias": "shared", "delta": 0.01}
+    assert shared_biases(CGD(**kind), model) == ["0.bias", "2.bias"]
+    assert shared_biases(CGD(), model) == []
+    one, two = started(model, name="north", **kind), started(model, OTHER, name="south", **kind)
+    for tensor in ("0.bias", "2.bias"):
+        np.testing.assert_array_equal(one[tensor], two[tensor])
+    check_normal(one["0.bias"])
+    assert np.abs(one["4.bias"]).max() < 0.1  # the output's is confined, as all else is
+    assert (one["4.bias"] != two["4.bias"]).all()
+    other = centers(CGD(**kind), model, SEED + 1)
+    assert (other["0.bias"] != one["0.bias"]).all()  # of the run's seed, which everybody knows
+    around = started(model, around="model", hidden_bias="shared")
+    np.testing.assert_array_equal(around["0.bias"], model.state_dict()["0.bias"].numpy())
+
+
 def test_what_torch_and_numpy_would_draw_is_not_touched() -> None:
     params, model = CGD(), network(nn.Linear(4, 3))
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    confined(params, centers(params, model), ["0.weight"], "north", SecretRoot.fresh())
+    confined(params, centers(params, model, SEED), ["0.weight"], "north", SecretRoot.fresh())
     assert torch.equal(torch.get_rng_state(), before)
     assert np.random.get_state()[1].tolist() == numpy_before  # noqa: NPY002
 

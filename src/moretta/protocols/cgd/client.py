@@ -42,7 +42,7 @@ from moretta.protocols.cgd.messages import (
 )
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder
-from moretta.protocols.cgd.start import centers, confined
+from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.apart import AskApart, OneList
@@ -83,7 +83,8 @@ class Client:
 
     model: the whole architecture, as everybody has it. order: its rows, in the order of its row of the grid. root: of
     its start. contributors: by group. rounds: of the run. blind: whether sums are hidden from whoever relays them.
-    figures: of the score that is asked for at the end; none for no score.
+    seed: of the training, from which a shared start follows. figures: of the score that is asked for at the end; none
+    for no score.
     """
 
     def __init__(
@@ -98,12 +99,13 @@ class Client:
         rounds: int,
         *,
         blind: bool,
+        seed: int,
         figures: Sequence[str] = (),
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._position, self._order, self._root = params, position, order, root
         self._contributors, self._group_keys, self._rounds, self._blind = contributors, group_keys, rounds, blind
-        self._figures = figures
+        self._figures, self._seed = figures, seed
         self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if position.columns else None
@@ -157,7 +159,8 @@ class Client:
             case Descend():
                 return self._descend(message, group)
             case StepAlone():
-                self._step(group, message.stamp, self._gradient(message.stamp).gradients)
+                local = self._gradient(message.stamp)
+                self._step(group, message.stamp, self._regularised(local, self._group(group)))
                 return Done(stamp=message.stamp)
             case Score():
                 return self._score(message, group)
@@ -196,10 +199,12 @@ class Client:
 
     def _confined(self) -> dict[str, Array]:
         """Return w_l(1): of all tensors that this participant holds."""
-        return confined(self._params, self._around(), tuple(self._displacement), self._position.me, self._root)
+        shared = shared_biases(self._params, self._template)
+        own = [name for name in self._displacement if name not in shared]
+        return confined(self._params, self._around(), own, self._position.me, self._root)
 
     def _around(self) -> dict[str, Array]:
-        around = centers(self._params, self._template)
+        around = centers(self._params, self._template, self._seed)
         if self._layers is not None:
             weight = self._layers.weight
             around[weight] = around[weight][:, list(self._position.columns)]
@@ -248,12 +253,20 @@ class Client:
     def _contribute(self, ask: Contribute, group: str) -> Message:
         local, shared = self._gradient(ask.stamp), self._group(group)
         with self.phase("aggregation"):
-            upload = {name: local.gradients[name] for name in shared.shapes}
+            upload = self._regularised(local, shared)
             if shared.tells_loss:
                 upload["loss"] = np.asarray(local.loss)
             key = self._group_keys.key(group) if self._blind else None
             about = self._asked(ask, group)
             return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key, asked=about)
+
+    def _regularised(self, local: Local, group: Group) -> dict[str, Array]:
+        """Return the gradients of a group's layers, each with the regulariser's of the own model (Eq. 4)."""
+        decay = self._params.weight_decay
+        if not decay:
+            return {name: local.gradients[name] for name in group.shapes}
+        weights = self.model()
+        return {name: local.gradients[name] + np.asarray(decay * weights[name]) for name in group.shapes}
 
     def _asked(self, ask: Contribute, group: str) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, and the group's D and number of steps."""

@@ -26,6 +26,13 @@ class CGD(Training):
     those of `warm_start`), for architectures and fine-tuning that need a common start.
     vertical: how participants that hold different columns of the same rows work together. "joint": a row of the grid
     has one model, its first layer split by column. "independent", Algorithm 2 as printed: each participant has one.
+    hidden_bias: where biases of hidden layers start: "confined" like weights, or "shared", the same for everybody and
+    without delta: standard normal numbers, or the model's own with around = "model". A shared start is no secret: it
+    follows from the run's seed. (The authors' code has it so, and no bias of the outputs: the "mlp" has output-bias.)
+    batches: the rows of a batch, where [data] batch-size is not 0: "shuffled" anew each epoch, or "in-order", each
+    epoch from the first row on, as the authors' code has them.
+    weight_decay: lambda of the regulariser lambda |w|^2 / 2 (Eq. 4), of each participant's own model: its gradient has
+    lambda w_l(k) in it, and the sum their mean by rows, so that D stays one. The authors' code has 1e-6.
     schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
     after `decay_from` and T is how many rounds are left then.
     mu: of that schedule, 0 to 1 (Theorem 1).
@@ -41,6 +48,8 @@ class CGD(Training):
     delta: Delta = 0.01
     around: Literal["zero", "model"] = "zero"
     vertical: Literal["joint", "independent"] = "joint"
+    hidden_bias: Literal["confined", "shared"] = "confined"
+    batches: Literal["shuffled", "in-order"] = "shuffled"
     schedule: Literal["constant", "inverse-square"] = "constant"
     mu: Annotated[NonNegative, Field(lt=1)] = 0.0
     decay_from: Annotated[int, Field(ge=0)] = 0
@@ -84,10 +93,10 @@ class CGD(Training):
 
     @model_validator(mode="after")
     def _is_plain_descent(self) -> Self:
-        if self.optimizer != "sgd" or self.momentum or self.weight_decay or self.clip_norm is not None:
+        if self.optimizer != "sgd" or self.momentum or self.clip_norm is not None:
             raise ParameterError(
-                "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum, "
-                "weight-decay and clip-norm"
+                "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum and "
+                "clip-norm"
             )
         if self.lr_schedule != "constant" or self.first_rate is not None:
             raise ParameterError(

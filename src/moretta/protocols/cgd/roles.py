@@ -157,7 +157,8 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
                 "its rows"
             )
         y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
-    batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run)  # of a row's holders the same
+    in_order = protocol.batches == "in-order"  # of a row's holders the same, as are all batches
+    batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run, in_order=in_order)
     held_out = held_out_of(protocol, setting, silo)
     return SiloRows(
         silo.x,
@@ -216,6 +217,7 @@ def _participant(
         keys,
         setting.rounds,
         blind=blind,
+        seed=setting.seed,
         figures=setting.figures,
     )
 

@@ -34,7 +34,7 @@ from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
 from moretta.protocols.cgd.layers import Layers, joined, summed
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.cgd.start import centers, confined
+from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.secure_aggregation.encoding import add_up, decode, encode, plan
@@ -122,13 +122,15 @@ class Simulation:
         self._params, self._grid, self._rows, self._adding = params, grid, rows, adding
         self._insecure, self._root = insecure, SecretRoot.fresh()
         self._rounds, self._batch_size = rounds, batch_size
-        self._layers, self._centers = Layers.of(model), centers(params, model)
+        self._layers, self._centers = Layers.of(model), centers(params, model, seed)
+        self._shared, self._mean_starts = shared_biases(params, model), dict[tuple[int, ...], Tensors]()
         if any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in model.modules()):
             raise ParameterError(
                 'a simulation does not draw what each participant would; remove dropout, or use engine = "in-process"'
             )
         self._displacement = {name: np.zeros(tuple(value.shape)) for name, value in modules.trainable(model).items()}
-        self._batches = [Batches(count, batch_size, seed, row) for row, count in rows.counts.items()]
+        in_order = params.batches == "in-order"
+        self._batches = [Batches(count, batch_size, seed, row, in_order=in_order) for row, count in rows.counts.items()]
         self._upper = torch.vmap(partial(torch.func.functional_call, self._layers.upper))
         self._models = list[_Models]()
 
@@ -154,6 +156,12 @@ class Simulation:
                 f"probably diverged; round {now.round - 1} is kept: go on from it with --resume, a lower learning rate "
                 "or a decaying schedule"
             )
+        if self._params.weight_decay:
+            starts = self._mean_start(tuple(counts))
+            gradient = {
+                name: value + self._params.weight_decay * (starts[name] + self._displacement[name])
+                for name, value in gradient.items()
+            }
         with self.phase("update"):
             rate = self._params.rate(now.round, self._rounds)
             for name, value in gradient.items():
@@ -234,12 +242,30 @@ class Simulation:
         rest: dict[str, Array] = {}
         for name in names:
             around = {**self._centers, layers.weight: self._centers[layers.weight][:, list(self._held(name))]}
-            trained = tuple(self._displacement) if name == head else (layers.weight,)
-            start = confined(self._params, around, trained, name, self._root_of(name))
+            own = [tensor for tensor in self._displacement if tensor not in self._shared]
+            noised = own if name == head else [layers.weight]
+            start = confined(self._params, around, noised, name, self._root_of(name))
             weights.append(start[layers.weight])
             if name == head:
                 rest = start
         return rest | {layers.weight: joined(weights, [self._held(name) for name in names], layers.columns)}
+
+    def _mean_start(self, counts: tuple[int, ...]) -> Tensors:
+        """Return the mean of all starts by rows in the batch, of which the regulariser's gradient has the sum.
+
+        It is made once for equal counts. Where the ring adds, this part is added outside it: it is no row's.
+        """
+        if counts not in self._mean_starts:
+            total = {name: np.zeros_like(value) for name, value in self._displacement.items()}
+            readers = self._readers()
+            for some in readers:
+                for count, (row, names) in zip(counts, some.items(), strict=True):
+                    for name, value in self._start(row, names).items():
+                        if name in total:
+                            often = 1 if name == self._layers.weight else len(readers)
+                            total[name] += value * (count / sum(counts) / often)
+            self._mean_starts = {counts: total}
+        return self._mean_starts[counts]
 
     def _read(self, names: Sequence[str]) -> dict[str, Array]:
         """Return D, with 0 for the columns that these participants do not hold."""

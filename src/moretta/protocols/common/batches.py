@@ -20,9 +20,10 @@ class Batches:
 
     rows: how many rows the silo has. size: rows in a batch, 0 for all of them. seed: of the training, not secret.
     run: the run's id, so that another run of the same seed has other batches; empty where one machine plays all roles.
+    in_order: every epoch has the rows in the order that they are held in.
     """
 
-    def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "") -> None:
+    def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "", *, in_order: bool = False) -> None:
         if rows < 1:
             raise ParameterError(f"silo `{silo}` has no rows; expected at least one")
         self.rows = rows
@@ -30,6 +31,7 @@ class Batches:
         self.per_epoch = -(-rows // self.size)
         self.entropy = [seed, *(_number(name) for name in (silo, run) if name)]
         self.whole = 2 * self.size > rows
+        self._in_order = in_order
         self._epoch, self._order = -1, np.arange(0)
 
     def of_round(self, number: int, take: int = 0) -> NDArray[np.int64]:
@@ -50,7 +52,9 @@ class Batches:
         """
         if epoch < 0:
             raise PeerError("expected a round from 1 on, was asked to train in one before the first")
-        if epoch != self._epoch:
+        if self._in_order:
+            self._epoch, self._order = epoch, np.arange(self.rows)
+        elif epoch != self._epoch:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, epoch]))
             self._epoch, self._order = epoch, generator.permutation(self.rows)
         return [self._order[start : start + self.size] for start in range(0, self.rows, self.size)]

@@ -20,6 +20,7 @@ One round; W are the true weights, R the scales, r = gamma o r_a the offset, h t
 
     silo k            y^ = y + alpha r
     silos -> server   z = y^ - max y^ and alpha of every sample, each silo's by itself
+                      (exchange = "ratios": exp(y^_j - y^_i) + lambda_i, as printed, and alpha; `ratios`)
     server            p = softmax(z - alpha r)
     server -> silo k  p, with variant = "probabilities"; with "paper", p exp(-delta) and (1 - exp(delta)) / xi
     silo k            gradients of G and sigma_1 .. sigma_m; with "paper", of beta_s and psi_s too (`terms`)
@@ -39,7 +40,8 @@ scale (`scales`; some models have none) are obfuscated, not encrypted. Hidden la
 scaling and permutation symmetry, so the function of the trunk is plain. The head's offset has m unknowns, which a silo
 with labels fits by least squares. The released model is the true function. Under cross-entropy a silo learns its
 samples' true softmax: it is sent it, or in the paper's form solves sum_i p_i = 1 for the m unknown xi_s from m rows.
-Then one sample gives r_i - r_j and, as r_a is public, all of r where m is below the number of outputs. Of two silos,
+Then one sample gives r_i - r_j and, as r_a is public, all of r where m is below the number of outputs. The printed
+exchange hides a softmax of two classes from the server, and none of more (`ratios`). Of two silos,
 each knows its own half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim
 of semantic security (Lemma 6) does not hold: rank and signs of W survive.
 
@@ -69,7 +71,7 @@ for the true R alone (`scales-from-low-bits` of the audit). So the server holds 
 Differs from the paper, which does not speak of floats.
 
 Modules: `params`, `messages`, `server`, `client`, `ideal`. `perturbation` is the key, `terms` the mathematics at the
-head, `softmax` the server's half of the exchange, `sizes` what the key and the ring are sized by, `trunk` the passes
+head, `softmax` the server's half of the exchange, `ratios` the exchange as printed, `sizes` what the key and the ring are sized by, `trunk` the passes
 below the head. `scales` says which scales a model has: `graph` records the calls of a model, `rules` and `layers` say
 what each does to scales and channels, `solver` joins them, `patterns` apply the result to a tensor, `selfcheck` tries
 it in numbers.

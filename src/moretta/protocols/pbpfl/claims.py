@@ -79,6 +79,26 @@ def returns_the_paper_s_form(record: Record) -> bool:
     return not returns_the_softmax(record)
 
 
+def hides_softmax_from_server(record: Record) -> bool:
+    """Whether `exchange = "ratios"` and there are two classes."""
+    return has_ratios(record) and fact(record, "outputs") == 2
+
+
+def shows_softmax_to_server(record: Record) -> bool:
+    """Whether silos send outputs (the default), or ratios of three classes or more."""
+    return not hides_softmax_from_server(record)
+
+
+def has_ratios(record: Record) -> bool:
+    """Whether `exchange = "ratios"`."""
+    return bool(setting(record, "protocol", "exchange") == "ratios")
+
+
+def sends_outputs(record: Record) -> bool:
+    """Whether silos send their outputs up to a constant a row (the default)."""
+    return not has_ratios(record)
+
+
 def starts_from_the_seed(record: Record) -> bool:
     """Whether the first weights follow from the run file's seed: on one machine, without a warm start."""
     follow = setting(record, "run", "seed") is not None and setting(record, "protocol", "warm-start") is None
@@ -151,9 +171,19 @@ SERVER = (
         "of each sample of each silo by itself the softmax and alpha, the sum of the last layer’s inputs",
         "In the cross-entropy exchange, sees each sample of each silo’s batch by itself: its softmax, and alpha, the "
         "sum of the last layer’s inputs.",
-        (is_cross_entropy,),
+        (is_cross_entropy, shows_softmax_to_server),
         attacks=("server-softmax",),
         place="front",
+    ),
+    Claim(
+        "server",
+        "not given",
+        "a sample’s softmax of two classes, by its blinded ratios, but alpha, the sum of the last layer’s inputs",
+        "In the cross-entropy exchange, sees of each sample of each silo’s batch alpha, the sum of the last layer’s "
+        "inputs, and two ratios that blind its softmax of two classes; three classes would show it.",
+        (is_cross_entropy, hides_softmax_from_server),
+        assumes="the server follows the protocol: one that does not learns from each refusal a little",
+        attacks=("server-softmax",),
     ),
 )
 
@@ -261,7 +291,18 @@ SOFTMAX = (
         "Because probabilities sum to one, works out the true softmax exactly once its batch has at least m samples, "
         "and then the differences between the last layer’s offsets from a single sample: with the public direction "
         "they give the whole offset where m is below the number of outputs.",
-        (is_cross_entropy, returns_the_paper_s_form),
+        (is_cross_entropy, returns_the_paper_s_form, sends_outputs),
+        attacks=OF_A_SOFTMAX,
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "its samples’ true softmax, each from its own row of the answer to blinded ratios, and with it the differences "
+        "of the last layer’s offset: all of it where m is below the number of outputs",
+        "The answer to blinded ratios holds sums by which each row gives its own true softmax, whatever the size of "
+        "the batch, and then the differences between the last layer’s offsets: with the public direction they give the "
+        "whole offset where m is below the number of outputs.",
+        (is_cross_entropy, has_ratios),
         attacks=OF_A_SOFTMAX,
     ),
     Claim(

@@ -17,23 +17,25 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.scoring import Score
-from moretta.protocols.pbpfl import softmax, terms
-from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl import ratios, softmax, terms
+from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl.ratios import Blinds
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead
 from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
 from moretta.secure_aggregation.asked import Asked, asked
-from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 from moretta.secure_aggregation.sums import Contributor
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch between the silo's predictions and the server's answer."""
+    """A batch between the silo's predictions and the server's answer. blinds: of ratios, where those were sent."""
 
     stamp: Stamp
     batch: Forwarded
     asked: Asked
+    blinds: Blinds | None = None
 
 
 class Client:
@@ -41,7 +43,8 @@ class Client:
 
     Under cross-entropy it answers `TrainOn` with its noisy predictions, and `Softmax` with the gradients.
     model: never written to; one object for all silos that may be computed together. head: the model's last linear
-    layer. variant: the only form of the softmax that it accepts.
+    layer. variant: the only form of the softmax that it accepts. root: of the lambdas that blind its ratios; None sends
+    outputs.
     """
 
     def __init__(
@@ -52,9 +55,10 @@ class Client:
         rows: SiloRows,
         contributor: Contributor,
         variant: str = "probabilities",
+        root: SecretRoot | None = None,
     ) -> None:
         self.phase: Phase = no_phase
-        self._variant = variant
+        self._variant, self._root = variant, root
         self._loss, self._head, self._rows, self._contributor = loss, head, rows, contributor
         self._noisy = NoisyModel(model, head)
         self._waiting: _Waiting | None = None
@@ -65,8 +69,11 @@ class Client:
         match message:
             case TrainOn():
                 return (yield from self._train(message))
-            case Softmax():
-                return (yield from self._after_softmax(message))
+            case Softmax() if self._root is None:
+                return (yield from self._after_softmax(message, self._awaited(message)))
+            case BlindedSoftmax():
+                waiting = self._awaited(message)
+                return (yield from self._after_softmax(_unblinded(message, waiting), waiting))
         model = self._noisy.own if isinstance(message, Score) else self._noisy.given
         with self.phase("aggregation"):
             return self._rows.answer(message, self._contributor, model)
@@ -79,13 +86,25 @@ class Client:
         if self._loss.name == "mse":
             found = yield BackwardWork(batch, terms.squared_error, [batch.targets], self.phase)
             return self._upload(ask.stamp, found, ask.encoding, batch, about)
-        self._waiting = _Waiting(ask.stamp, batch, about)
-        return _predictions(ask.stamp, batch.at)
+        found = _predictions(ask.stamp, batch.at)
+        if self._root is None:
+            self._waiting = _Waiting(ask.stamp, batch, about)
+            return found
+        # Of the outputs too: two that were asked for under one stamp would have their difference without lambdas.
+        stamp, seen = ask.stamp, digest_of({"z": found.z})
+        stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
+        sent, blinds = ratios.blinded(stamp, found.z, found.alpha, stream)
+        self._waiting = _Waiting(stamp, batch, about, blinds)
+        return sent
 
-    def _after_softmax(self, ask: Softmax) -> Answering:
+    def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
+        """Return the batch that an answer is for, and forget it: a server that may try again would learn by refusals."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.stamp != ask.stamp:
             raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")
+        return waiting
+
+    def _after_softmax(self, ask: Softmax, waiting: _Waiting) -> Answering:
         batch, outputs = waiting.batch, waiting.batch.at.outputs
         if ask.y.shape != tuple(outputs.shape) or ask.k.shape[1] not in (0, len(batch.at.spread)):
             raise PeerError(f"{ask.stamp}: expected a softmax for {list(outputs.shape)}, got {list(ask.y.shape)}")
@@ -124,6 +143,12 @@ class Client:
 
     def restore(self, state: State) -> None:
         """Take up nothing."""
+
+
+def _unblinded(ask: BlindedSoftmax, waiting: _Waiting) -> Softmax:
+    if waiting.blinds is None:
+        raise MisuseError(f"{ask.stamp}: the blinded softmax came without the ratios it answers")
+    return Softmax(stamp=ask.stamp, y=ratios.unblinded(ask, waiting.blinds), k=ask.k, encoding=ask.encoding)
 
 
 def _predictions(stamp: Stamp, at: NoisyHead) -> Predictions:

@@ -11,6 +11,7 @@ from moretta.contract.messages import Array, Message, Tensors, message
 from moretta.errors import PeerError
 
 LARGEST = 1e30  # of predictions and of what answers them: squares of it still fit float64
+RATIO_WORDS, TOTAL_WORDS, REST_WORDS = 11, 20, 10  # of 64 bits: `moretta.protocols.pbpfl.ratios` says of what
 
 
 @message("pbpfl/train-on")
@@ -82,4 +83,52 @@ class Softmax(Message):
             raise PeerError(f"pbpfl/softmax: expected floats up to {LARGEST:.0e}")
 
 
-MESSAGES = (TrainOn, Predictions, Softmax)
+@message("pbpfl/ratios")
+class Ratios(Message):
+    """A silo's blinded ratios, `practical.md`, step 1 before Eq. 23 (`moretta.protocols.pbpfl.ratios`).
+
+    words: mu_ij, uint64[B, outputs, outputs - 1, 11], whole numbers lowest word first; alpha: [B].
+    """
+
+    words: Array
+    alpha: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for other shapes, or an alpha that is too large."""
+        _check_words(self.TAG, self.words, 4, RATIO_WORDS)
+        if self.words.shape[1] != self.words.shape[2] + 1 or self.alpha.shape != self.words.shape[:1]:
+            raise PeerError("pbpfl/ratios: expected for each row of alpha a ratio of each output to each other")
+        if self.alpha.dtype.kind != "f" or float(np.abs(self.alpha).max()) > LARGEST:
+            raise PeerError(f"pbpfl/ratios: expected alpha in floats up to {LARGEST:.0e}; did the silo diverge?")
+
+
+@message("pbpfl/blinded-softmax")
+class BlindedSoftmax(Message):
+    """The server's answer to `Ratios` (Eq. 23), and the encoding of the gradients.
+
+    totals, rests: Y_i and R_i, uint64[B, outputs, 20] and [B, outputs, 10], lowest word first. k: as in `Softmax`.
+    """
+
+    OWN: ClassVar[frozenset[str]] = frozenset({"totals", "rests", "k"})
+
+    totals: Array
+    rests: Array
+    k: Array
+    encoding: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where totals, rests and k are not of the same rows and outputs."""
+        _check_words(self.TAG, self.totals, 3, TOTAL_WORDS)
+        _check_words(self.TAG, self.rests, 3, REST_WORDS)
+        if self.totals.shape[:2] != self.rests.shape[:2] or self.k.ndim != 2 or len(self.k) != len(self.totals):
+            raise PeerError("pbpfl/blinded-softmax: expected totals, rests and k of the same rows")
+        if self.k.dtype.kind != "f" or float(np.abs(self.k).max(initial=0)) > LARGEST:
+            raise PeerError(f"pbpfl/blinded-softmax: expected k in floats up to {LARGEST:.0e}")
+
+
+MESSAGES = (TrainOn, Predictions, Softmax, Ratios, BlindedSoftmax)
+
+
+def _check_words(tag: str, words: Array, axes: int, count: int) -> None:
+    if words.dtype != np.uint64 or words.ndim != axes or words.shape[-1] != count or not words.size:
+        raise PeerError(f"{tag}: expected whole numbers of {count} words of 64 bits, by row and output")

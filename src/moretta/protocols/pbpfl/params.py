@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 from moretta.contract.settings import Positive
+from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 
 Scales = Literal["continuous", "powers-of-two"]
@@ -19,6 +20,10 @@ class PBPFL(Training):
     rho: |alpha r| / |y|, the size of the noisy predictions' offset relative to the true predictions.
     variant: under cross-entropy, what the server returns of the softmax: "probabilities" as they are, which costs
     m + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
+    exchange: of the paper's form, what a silo sends for its softmax: "outputs" up to a constant a row, or the paper's
+    "ratios" of their exponentials, blinded by a random number a class. Ratios hide the softmax from the server where
+    there are two classes, and from no other; each silo has its own from a single row of any batch
+    (`moretta.protocols.pbpfl.ratios`). The server then has no training loss, and gets 88 bytes for each pair of classes.
     scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does, bit by
     bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the paper: a scale is
     1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of every weight of the
@@ -32,7 +37,17 @@ class PBPFL(Training):
     partitions: PositiveInt = 1
     rho: Positive = 3.0
     variant: Literal["probabilities", "paper"] = "probabilities"
+    exchange: Literal["outputs", "ratios"] = "outputs"
     scales: Scales = "continuous"
+
+    @model_validator(mode="after")
+    def _exchanges(self) -> Self:
+        if self.exchange == "ratios" and (self.loss != "cross-entropy" or self.variant != "paper"):
+            raise ParameterError(
+                'exchange = "ratios" is how the paper\'s form of cross-entropy asks for a softmax; give loss = '
+                '"cross-entropy" and variant = "paper", or remove it'
+            )
+        return self
 
     @property
     def form(self) -> str:

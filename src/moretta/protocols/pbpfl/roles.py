@@ -46,6 +46,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
             own,
             contributor_of(setting, secure.scheme, name),
             protocol.variant,
+            setting.root(name) if protocol.exchange == "ratios" else None,
         )
         for name, own in rows_of(protocol, setting).items()
     }

@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Report, State, no_phase
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
 from moretta.data.layout import SampleLayout
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import usable_density
-from moretta.protocols.pbpfl import softmax
-from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl import ratios, softmax
+from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, sizes_of
+from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, rms, sizes_of
 from moretta.protocols.pbpfl.trunk import Trunk
 from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
@@ -39,11 +39,11 @@ LEAST_ROWS = 8
 class Exchanged:
     """The result of the exchange under cross-entropy.
 
-    answers: for each silo. true: what the server sees of each. sizes: the median over silos. left_out: silos whose
+    answers: for each silo. true: what the server sees of each, none behind blinded ratios. sizes: the median over silos. left_out: silos whose
     figures are out of proportion to the others'.
     """
 
-    answers: Mapping[str, Softmax]
+    answers: Mapping[str, Softmax | BlindedSoftmax]
     true: Mapping[str, softmax.TrueSoftmax]
     sizes: Sizes
     left_out: Mapping[str, Missing]
@@ -122,7 +122,8 @@ class Server:
             total = yield from aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
         else:
             ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
-            ended = yield from self._exchange(ask, key, wanted.fraction_bits, sizes)
+            exchange = self._exchange_ratios if self._params.exchange == "ratios" else self._exchange
+            ended = yield from exchange(ask, key, wanted.fraction_bits, sizes)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
@@ -146,8 +147,9 @@ class Server:
         self._sizes = self._sizes_so_far.take(exchanged.sizes if exchanged else self._sizes_from(total.means))
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
-        if self._params.class_weights and self._params.variant == "paper":
-            # The loss is -u . y + U log sum exp(y) by row. U, the row's class weight, would give its label away.
+        if self._params.variant == "paper" and (self._params.class_weights or self._params.exchange == "ratios"):
+            # The loss is -u . y + U log sum exp(y) by row. U, the row's class weight, would give its label away; behind
+            # blinded ratios there is no y.
             return Report(figures, left_out)
         log_normaliser = 0.0
         if exchanged:  # only silos that are in the sum count: some may have been lost since the exchange
@@ -164,12 +166,14 @@ class Server:
         stream = self._root.stream("perturbation", now.run, *now.drawn)
         return self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
-    def _deltas(self, now: Stamp, silo: str, found: Predictions) -> Keystream:
+    def _deltas(self, now: Stamp, silo: str, found: Predictions | Ratios) -> Keystream:
         """Return the keystream of a silo's deltas. Answers to different predictions never share deltas.
 
         The same predictions in one take get the same answer in every attempt, as a silo is answered once in a take.
+        Ratios have other blinds in each attempt, so there alpha alone says whether they are the same.
         """
-        predicted = digest_of({"z": found.z, "alpha": found.alpha})
+        seen = {"z": found.z} if isinstance(found, Predictions) else {}
+        predicted = digest_of({**seen, "alpha": found.alpha})
         return self._root.stream("delta", now.run, *now.drawn, silo, predicted)
 
     def _exchange(
@@ -201,6 +205,37 @@ class Server:
             return Aborted({**replies.missing, **left_out})
         sizes = agreed({silo: told[silo] for silo in true}, last)
         return Exchanged(answers, true, sizes, left_out)
+
+    def _exchange_ratios(
+        self, ask: TrainOn, key: Key, encoding: Mapping[str, int], last: Sizes
+    ) -> Exchange[Exchanged | Aborted]:
+        """Collect blinded ratios and answer them; how large outputs are is what the model says of synthetic inputs."""
+        outputs = len(key.parts)
+
+        def check(silo: str, found: Ratios) -> None:
+            if found.words.shape[1] != outputs:
+                raise PeerError(f"expected ratios of {outputs} outputs a row, got {found.words.shape[1]}")
+
+        replies = yield Ask.all(self._enrolment.cohort, ask, Ratios, check)
+        if spent := spent_of(replies):
+            return Aborted(spent)
+        if not replies.answers:
+            return Aborted(replies.missing)
+        with self.phase("perturbation"):
+            size = self._synthetic_sizes(ask.stamp).outputs
+            told = {silo: Sizes(rms(found.alpha), size) for silo, found in replies.answers.items()}
+            left_out = outliers(told, agreed(told, last))
+            answers = dict[str, BlindedSoftmax]()
+            for silo, found in replies.answers.items():
+                if silo in left_out:
+                    continue
+                try:
+                    answers[silo] = ratios.answer(found, key, self._deltas(ask.stamp, silo, found), encoding)
+                except PeerError as error:
+                    left_out[silo] = Missing(Reason.MALFORMED, str(error))
+        if not answers:
+            return Aborted({**replies.missing, **left_out})
+        return Exchanged(answers, {}, agreed({silo: told[silo] for silo in answers}, last), left_out)
 
     def _sizes_from(self, means: Mapping[str, np.ndarray]) -> Sizes:
         """Return the sizes that the squared error's terms show: beta is mean(alpha^2 / 2)."""
@@ -281,6 +316,8 @@ class Server:
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
+        if self._params.exchange == "ratios":
+            facts["outputs"] = float(len(key.parts))  # two are hidden by what more are not
         released = self._perturbation.sent(self._tensors, key, self._dtype)
         outcome = Outcome(
             parameters=modules.arrays(self._model, self._dtype),

@@ -23,6 +23,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from moretta.contract.messages import Array
 from moretta.contract.roles import Missing, Reason, State
 from moretta.protocols.common.clipping import RunningMedian
 from moretta.protocols.pbpfl.softmax import TrueSoftmax
@@ -41,8 +42,12 @@ class Sizes:
 
 def sizes_of(batch: TrueSoftmax) -> Sizes:
     """Return the rms over one silo's rows of alpha, and of the true outputs about each row's mean."""
-    centred = batch.y - batch.y.mean(axis=1, keepdims=True)
-    return Sizes(float(np.sqrt(np.mean(batch.alpha**2))), float(np.sqrt(np.mean(centred**2))))
+    return Sizes(rms(batch.alpha), rms(batch.y - batch.y.mean(axis=1, keepdims=True)))
+
+
+def rms(values: Array) -> float:
+    """Return the root of the mean square, in float64."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
 def agreed(told: Mapping[str, Sizes], last: Sizes) -> Sizes:

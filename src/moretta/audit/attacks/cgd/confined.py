@@ -105,7 +105,8 @@ def local(truth: Truth, name: str, number: int) -> Local:
 
 
 def _batches(truth: Truth, who: str, rows: int) -> Batches:
-    return Batches(rows, truth.federation.spec.batch_size, truth.seed, who)
+    in_order = truth.run.setting("batches") == "in-order"
+    return Batches(rows, truth.federation.spec.batch_size, truth.seed, who, in_order=in_order)
 
 
 # How good a model is

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moretta.audit.attacks.pbpfl import noisy_outputs
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Exposure, Models
 from moretta.audit.evidence.heads import as_outputs
 from moretta.contract.messages import Array, Tensors
-from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl.messages import BlindedSoftmax, Ratios, Softmax, TrainOn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +56,13 @@ def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
     """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model."""
     heard = truth.heard("server", number)
     ask = [one.message for one in heard if isinstance(one.message, TrainOn)][-1]
-    answers = [one.message for one in heard if isinstance(one.message, Softmax) and one.peer == silo]
-    loss = _along(truth, answers[-1].y) if answers else None
+    of_it = [one.message for one in heard if one.peer == silo]
+    y = [one.y for one in of_it if isinstance(one, Softmax)]
+    if blinded := [one for one in of_it if isinstance(one, BlindedSoftmax)]:
+        sent = [one for one in of_it if isinstance(one, Ratios)]
+        outputs = noisy_outputs.outputs_of(truth, silo, number, ask.parameters)
+        y = [noisy_outputs.opened(sent[-1], blinded[-1], outputs)]
+    loss = _along(truth, y[-1]) if y else None
     return truth.gradient(silo, number, ask.parameters, loss)
 
 
@@ -89,10 +95,10 @@ def without_offset(case: Case, silo: str) -> Models:
         gamma = gamma_least_squares.fit(seen, as_outputs(case.arrays["y"][some], run.outputs))
         offsets = dict(zip(seen.rounds.tolist(), np.einsum("tm,tmc->tc", gamma, seen.spread), strict=True))
     else:
-        sent = case.last_of_each_round(silo, Predictions)
+        sent = noisy_outputs.sent_by(case, silo)
         softmax = softmax_from_sum.softmax_by_round(case, silo)
         offsets = {
-            number: offset_from_softmax.differences(sent[number], p)
+            number: offset_from_softmax.differences(*sent[number], p)
             for number, p in softmax.items()
             if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
         }

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.pbpfl import gamma_least_squares, softmax_from_sum
+from moretta.audit.attacks.pbpfl import gamma_least_squares, noisy_outputs, softmax_from_sum
 from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import relative_error
 from moretta.audit.evidence.public_run import PublicRun
-from moretta.protocols.pbpfl.messages import Predictions, TrainOn
+from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -45,18 +45,17 @@ def fits(run: PublicRun) -> str:
 def attack(case: Case) -> Claim:
     """Claim gamma, [rounds, m], and r less its mean over outputs, [rounds, outputs]."""
     (silo,) = case.views
-    asks, sent = (case.last_of_each_round(silo, kind) for kind in (TrainOn, Predictions))
+    asks, sent = case.last_of_each_round(silo, TrainOn), noisy_outputs.sent_by(case, silo)
     softmax = softmax_from_sum.softmax_by_round(case, silo)
     rounds = sorted(softmax)
-    centred = [differences(sent[number], softmax[number]) for number in rounds]
+    centred = [differences(*sent[number], softmax[number]) for number in rounds]
     gamma = [gamma_of(r, asks[number]) for number, r in zip(rounds, centred, strict=True)]
     return {"rounds": np.array(rounds), "gamma": np.array(gamma), "centred": np.array(centred)}
 
 
-def differences(sent: Predictions, p: Floats) -> Floats:
-    """Return r less its mean over outputs, [outputs]."""
-    alpha = np.asarray(sent.alpha, dtype=np.float64)
-    rest = np.asarray(sent.z, dtype=np.float64) - np.log(np.maximum(p, TINY))
+def differences(z: Floats, alpha: Floats, p: Floats) -> Floats:
+    """Return r less its mean over outputs, [outputs]. z: y^ up to a constant a row, [rows, outputs]; alpha: [rows]."""
+    rest = z - np.log(np.maximum(p, TINY))
     rest -= rest.mean(axis=1, keepdims=True)
     return np.asarray(alpha @ rest / max(float(alpha @ alpha), TINY))
 

@@ -9,6 +9,10 @@ its columns permuted. With its own head W, b it has, for the penultimate feature
 
 which are outputs + 1 equations in inputs + 1 unknowns. They are exact if the head has no more inputs than outputs; else
 the solution of least norm is claimed, the projection of h on what the equations see.
+
+With ``exchange = "ratios"`` the server is sent ratios of exponentials under one lambda a class. From three classes on
+their differences have no lambda, and give z up to a constant (`moretta.protocols.pbpfl.ratios.from_differences`). With
+two classes there is no difference, and nothing is left to claim but equal chances.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array
-from moretta.protocols.pbpfl.messages import Predictions, TrainOn
+from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
+from moretta.protocols.pbpfl.ratios import from_differences
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
 
 if TYPE_CHECKING:
@@ -67,18 +72,27 @@ def attack(case: Case) -> Claim:
     """Claim p/ROUND/SILO, [rows, outputs], and h/ROUND/SILO, [rows, inputs]."""
     found = {}
     asks = case.last_of_each_round("server", TrainOn, "sent")
-    sent: dict[tuple[int, str], Predictions] = {}
-    for one in case.heard("server", Predictions):
-        if isinstance(one.message, Predictions):
+    sent: dict[tuple[int, str], Predictions | Ratios] = {}
+    for one in (*case.heard("server", Predictions), *case.heard("server", Ratios)):
+        if isinstance(one.message, Predictions | Ratios):
             sent[one.round, one.peer] = one.message  # the last: of the attempt that counted
     for (number, silo), predictions in sent.items():
         offset = np.asarray(case.arrays[f"offset/{number}"])
-        true = true_softmax(predictions, offset)
+        true = _seen(predictions, offset)
         weight, bias = case.arrays[f"weight/{number}"], case.arrays.get(f"bias/{number}")
         scales = scales_of(weight, asks[number].parameters[case.run.head], offset)
         found[f"p/{number}/{silo}"] = true.p
         found[f"h/{number}/{silo}"] = features(true, weight, bias, scales)
     return found
+
+
+def _seen(sent: Predictions | Ratios, offset: Floats) -> TrueSoftmax:
+    """Return what the server makes of a silo's batch. Of ratios of two classes it makes equal outputs."""
+    if isinstance(sent, Predictions):
+        return true_softmax(sent, offset)
+    shares, alpha = from_differences(sent.words), sent.alpha.astype(np.float64)
+    z = np.outer(alpha, offset) if shares is None else np.log(np.maximum(shares, TINY))
+    return true_softmax(Predictions(stamp=sent.stamp, z=z - z.max(axis=1, keepdims=True), alpha=alpha), offset)
 
 
 def scales_of(weight: Array, noisy: Array, offset: Floats) -> Floats:
@@ -128,6 +142,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         by_round(np.array([squares(one, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)]))
         for one in (p, np.broadcast_to(true.mean(axis=0), true.shape))
     ))  # fmt: skip
+    hidden = truth.run.setting("exchange") == "ratios" and truth.run.outputs == 2
+    who = "Behind ratios of two classes the server guesses" if hidden else "The server learns"
     rows = len(p)
     hits = int(np.sum(p.argmax(axis=1) == labels))
     low, high = of_rate(hits, rows)
@@ -137,7 +153,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         score=got,
         chance=chance,
         interval=interval,
-        sentence=f"The server learns the softmax of each of {rows} samples {to_error(error)} and "
+        sentence=f"{who} the softmax of each of {rows} samples {to_error(error)} and "
         f"guesses {hits / rows:.1%} of their labels by it",
         figures={
             "relative_error": error,

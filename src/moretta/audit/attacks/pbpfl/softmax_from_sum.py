@@ -7,7 +7,8 @@ row and part s (`practical.md`, Eq. 22 and 23), so that p_i = y_i - xi_s y_i k_s
 
 is one linear equation a row in the m secrets xi_s of the round, although delta is drawn anew for every row. A batch of
 m rows or more gives them, and with them p; for a smaller batch the solution of least norm is claimed. With ``variant =
-"probabilities"`` there is nothing to solve: the silo is handed p.
+"probabilities"`` there is nothing to solve: the silo is handed p. With ``exchange = "ratios"`` the answer has sums of
+exp(r*) too, and each row by itself gives its p (`moretta.protocols.pbpfl.ratios.from_one_row`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.pbpfl import noisy_outputs
 from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.errors import ParameterError
-from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
+from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
+from moretta.protocols.pbpfl.ratios import from_one_row
 from moretta.protocols.pbpfl.softmax import true_softmax
 
 if TYPE_CHECKING:
@@ -44,7 +47,9 @@ def fits(run: PublicRun) -> str:
 def given(truth: Truth) -> Given:
     """Give the first silo its view."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
-    return Given({silo: rounds}, {}, view=f"{rounds_of(len(rounds))} of {silo}", knowledge="nothing")
+    own = noisy_outputs.known(truth, silo, rounds)
+    knowledge = "the outputs that it computed" if own else "nothing"
+    return Given({silo: rounds}, own, view=f"{rounds_of(len(rounds))} of {silo}", knowledge=knowledge)
 
 
 def attack(case: Case) -> Claim:
@@ -55,10 +60,21 @@ def attack(case: Case) -> Claim:
 
 def softmax_by_round(case: Case, silo: str) -> dict[int, Floats]:
     """Return the softmax of a silo's batch, [rows, outputs], by round."""
+    if case.run.setting("exchange") == "ratios":
+        return _behind_ratios(case, silo)
     asks, answers = (case.last_of_each_round(silo, kind) for kind in (TrainOn, Softmax))
     if not answers:
         raise ParameterError(f"{silo} was answered nothing in the recorded rounds")
     return {number: solved(answer, asks[number].parts) for number, answer in answers.items()}
+
+
+def _behind_ratios(case: Case, silo: str) -> dict[int, Floats]:
+    asked, answers = (case.last_of_each_round(silo, kind) for kind in (Ratios, BlindedSoftmax))
+    outputs, found = noisy_outputs.sent_by(case, silo), dict[int, Floats]()
+    for number, told in answers.items():
+        z, _ = outputs[number]
+        found[number] = from_one_row(z, noisy_outputs.opened(asked[number], told, z), told.rests)
+    return found
 
 
 def solved(answer: Softmax, parts: NDArray[np.int64]) -> Floats:
@@ -72,9 +88,17 @@ def solved(answer: Softmax, parts: NDArray[np.int64]) -> Floats:
 
 
 def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floats]:
-    """Return the softmax that the server formed of a silo's batch, which it keeps to itself in the paper's form."""
+    """Return the softmax that the server formed of a silo's batch, which it keeps to itself in the paper's form.
+
+    Behind ratios of two classes it formed none: there it is that of the true model.
+    """
     found = {}
     for number in numbers:
+        if truth.run.setting("exchange") == "ratios":
+            outputs = noisy_outputs.outputs_of(truth, silo, number, truth.parameters(number))
+            shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+            found[number] = shifted / shifted.sum(axis=1, keepdims=True)
+            continue
         sent = [one.message for one in truth.heard(silo, number) if isinstance(one.message, Predictions)]
         found[number] = true_softmax(sent[-1], key_of(truth, number).offset).p
     return found
@@ -87,6 +111,10 @@ def naive_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Flo
     """
     found = {}
     for number in numbers:
+        if truth.run.setting("exchange") == "ratios":
+            rows = len(truth.batch(silo, number))
+            found[number] = np.full((rows, truth.run.outputs), 1.0 / truth.run.outputs)
+            continue
         answers = [one.message for one in truth.heard(silo, number) if isinstance(one.message, Softmax)]
         y = np.asarray(answers[-1].y, dtype=np.float64)
         guess = y if answers[-1].k.shape[1] else np.ones_like(y)
