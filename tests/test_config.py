@@ -267,7 +267,7 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
         "learning_rate": 0.5, "loss": "cross-entropy", "label_smoothing": 0.1,
     }  # fmt: skip
     rows: list[tuple[list[str], dict[str, Any]]] = [
-        (["orthogonal=true"], {"orthogonal": True}),
+        (["orthogonal=true", "directions=own"], {"orthogonal": True, "directions": "own"}),
         (["ema-each=epoch", "epoch-rounds=3", "clip-entry=0.3", "first-rate=0.02", "betas=[0.9, 0.99]"],
          {"ema_each": "epoch", "epoch_rounds": 3, "clip_entry": 0.3, "first_rate": 0.02, "betas": (0.9, 0.99)}),
         (["lr-schedule=milestones", "milestones=[60, 120]", "milestone-factor=0.2"],
@@ -316,10 +316,7 @@ PLAIN_STEPS = (
     " clip-norm"
 )
 ORTHOGONAL = 'orthogonal directions are fresh Rademacher ones; use direction = "rademacher" and no seed-pool'
-PLAIN_EPOCHS = (
-    "with local-epochs silos take plain SGD steps at learning-rate, and the server moves by their mean; set"
-    ' optimizer = "sgd", and no momentum or weight-decay'
-)
+OWN_STEPS = "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"
 BAD = [
     # unknown keys and sections
     (["protocol.learning-rat=1"], "[protocol] learning-rat is not known; did you mean learning-rate?"),
@@ -604,9 +601,11 @@ BAD = [
     ([*BAFFLE_RUN, "protocol.trainable=head"], '[protocol] trainable: expected a list, got "head"'),
     ([*BAFFLE_RUN, "protocol.trainable=[3]"], "[protocol] trainable[0]: expected a string in quotes, got 3"),
     ([*BAFFLE_RUN, "protocol.local-epochs=0"], "[protocol] local-epochs: expected 1 or more, got 0"),
-    ([*BAFFLE_RUN, "protocol.local-epochs=1"], PLAIN_EPOCHS),
-    ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.optimizer=sgd", "protocol.momentum=0.9"], PLAIN_EPOCHS),
-    ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.optimizer=sgd", "protocol.weight-decay=0.1"], PLAIN_EPOCHS),
+    ([*BAFFLE_RUN, "protocol.directions=mine"], '[protocol] directions: expected "shared" or "own", got "mine"'),
+    ([*BAFFLE_RUN, "protocol.directions=own", "protocol.dp-noise=1", "protocol.dp-clip=1"], "dp-noise goes on scalars"
+     ' along directions that all silos share, so that they share the noise; remove directions = "own", with which a'
+     " whole estimate is uploaded"),
+    ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.optimizer=sgd", "protocol.momentum=0.9"], OWN_STEPS),
     ([*BAFFLE_RUN, "protocol.local-epochs=1", "protocol.dp-noise=1", "protocol.dp-clip=1"], "dp-noise goes on the"
      " scalars of the batch level; remove local-epochs, with which a silo's whole difference is uploaded"),
     ([*BAFFLE_RUN, "protocol.dp-noise=1"], "dp-noise is given and dp-clip is not; they belong together (the noise has"
@@ -764,9 +763,13 @@ PROTOCOL = st.one_of(
         name=st.just("baffle"),
     ),
     _some(
-        {"orthogonal": st.booleans(), "local-epochs": st.integers(1, 9)},
+        {
+            "orthogonal": st.booleans(),
+            "local-epochs": st.integers(1, 9),
+            "directions": st.sampled_from(["shared", "own"]),
+            "optimizer": st.sampled_from(["sgd", "adam"]),
+        },
         name=st.just("baffle"),
-        optimizer=st.just("sgd"),
     ),
 )
 FAULT: dict[str, st.SearchStrategy[Any]] = {"round": st.integers(1, 9), "silo": TEXT}

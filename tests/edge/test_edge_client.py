@@ -102,6 +102,8 @@ def weights(result: Any) -> np.ndarray[Any, Any]:
         {},
         {"aggregation": SecureAggregation(scheme="additive-shares")},
         {"protocol": {"local_epochs": 1}},
+        {"protocol": {"local_epochs": 1, "optimizer": "adam", "learning_rate": 0.02}},
+        {"protocol": {"directions": "own"}},
         # Of all rows and without noise, as those are bound to what runs the model: an ONNX graph, or PyTorch's module.
         {"protocol": {"dp_noise": 0.0, "dp_clip": 1.0}, "batch_size": 0},
         {"protocol": {"form": "central", "class_weights": (1.0, 2.0, 0.5)}},

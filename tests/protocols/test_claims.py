@@ -74,6 +74,9 @@ RECORDS = [
     record(data={"missing": "mean"}),
     record(columns={"age": {"kind": "number", "blanks": "median", "range": [0, 120]}, "ward": {"kind": "category"}}),
     record(protocol={"local-epochs": 1}, **OF_SUMS),
+    record(dropped=LATE, protocol={"directions": "own"}),
+    record(protocol={"directions": "own"}, **OF_SUMS),
+    record(silos=2, secure={"scheme": "none"}, protocol={"directions": "own"}),
 ]
 
 

@@ -330,9 +330,19 @@ def test_baffle_of_whole_epochs_sums_weight_changes(make_run):
     assert "runs it forward only" in said(record, "A silo")
 
 
+def test_baffle_with_own_directions_sums_estimates(make_run):
+    record = baffle(make_run, "own", {"directions": "own"})
+    server = said(record, "Server")
+    assert "of the silos’ gradient estimates" in server
+    assert "their span" not in server
+    assert "Is not given the directions" in server
+    assert "knows its own directions alone" in said(record, "A silo")
+
+
 @pytest.mark.parametrize(("protocol", "upload"), [
     ({}, "loss-difference vector"),
     ({"local-epochs": 1}, "weight change"),
+    ({"directions": "own"}, "gradient estimate"),
 ])  # fmt: skip
 def test_baffle_without_masks_or_with_few_silos(make_run, protocol, upload):
     clear = said(baffle(make_run, "clear", protocol, **IN_THE_CLEAR), "Server")

@@ -68,9 +68,8 @@ def _quiet() -> Iterator[None]:
         ({"seed_pool": 64}, "seed-pool = 64: expected .* at least the 100 directions of a round"),
         ({"seed_pool": 104, "k_last": 120}, "at least the 120 directions"),
         ({"seed_pool": 104, "form": "twice-forward"}, "at least the 200 directions"),
-        ({"local_epochs": 1}, 'with local-epochs silos take plain SGD steps.*set optimizer = "sgd"'),
-        ({"local_epochs": 1, **SGD, "momentum": 0.5}, "and no momentum or weight-decay"),
-        ({"local_epochs": 1, **SGD, "weight_decay": 0.1}, "and no momentum or weight-decay"),
+        ({"local_epochs": 1, **SGD, "momentum": 0.5}, "silos step by themselves.*remove momentum"),
+        ({"directions": "own", "dp_noise": 1.0, "dp_clip": 1.0}, 'directions that all silos share.*remove directions'),
         (
             {"local_epochs": 1, **SGD, "dp_noise": 1.0, "dp_clip": 1.0},
             "dp-noise goes on the scalars of the batch level; remove local-epochs"

@@ -36,6 +36,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "growing, cosine": ({"k_last": 20, "lr_schedule": "cosine"}, {}),
     "pool": ({"seed_pool": 64}, {"aggregation": CLEAR}),
     "epochs": (SGD | {"local_epochs": 2, "lr_schedule": "step"}, {}),
+    "epochs, adam": ({"local_epochs": 2, "learning_rate": 0.02}, {}),
+    "own": ({"directions": "own"}, {}),
     "private": ({"dp_noise": 1.0, "dp_clip": 1.0}, {}),
     "some of them": ({}, {"participation": 0.7, "silos": silos((16,) * 4), "aggregation": CLEAR}),
     "part of the model": ({"trainable": ("2",), "orthogonal": True, "form": "central"}, {}),
@@ -71,7 +73,7 @@ def test_wherever_it_was_stopped_it_ends_with_the_same_bytes(case: str, tmp_path
     assert [line["round"] for line in resumed.history] == list(range(1, ROUNDS + 1))
 
 
-@pytest.mark.parametrize("case", ["adam", "private"])
+@pytest.mark.parametrize("case", ["adam", "own", "private"])
 def test_secret_roots_come_back_from_the_checkpoint(case: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from baffle_runs import (
     SEED,
     answering,
     casting,
+    client_of,
     farthest,
     learning,
     make,
@@ -31,9 +33,11 @@ from torch import nn
 
 from moretta import BAFFLE, Engine, FedSGD, SecureAggregation, Silo
 from moretta.contract.messages import Message
+from moretta.contract.roles import answered
 from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.local_steps import LocalSteps
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
@@ -64,11 +68,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "class weights": {"class_weights": (1.0, 2.0, 0.5, 1.0)},
     "mse": {"loss": "mse", "learning_rate": 0.02},
     "epochs": SGD | {"local_epochs": 1},
+    "epochs, adam": {"local_epochs": 1, "learning_rate": 0.02, "weight_decay": 1e-4},
+    "own": {"directions": "own"},
+    "own, gaussian, base": {"directions": "own", "direction": "gaussian", "form": "base"},
+    "own, epochs": SGD | {"directions": "own", "local_epochs": 1},
     "epochs, base, gaussian": SGD | {"local_epochs": 2, "form": "base", "direction": "gaussian", "learning_rate": 0.1},
 }
 
 
-QUICK = {"mean", "base", "central", "gaussian", "orthogonal", "pool", "growing", "class weights", "epochs"}
+QUICK = {"mean", "base", "central", "gaussian", "orthogonal", "pool", "growing", "class weights", "epochs", "own"}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way in QUICK else [pytest.mark.slow]) for way in WAYS])
@@ -176,6 +184,104 @@ def test_a_round_is_a_step_along_the_estimate_of_the_union_of_the_batches(
         result.record["facts"]["forwards"]
         == {"base": 11, "twice-forward": 21, "central": 20, "mean": 10}[protocol.form]
     )
+
+
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"form": form} for form in FORMS),
+        {"direction": "gaussian", "form": "base"},
+        {"class_weights": (1.0, 3.0, 0.5, 2.0), "seed_pool": 32},
+    ],
+    ids=str,
+)
+def test_with_own_directions_a_round_is_a_step_along_the_mean_of_the_silos_estimates(
+    settings: dict[str, Any], scheme: Any
+) -> None:
+    protocol = learning(**{**SGD, "k": 10, "directions": "own", **settings})
+    secure, seen = SecureAggregation(scheme=scheme), list[Any]()
+    with casting(answering("silo-0", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
+        result = make(protocol, aggregation=secure, dtype="float64").train(1, SEED)
+    model, parts = first_weights(network()), silos()
+    layout = layout_of(model)
+    at = layout.flat({name: value.detach().numpy() for name, value in model.named_parameters()})
+    estimate, density, seeds = np.zeros(len(at)), 0.0, set[bytes]()
+    for silo in parts:
+        index = Batches(len(silo.x), 16, SEED, silo.name).of_round(1)
+        x, y = silo.x[index].astype(np.float64), silo.y[index]
+
+        def loss(moved: NDArray[np.float64], x: Any = x, y: Any = y) -> float:
+            return float(row_losses(model, layout, at + moved, x, y, protocol).sum())
+
+        seed = client_of(players[0], silo.name)._seed.own()
+        rows = dense(protocol, 10, len(at), seed, seen[0].stamp.run, 1, seen[0].parameter_hash)
+        estimate += own_estimate(protocol, rows, loss)
+        density += np.array(protocol.class_weights or (1.0,) * CLASSES)[y].sum()
+        seeds.add(seed)
+    assert len(seeds) == len(parts)  # each its own
+    assert farthest(weights(result), dict(layout.split(at - 0.2 * estimate / density))) < 1e-11
+
+
+def test_own_directions_are_in_no_message() -> None:
+    """Neither what they follow from, nor anything that follows from it but the estimate."""
+    sent = list[bytes]()
+
+    def wrap(players: Any) -> None:
+        for client in players.clients.values():
+            honest = client.answer
+
+            def answer(message: Message, honest: Any = honest) -> Message:
+                sent.append(repr(message).encode())
+                sent.append(repr(found := answered(SimpleNamespace(answer=honest), message)).encode())
+                return found
+
+            client.answer = answer
+
+    with casting(wrap) as players:
+        make(learning(directions="own"), aggregation=CLEAR).train(2, SEED)
+    secrets = [client_of(players[0], silo.name)._seed.own() for silo in silos()]
+    assert sent
+    assert not any(repr(secret).encode() in one for secret in secrets for one in sent)
+
+
+def test_local_adam_is_pytorchs_over_all_rounds_between_which_weights_are_set() -> None:
+    """Each silo's Adam goes on where it was, from the mean of all silos' weights."""
+    settings: dict[str, Any] = {"learning_rate": 0.02, "weight_decay": 1e-2, "clip_norm": 1.0, "betas": (0.8, 0.99)}
+    protocol = learning(k=8, local_epochs=1, **settings)
+    at, seen, gradients = dict[tuple[str, int], Any](), list[Any](), dict[str, list[Any]]()
+
+    class Kept(LocalSteps):
+        def step(self, at: Any, gradient: Any, rate: float) -> None:
+            gradients.setdefault(str(id(self)), []).append(gradient.copy())
+            super().step(at, gradient, rate)
+
+    def wrap(players: Any) -> None:
+        for name in players.clients:
+            client_of(players, name)._steps.__class__ = Kept
+            answering(name, Estimate, lambda honest, ask, name=name: (
+                seen.append(ask.parameters) if name == "silo-0" else None,
+                at.__setitem__((name, ask.stamp.round), (ask.parameters.copy(), found := honest(ask))),
+                found,
+            )[-1])(players)  # fmt: skip
+
+    with casting(wrap) as players:
+        make(protocol, aggregation=CLEAR, dtype="float64").train(3, SEED)
+    for silo in silos():
+        taken = iter(gradients[str(id(client_of(players[0], silo.name)._steps))])
+        parameter = torch.zeros(len(seen[0]), dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.Adam([parameter], lr=0.02, weight_decay=1e-2, betas=(0.8, 0.99))
+        for number in (1, 2, 3):
+            sent, upload = at[silo.name, number]
+            with torch.no_grad():
+                parameter.copy_(torch.from_numpy(sent))
+            for _ in range(-(-len(silo.x) // 16)):
+                gradient = torch.from_numpy(next(taken))
+                parameter.grad = gradient * min(1.0, 1.0 / float(gradient.norm()))
+                optimizer.step()
+            wanted = sent - parameter.detach().numpy()
+            np.testing.assert_allclose(upload.tensors["difference"], wanted, rtol=0, atol=1e-12)
+        assert next(taken, None) is None
 
 
 @pytest.mark.parametrize(
@@ -393,7 +499,17 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("settings", [{}, {"local_epochs": 1}, {"class_weights": (1.0, 3.0, 0.5, 2.0)}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"local_epochs": 1},
+        {"class_weights": (1.0, 3.0, 0.5, 2.0)},
+        {"directions": "own"},
+        {"directions": "own", "class_weights": (1.0, 3.0, 0.5, 2.0)},
+    ],
+    ids=str,
+)
 def test_a_masked_round_is_the_open_one_within_the_rings_step(scheme: str, settings: dict[str, Any]) -> None:
     """Of one round: the next one's directions follow from the hash of parameters, and are others after any rounding."""
     protocol = learning(**SGD, **settings)
@@ -404,14 +520,17 @@ def test_a_masked_round_is_the_open_one_within_the_rings_step(scheme: str, setti
     assert clear.history[0]["ring_step"] == 0
     # An entry of the gradient adds K errors of at most a step, divided by K - 1; the sum of class weights, off by a
     # step too, divides it. On the epoch level the difference is off by a step.
-    bound = step if "local_epochs" in settings else rate * step * k / (k - 1) * (4 if settings else 1)
+    bound = (
+        step if "local_epochs" in settings else rate * step * k / (k - 1) * (4 if "class_weights" in settings else 1)
+    )
     assert farthest(weights(masked), weights(clear)) <= bound + 1e-12
     assert masked.history[0]["loss"] == pytest.approx(clear.history[0]["loss"], abs=4 * step + 1e-12)
 
 
 def test_the_upload_has_k_numbers_and_the_epoch_levels_a_models() -> None:
-    uploads: dict[str, list[Any]] = {"batch": [], "twice": [], "epoch": []}
-    for name, settings in (("batch", {}), ("twice", {"form": "twice-forward"}), ("epoch", SGD | {"local_epochs": 1})):
+    uploads: dict[str, list[Any]] = {"batch": [], "twice": [], "epoch": [], "own": []}
+    ways = {"batch": {}, "twice": {"form": "twice-forward"}, "epoch": {"local_epochs": 1}, "own": {"directions": "own"}}
+    for name, settings in ways.items():
 
         def keep(honest: Any, ask: Message, to: list[Any] = uploads[name]) -> Message:
             to.append(honest(ask))
@@ -424,6 +543,7 @@ def test_the_upload_has_k_numbers_and_the_epoch_levels_a_models() -> None:
     assert shapes["batch"] == {"scalars": (24 + 1,)}
     assert shapes["twice"] == {"scalars": (48 + 1,)}
     assert shapes["epoch"] == {"difference": (size,), "loss": ()}
+    assert shapes["own"] == {"estimate": (size,), "spoken": (1,)}
     assert isinstance(uploads["batch"][0], PlainUpload)
 
 
@@ -452,7 +572,9 @@ def dropping(*rows: tuple[int, str, str]) -> Engine:
 
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("phase", ["set-up", "upload", "unmasking"])
-@pytest.mark.parametrize("settings", [{}, SGD | {"local_epochs": 1}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, SGD | {"local_epochs": 1}, {"local_epochs": 1}, {"directions": "own"}], ids=str
+)
 def test_a_round_goes_on_without_a_silo_that_vanishes(phase: str, settings: Mapping[str, Any]) -> None:
     engine = dropping((2, "silo-3", phase))
     made = make(learning(**settings, k=8), silos=silos((16, 16, 16, 16, 16)), engine=engine)

@@ -155,7 +155,12 @@ def test_training_is_fedsgds(classes: int) -> None:
         model = mlp([4, 8, classes], True, torch.float64)
         secure, kind = SecureAggregation(scheme=scheme), {"batch_size": 8, "dtype": "float64"}
         federation = Federation(
-            model, silos(classes), protocol, aggregation=secure, insecure_secret_seed=3, **kind  # type: ignore[arg-type]
+            model,
+            silos(classes),
+            protocol,
+            aggregation=secure,
+            insecure_secret_seed=3,
+            **kind,  # type: ignore[arg-type]
         )
         return federation.train(8, 7)
 

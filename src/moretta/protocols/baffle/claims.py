@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moretta.protocols.common.claims import Claim, Record, setting, under
+from moretta.protocols.common.claims import Claim, Record, is_in_the_clear, setting, under
 from moretta.protocols.common.shared_claims import (
     ABSENT_VALUES,
     COLUMNS_OF_THE_OTHER,
@@ -26,17 +26,32 @@ from moretta.protocols.common.shared_claims import (
     with_all_but_one,
 )
 
-BATCH, EPOCH = "loss-difference vector", "weight change"
+BATCH, OWN, EPOCH = "loss-difference vector", "gradient estimate", "weight change"
 
 
 def sums_loss_differences(record: Record) -> bool:
-    """Whether a round is one batch of each silo (the default)."""
-    return not setting(record, "protocol", "local-epochs")
+    """Whether a round is one batch of each silo along shared directions (the default)."""
+    return not sums_weight_changes(record) and not draws_own(record)
+
+
+def sums_estimates(record: Record) -> bool:
+    """Whether a round is one batch of each silo along its own directions (`directions = "own"`)."""
+    return not sums_weight_changes(record) and draws_own(record)
 
 
 def sums_weight_changes(record: Record) -> bool:
     """Whether `local-epochs` is set."""
-    return not sums_loss_differences(record)
+    return bool(setting(record, "protocol", "local-epochs"))
+
+
+def draws_own(record: Record) -> bool:
+    """Whether `directions = "own"`."""
+    return bool(setting(record, "protocol", "directions") == "own")
+
+
+def shares_directions(record: Record) -> bool:
+    """Whether directions follow from a seed that all roles share (the default)."""
+    return not draws_own(record)
 
 
 def _sums(upload: str) -> tuple[Claim, ...]:
@@ -45,7 +60,28 @@ def _sums(upload: str) -> tuple[Claim, ...]:
 
 CLAIMS = (
     *under(_sums(BATCH), sums_loss_differences),
+    replace(in_the_clear(OWN), where=(is_in_the_clear, sums_estimates), attacks=("own-estimate",), shared=False),
+    *(replace(claim, place="full") for claim in under(_sums(OWN)[1:], sums_estimates)),
     *(replace(claim, place="full") for claim in under(_sums(EPOCH), sums_weight_changes)),
+    Claim(
+        "server",
+        "learns",
+        "an estimate of the silos’ gradient, as long as the model, whose error is that of all silos’ directions "
+        "together",
+        "The sum is an estimate of the silos’ gradient, as long as the model, with the error of all silos’ directions "
+        "together.",
+        (sums_estimates,),
+        attacks=("own-estimate",),
+    ),
+    Claim(
+        "server",
+        "not given",
+        "the directions, which each silo draws from its own secret",
+        "Is not given the directions, which each silo draws from its own secret; over rounds that hides nothing of the "
+        "gradient.",
+        (draws_own,),
+        rests_on="the tests of runs (`tests/protocols/baffle/test_baffle_trains.py`)",
+    ),
     Claim(
         "server",
         "learns",
@@ -68,6 +104,7 @@ CLAIMS = (
         "server",
         "not given",
         "the choice of the directions, as each role commits itself before it sees another’s part",
+        where=(shares_directions,),
         attacks=("seed-choosing-server",),
     ),
     Claim("server", "learns", "the silos’ mean loss"),
@@ -84,12 +121,22 @@ CLAIMS = (
         "learns",
         "the true model, every round, which it runs forward only, and all directions",
         "Receives the model itself, every round; runs it forward only, and knows all directions.",
+        (shares_directions,),
         attacks=("membership-inference",),
         place="front",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "the true model, every round, which it runs forward only, and its own directions alone",
+        "Receives the model itself, every round; runs it forward only, and knows its own directions alone.",
+        (draws_own,),
+        attacks=("membership-inference",),
     ),
     LABELS_OF_OTHERS,
     *SILO_STATISTICS,
     *under((of_two(BATCH),), sums_loss_differences),
+    *under((of_two(OWN),), sums_estimates),
     *under((of_two(EPOCH),), sums_weight_changes),
     COLUMNS_OF_THE_OTHER,
     *LISTENERS,

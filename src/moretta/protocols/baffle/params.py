@@ -26,9 +26,12 @@ class BAFFLE(PrivateTraining):
         grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
     form: the finite difference (`moretta.protocols.baffle.silo.estimate`). direction: "rademacher", entries -1 and +1,
-        or "gaussian". Differs from the paper: its form is "twice-forward", of which its code has "base" at
-        twice the K, the same, and its directions are Gaussian; "mean" and Rademacher directions lose less to the
-        curvature (`moretta.protocols.baffle`).
+        or "gaussian". Differs from the paper: its form is "twice-forward", of which its code has "base" at twice the K,
+        the same, and its directions are Gaussian; "mean" and Rademacher directions lose less to the curvature
+        (`moretta.protocols.baffle`).
+    directions: "shared", the same for all roles, so that a silo uploads K scalars; "own", each silo draws its own from
+        its secret and uploads its estimate, as long as the model. C silos then have C K directions a round, as in the
+        authors' code, and the server knows none of them. At the epoch level "own" hides each step's from the server.
     orthogonal: make the directions of a round orthogonal to each other.
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
     ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
@@ -39,8 +42,8 @@ class BAFFLE(PrivateTraining):
         scalars such that no entry is larger; the authors' code has 0.3. None does not scale.
     trainable: names of parameters or of modules; all others are frozen. Without names all are trained.
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
-        level: a silo takes so many epochs of steps along its own estimates, at learning_rate. Its difference, as long
-        as the model, is summed.
+        level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
+        difference, as long as the model, is summed. Adam's moments stay at the silo.
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
     """
 
@@ -52,6 +55,7 @@ class BAFFLE(PrivateTraining):
     sigma: Positive = 1e-3
     form: Form = "mean"
     direction: Literal["rademacher", "gaussian"] = "rademacher"
+    directions: Literal["shared", "own"] = "shared"
     orthogonal: bool = False
     seed_pool: PositiveInt | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.995
@@ -107,10 +111,14 @@ class BAFFLE(PrivateTraining):
                 "dp-noise goes on the scalars of the batch level; remove local-epochs, with which a silo's whole "
                 "difference is uploaded"
             )
-        if self.local_epochs is not None and (self.optimizer == "adam" or self.momentum or self.weight_decay):
+        if self.directions == "own" and self.privacy:
             raise ParameterError(
-                "with local-epochs silos take plain SGD steps at learning-rate, and the server moves by their mean; "
-                'set optimizer = "sgd", and no momentum or weight-decay'
+                "dp-noise goes on scalars along directions that all silos share, so that they share the noise; remove "
+                'directions = "own", with which a whole estimate is uploaded'
+            )
+        if self.local_epochs is not None and self.momentum:
+            raise ParameterError(
+                "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"
             )
         return self
 
@@ -125,9 +133,13 @@ class BAFFLE(PrivateTraining):
             self.direction,
             self.orthogonal,
             self.seed_pool or 0,
+            self.directions == "own",
             epochs,
             tuple(self.rate(number, rounds) for number in range(1, rounds + 1)) if epochs else (),
             self.clip_norm or 0.0,
+            epochs > 0 and self.optimizer == "adam",
+            self.weight_decay,
+            betas=self.betas,
             clip_entry=self.clip_entry or 0.0,
             augment=augment,
         )

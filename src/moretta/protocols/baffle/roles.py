@@ -71,6 +71,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     forward = TorchForward(setting.model, layout, setting.device)  # of all silos here: each call sets its parameters
     _check_rows(setting, forward)
     _check_fits(protocol, setting, layout)
+    combine = Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device)
     edge = setting.engine.edge
     check_packages(PACKAGES if edge else ())
     graph_of = exporter(setting, layout)
@@ -125,6 +126,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             setting.root(silo.name),
             privates.get(silo.name),
             model=computes,
+            combine=combine,
         )
     server = Server(
         protocol,
@@ -138,7 +140,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         graph_of,
         accountant,
         releases,
-        Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device),
+        combine,
     )
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
 

@@ -16,6 +16,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of, forwards_of, gradient
+from moretta.protocols.baffle.silo.estimate_upload import Parts
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -115,6 +116,8 @@ class Server:
         if self._recipe.local_epochs:
             return {"difference": (self._layout.size,), "loss": ()}
         spoken = 0 if self._accountant else 2 if self._recipe.loss.class_weights else 1
+        if self._recipe.own_directions:
+            return dict(Parts.of(self._layout).shapes(spoken))
         return {"scalars": (directions_of(self._recipe.form, k) + spoken,)}
 
     def _read(self, ask: Estimate, total: Sum) -> tuple[NDArray[np.float64], dict[str, float]]:
@@ -123,17 +126,23 @@ class Server:
         if recipe.local_epochs:
             figures = {"loss": float(total.means["loss"]), "ring_step": total.steps["difference"]}
             return total.means["difference"], figures
+        if recipe.own_directions:
+            estimate, spoken, ring_step = Parts.of(self._layout).read(total)
+            density = self._density(spoken, ring_step)
+            return estimate / density, {"loss": float(spoken[0]) / density, "ring_step": ring_step / density}
         directions = recipe.directions(
             ask.k, self._layout.size, self._seed.seed, stamp.run, stamp.round, ask.parameter_hash
         )
         derivatives, spoken = np.split(total.means["scalars"], [directions.count])
-        density = 1.0
-        if len(spoken) > 1:  # rows count by their class's weight
-            density = usable_density(float(spoken[1]), total.steps["scalars"], recipe.loss.class_weights)
+        density = self._density(spoken, total.steps["scalars"])
         figures = {"loss": float(spoken[0]) / density} if len(spoken) else {}
         figures["ring_step"] = total.steps["scalars"] / density * directions.count * directions.largest
         figures["ring_step"] /= directions.count - (recipe.form == "mean")
         return gradient(recipe.form, derivatives / density, directions, self._combine), figures
+
+    def _density(self, spoken: NDArray[np.float64], step: float) -> float:
+        """Return what a row counts on average, where rows count by their class's weight."""
+        return 1.0 if len(spoken) < 2 else usable_density(float(spoken[1]), step, self._recipe.loss.class_weights)
 
     def _parameters(self) -> Array:
         trained = modules.trainable(self._model)

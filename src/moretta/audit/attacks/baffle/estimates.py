@@ -64,6 +64,8 @@ def fits(run: PublicRun) -> str:
     """Say why loss differences of a run cannot be attacked."""
     if run.setting("local-epochs"):
         return "with local-epochs no loss differences are uploaded"
+    if run.setting("directions") == "own":
+        return 'with directions = "own" whole estimates are uploaded, and no loss differences'
     if run.scheme == "additive-shares" and run.setting("dp-noise"):
         return "the sums that the server opened have noise in them, and are not put together from shares again here"
     if run.augmented:

@@ -61,6 +61,8 @@ def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.setting("local-epochs"):
         return "with local-epochs each silo has directions of its own for each step"
+    if run.setting("directions") == "own":
+        return 'with directions = "own" no direction follows from the seed'
     return "" if 1 in run.recorded else "the round in which the seed was agreed on was not recorded"
 
 

@@ -36,8 +36,9 @@ from moretta.secure_aggregation.sums import Contributor
 
 SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
-# direction. Gaussian ones come from a table by 64-bit numbers. A silo that takes steps of its own also holds sums.
-BESIDE, BESIDE_GAUSSIAN, BESIDE_STEPS = 6, 10, 14
+# direction. Gaussian ones come from a table by 64-bit numbers. A silo that adds up its own estimate also holds sums,
+# and for Adam two moments in 64 bits, those of the round's start, and copies of both for its checkpoint.
+BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_ADAM = 6, 10, 14, 34
 # Bytes of an estimate for each row in each direction, and for each direction. At its peak it holds four arrays of
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
@@ -144,7 +145,9 @@ class EdgeSilo:
         one = slice(1)  # a small estimate first, as that loads code
         differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs[one], targets[one])
         beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
-        beside = max(beside, BESIDE_STEPS if recipe.local_epochs or recipe.clip_entry else 0)
+        sums = recipe.local_epochs or recipe.own_directions or recipe.clip_entry
+        beside = max(beside, BESIDE_SUMS if sums else 0)
+        beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
         itemsize = np.dtype(layout.dtype).itemsize
         rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)
         scalars = count * (rows * ROW + DIRECTION)

@@ -15,12 +15,14 @@ from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import (
+    Combine,
     Derivatives,
     check_sigma,
     differences_together,
     directions_of,
     gradient,
 )
+from moretta.protocols.baffle.silo.estimate_upload import Parts
 from moretta.protocols.baffle.silo.forward import Forward
 from moretta.protocols.baffle.silo.messages import (
     RUNS_TORCH,
@@ -79,11 +81,12 @@ class LossWork:
 
 
 class Client:
-    """Answers `Estimate` with the loss differences of its batch, or on the epoch level with the sum of its steps.
+    """Answers `Estimate` with the loss differences of its batch, or its estimate, or at the epoch level its steps' sum.
 
     forward: what runs the model; where None, `load` makes it from the ONNX graph that the server sends at set-up.
     runs: `RUNS_TORCH`, or the precision of the graph. private: adds noise to the scalars. model: a digest of what
     `forward` computes apart from its parameters, to which noise is bound; for a graph from the server, the graph's.
+    combine: adds the silo's own directions up, on a device perhaps.
     """
 
     def __init__(
@@ -99,11 +102,12 @@ class Client:
         load: Callable[[bytes], Forward] | None = None,
         runs: str = RUNS_TORCH,
         model: bytes = b"",
+        combine: Combine = Directions.combine,
     ) -> None:
         self.phase: Phase = no_phase
         self._recipe, self._name, self._forward, self._rows = recipe, name, forward, rows
         self._contributor, self._private, self._load, self._runs = contributor, private, load, runs
-        self._seed, self._computes = Seed(name, root), model
+        self._seed, self._computes, self._combine, self._steps = Seed(name, root), model, combine, recipe.steps()
 
     @InSteps
     def answer(self, message: Message) -> Answering:
@@ -172,11 +176,17 @@ class Client:
             return self._upload_epochs(ask, self._forward, purpose)
         about = self._asked(ask, whole=self._rows.batches.whole)
         index = self._rows.batches.of_round(*ask.stamp.drawn)
-        work = self._work(self._forward, at, index, ask.k, purpose)
+        own = (*purpose, *ask.stamp.drawn[1:]) if self._recipe.own_directions else purpose  # each take has its own
+        work = self._work(self._forward, at, index, ask.k, own)
         derivatives, loss = self._means(work, (yield work))
-        scalars = np.concatenate([derivatives, loss])
+        if self._recipe.own_directions:
+            with self.phase("update"):
+                estimate = gradient(self._recipe.form, derivatives, work.directions(), self._combine)
+            tensors = Parts.of(layout).tensors(self._name, estimate, loss)
+        else:
+            tensors = {"scalars": np.concatenate([derivatives, loss])}
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, {"scalars": scalars}, len(index), ask.encoding, asked=about)
+            return self._contributor.upload(ask.stamp, tensors, len(index), ask.encoding, asked=about)
 
     def _asked(self, ask: Estimate, *, whole: bool) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""
@@ -196,7 +206,7 @@ class Client:
             )
         density = weights.mean() if self._recipe.loss.class_weights else 1.0
         if self._recipe.clip_entry:
-            estimate = gradient(self._recipe.form, means / density, work.directions())
+            estimate = gradient(self._recipe.form, means / density, work.directions(), self._combine)
             means *= min(1.0, self._recipe.clip_entry / (float(np.abs(estimate).max()) or 1.0))
         return means, np.array([loss, density] if self._recipe.loss.class_weights else [loss])
 
@@ -207,8 +217,9 @@ class Client:
         if self._recipe.augment:  # once, before losses are compared; and the same whenever these rows are asked for
             rng = np.random.Generator(np.random.PCG64([*self._rows.batches.entropy, int(purpose[1]), *index.tolist()]))
             inputs = cropped(inputs, self._recipe.augment, rng)
-        directions = partial(self._recipe.directions, k, forward.layout.size, self._seed.seed, *purpose)
-        about = (k, self._seed.seed, *purpose)
+        seed = self._seed.own() if self._recipe.own_directions else self._seed.seed
+        directions = partial(self._recipe.directions, k, forward.layout.size, seed, *purpose)
+        about = (k, seed, *purpose)
         return LossWork(self._recipe, forward, at, inputs, targets, directions, about, self.phase)
 
     def _upload_in_private(
@@ -243,6 +254,7 @@ class Client:
         recipe, batches, number = self._recipe, self._rows.batches, ask.stamp.round
         about = self._asked(ask, whole=True)
         at, total, counted, steps = ask.parameters.copy(), 0.0, 0.0, 0
+        self._steps.begin(number)
         for epoch in range((number - 1) * recipe.local_epochs, number * recipe.local_epochs):
             for index in batches.of_epoch(epoch):
                 own = (*purpose, self._name, steps)
@@ -251,11 +263,8 @@ class Client:
                 with self.phase("update"):
                     directions = work.directions()
                     density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
-                    step = gradient(recipe.form, means / density, directions)
-                    if recipe.clip_norm:
-                        step *= min(1.0, recipe.clip_norm / (float(np.linalg.norm(step)) or 1.0))
-                    with np.errstate(over="ignore"):
-                        at -= (recipe.rates[number - 1] * step).astype(at.dtype)
+                    along = gradient(recipe.form, means / density, directions, self._combine)
+                    self._steps.step(at, along, recipe.rates[number - 1])
                 total, counted = total + loss[0] * len(index), counted + density * len(index)
                 steps += 1
         if not np.isfinite(at).all():
@@ -284,15 +293,18 @@ class Client:
         return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
 
     def state(self) -> State:
-        """Return the root of contributions, lots and noise, which commitments were answered, and releases."""
-        private = {} if self._private is None else self._private.state()
-        return {f"seed/{key}": value for key, value in self._seed.state().items()} | {
-            f"private/{key}": value for key, value in private.items()
+        """Return the root of contributions, lots and noise, commitments answered, releases, and Adam's moments."""
+        parts = {"seed/": self._seed, "private/": self._private, "steps/": self._steps}
+        return {
+            f"{prefix}{key}": value
+            for prefix, part in parts.items()
+            if part is not None
+            for key, value in part.state().items()
         }
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        parts = {"seed/": self._seed, "private/": self._private}
+        parts = {"seed/": self._seed, "private/": self._private, "steps/": self._steps}
         for prefix, part in parts.items():
             if part is not None:
                 part.restore(

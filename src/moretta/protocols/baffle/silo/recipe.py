@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
+from moretta.protocols.baffle.silo.local_steps import BETAS, LocalSteps
 from moretta.protocols.common.row_losses import RowLosses
 
 
@@ -13,9 +14,11 @@ from moretta.protocols.common.row_losses import RowLosses
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. most: the largest K. clip_entry: the largest entry of a silo's estimate, 0 for any. At the epoch
-    level alone: local_epochs; rates, the learning rate of each round; clip_norm, the largest norm of a step's gradient,
-    0 for any. augment: how images of a batch are varied (`moretta.protocols.common.crops`), empty: not.
+    loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate.
+    clip_entry: the largest entry of a silo's estimate, 0 for any. augment: how images of a batch are varied
+    (`moretta.protocols.common.crops`), empty: not. At the epoch level alone: local_epochs; rates, the learning rate of
+    each round; adam, whether steps are Adam's, of these betas, else SGD's; weight_decay; clip_norm, the largest norm of
+    a step's gradient, 0 for any.
     """
 
     form: Form
@@ -25,14 +28,25 @@ class Recipe:
     direction: str = "rademacher"
     orthogonal: bool = False
     seed_pool: int = 0
+    own_directions: bool = False
     local_epochs: int = 0
     rates: tuple[float, ...] = ()
     clip_norm: float = 0.0
+    adam: bool = False
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = BETAS
     clip_entry: float = 0.0
     augment: str = ""
 
+    def steps(self) -> LocalSteps:
+        """Return what takes a silo's own steps at the epoch level."""
+        return LocalSteps(adam=self.adam, decay=self.weight_decay, clip=self.clip_norm, betas=self.betas)
+
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
-        """Return the directions of K = k for one purpose: the run, the round, the parameters' hash."""
+        """Return the directions of K = k for one purpose: the run, the round, the parameters' hash.
+
+        seed: that all roles share, or one that a silo keeps for its own directions.
+        """
         count = directions_of(self.form, k)
         keys = keys_of(seed, count, *purpose, orthogonal=self.orthogonal, pool=self.seed_pool)
         return Directions(keys, count, size, self.direction, orthogonal=self.orthogonal)

@@ -91,6 +91,10 @@ class Seed:
         self.seed = derive(joined, "baffle seed", self._cohort)
         return hashlib.sha256(self.seed).digest()
 
+    def own(self) -> bytes:
+        """Return what this role's own directions follow from, a secret that no message carries."""
+        return self._root.derive("baffle own directions")
+
     def state(self) -> State:
         """Return the root, and for which commitments its contributions were revealed."""
         revealed = {f"revealed-for/{key}": value for key, value in self._revealed_for.items()}
