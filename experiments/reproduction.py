@@ -85,7 +85,7 @@ class Experiment(Section):
     """One table or figure of a paper.
 
     run: the run file, beside the file that names it. epochs: of the silo with most rows; a round is one batch a silo,
-    or one epoch where the protocol is fedavg. rounds: instead of epochs. set: overrides of every cell. on: the rows
+    or one epoch where silos take epochs of steps. rounds: instead of epochs. set: overrides of every cell. on: the rows
     that figures are measured on. curve: a figure of the history, such as "test_accuracy", kept along the way.
     printed: the paper's figures of a row, by its levels' names joined by ", ". notes: why ours differ.
     """
@@ -240,7 +240,7 @@ class Reproduction:
                 out=federation.out,
                 feature_names=federation.feature_names,
             )
-        epoch = 1 if run_file.protocol.name == "fedavg" else _batches(federation)
+        epoch = 1 if run_file.protocol.steps_at_silos else _batches(federation)
         rounds = of.rounds or epoch * (of.epochs or 1)
         record: dict[str, Any] = {
             "levels": list(cell.levels),
