@@ -14,10 +14,12 @@ from sklearn.metrics import (
 )
 from torch import Tensor, nn
 
+from moretta import CGD, FedSGD
+from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.common.lazy_tensor import CHUNK
 from moretta.protocols.common.modules import outputs_of
-from moretta.run.evaluation import evaluate, largest_relative_difference, probabilities
+from moretta.run.evaluation import Evaluator, evaluate, largest_relative_difference, probabilities, slices
 
 
 class Known(nn.Module):
@@ -204,3 +206,30 @@ def test_the_largest_relative_difference_is_over_tensors() -> None:
     ours = {**reference, "a": np.array([1.5, -4.0]), "b": np.array([101.0]), "whole": np.array(9)}
     assert largest_relative_difference(ours, reference) == 0.125  # 0.5 of 4, not 1 of 100
     assert largest_relative_difference({**ours, "zero": np.array([0.0, 0.25])}, reference) == 0.25
+
+
+def test_confined_models_have_a_figure_of_their_own_part_of_the_rows_each() -> None:
+    """The authors' figure of CGD: model i of m sees the i-th m-th part of the test rows alone."""
+    model, rows = nn.Linear(2, 3), 11
+    x, y = drawn(rows, 2).numpy(), np.arange(rows) % 3
+    models = {f"row-{i}": {"weight": drawn(3, 2, i).numpy(), "bias": drawn(1, 3, i)[0].numpy()} for i in range(4)}
+    evaluator = Evaluator(model, CGD(), "classification", _Fitted())
+    found = evaluator.of_models(models, (x, y))
+    cuts = [slice(0, 2), slice(2, 5), slice(5, 8), slice(8, 11)]
+    each = [evaluator.of_model(one, (x[cut], y[cut])) for one, cut in zip(models.values(), cuts, strict=True)]
+    for key in ("accuracy", "loss"):
+        assert found["slices"][key] == pytest.approx(np.mean([one[key] for one in each]))
+        assert found["mean"][key] == pytest.approx(np.mean([one[key] for one in found["per_silo"].values()]))
+    line = evaluator.on_the_way(models, (x, y), None)
+    assert line["test_slices_accuracy"] == found["slices"]["accuracy"]
+    assert "slices" not in evaluator.of_models(models, (x[:3], y[:3]))  # fewer rows than models
+    assert "slices" not in evaluator.of_models(dict(list(models.items())[:1]), (x, y))
+    common = Evaluator(model, FedSGD(loss="cross-entropy"), "classification", _Fitted())
+    assert "slices" not in common.of_models({"": models["row-0"]}, (x, y))
+    assert [slices(10, 3), slices(2, 3), slices(5, 1)] == [[slice(0, 3), slice(3, 6), slice(6, 10)], [], []]
+
+
+class _Fitted:
+    """Of inputs that are taken as they are."""
+
+    preparation = Preparation.nothing()

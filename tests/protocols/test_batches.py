@@ -77,3 +77,15 @@ def test_the_union_is_the_silos_batches_side_by_side(counts: list[int], size: in
         assert (found[: len(own)] - start).tolist() == own.tolist()
         found, start = found[len(own) :], start + part.rows
     assert len(found) == 0
+
+
+def test_batches_in_order_begin_each_epoch_with_the_first_row() -> None:
+    batches = Batches(10, 4, 1, "north", in_order=True)
+    rounds = [batches.of_round(number).tolist() for number in range(1, 7)]
+    assert rounds == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+    again = batches.of_round(1, 1)  # another take shares no order with the first
+    assert sorted(set(again.tolist())) == sorted(again.tolist())
+    assert batches.of_round(1).tolist() == rounds[0]
+    drawn = [Batches(100, 4, 1, "north", in_order=True).of_round(1, take).tolist() for take in (0, 1, 2)]
+    assert drawn[0] == [0, 1, 2, 3]
+    assert len({tuple(one) for one in drawn}) == 3

@@ -81,6 +81,11 @@ def has_groups_of_two(record: Record) -> bool:
     return record["silos"] == 2 or any("nobody else" in warning for warning in record.get("warnings", ()))
 
 
+def shares_hidden_biases(record: Record) -> bool:
+    """Whether `hidden-bias = "shared"`."""
+    return bool(setting(record, "protocol", "hidden-bias") == "shared")
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +213,16 @@ PARTICIPANT = (
         words=(alone,),
         attacks=OF_D,
         place="front",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "where the biases of everybody’s hidden layers begin, as does whoever has the run file, and with D where they "
+        "are",
+        "Everybody’s hidden biases begin at one vector, which follows from the seed in the run file: with D they are "
+        "known to every participant in every round, and only weights and output biases are confined.",
+        (shares_hidden_biases,),
+        rests_on="the starts that `tests/protocols/cgd/test_start.py` compares",
     ),
     Claim(
         "silo",

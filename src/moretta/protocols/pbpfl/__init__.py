@@ -71,8 +71,8 @@ for the true R alone (`scales-from-low-bits` of the audit). So the server holds 
 Differs from the paper, which does not speak of floats.
 
 Modules: `params`, `messages`, `server`, `client`, `ideal`. `perturbation` is the key, `terms` the mathematics at the
-head, `softmax` the server's half of the exchange, `ratios` the exchange as printed, `sizes` what the key and the ring are sized by, `trunk` the passes
-below the head. `scales` says which scales a model has: `graph` records the calls of a model, `rules` and `layers` say
+head, `softmax` the server's half of the exchange, `ratios` the exchange as printed, `sizes` what the key and the ring
+are sized by, `trunk` the passes below the head. `scales` says which scales a model has: `graph` records the calls of a model, `rules` and `layers` say
 what each does to scales and channels, `solver` joins them, `patterns` apply the result to a tensor, `selfcheck` tries
 it in numbers.
 """

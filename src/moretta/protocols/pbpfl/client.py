@@ -98,7 +98,7 @@ class Client:
         return sent
 
     def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
-        """Return the batch that an answer is for, and forget it: a server that may try again would learn by refusals."""
+        """Return the batch that an answer is for, and forget it: a server that tried again would learn by refusals."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.stamp != ask.stamp:
             raise MisuseError(f"{ask.stamp}: the softmax came without the predictions it answers")

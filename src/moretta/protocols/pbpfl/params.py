@@ -22,8 +22,9 @@ class PBPFL(Training):
     m + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
     exchange: of the paper's form, what a silo sends for its softmax: "outputs" up to a constant a row, or the paper's
     "ratios" of their exponentials, blinded by a random number a class. Ratios hide the softmax from the server where
-    there are two classes, and from no other; each silo has its own from a single row of any batch
-    (`moretta.protocols.pbpfl.ratios`). The server then has no training loss, and gets 88 bytes for each pair of classes.
+    there are two classes, and not where there are more; each silo has its own from a single row of any batch
+    (`moretta.protocols.pbpfl.ratios`). The server then has no training loss, and gets 88 bytes a row for each ordered
+    pair of classes.
     scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does, bit by
     bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the paper: a scale is
     1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of every weight of the

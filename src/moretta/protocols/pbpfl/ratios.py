@@ -185,6 +185,6 @@ def _check_gap(gaps: Rows, what: str) -> None:
     largest = float(np.abs(gaps).max(initial=0.0))
     if largest > LARGEST_GAP:
         raise PeerError(
-            f'exchange = "ratios" takes {what} up to {LARGEST_GAP:.0f} apart, and these are {largest:.4g}; lower rho or '
-            'the learning rate, or use exchange = "outputs"'
+            f'exchange = "ratios" takes {what} up to {LARGEST_GAP:.0f} apart, and these are {largest:.4g}; lower rho '
+            'or the learning rate, or use exchange = "outputs"'
         )

@@ -39,8 +39,8 @@ LEAST_ROWS = 8
 class Exchanged:
     """The result of the exchange under cross-entropy.
 
-    answers: for each silo. true: what the server sees of each, none behind blinded ratios. sizes: the median over silos. left_out: silos whose
-    figures are out of proportion to the others'.
+    answers: for each silo. true: what the server sees of each, none behind blinded ratios. sizes: the median over
+    silos. left_out: silos whose figures are out of proportion to the others'.
     """
 
     answers: Mapping[str, Softmax | BlindedSoftmax]
