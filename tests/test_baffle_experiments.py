@@ -28,7 +28,7 @@ from moretta.protocols.fedsgd.params import FedSGD
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDER = EXPERIMENTS / "baffle"
 NAMES = sorted(name for name, (home, _) in find(EXPERIMENTS).items() if home == FOLDER)
-SCRIPTS = ("records", "theorem", "memory", "memory_child", "loss_differences", "equal_forwards", "domains")
+SCRIPTS = ("records", "theorem", "memory", "memory_child", "loss_differences", "equal_forwards", "domains", "slices")
 
 
 @pytest.fixture
@@ -61,6 +61,7 @@ def test_the_full_run_is_masked_on_ten_silos() -> None:
 def test_tables_cover_the_paper() -> None:
     one = {f"baffle-table-1-{net}{source}" for net in ("", "wrn-") for source in ("mnist", "cifar10", "cifar100")}
     others = {"mnist", "table-2", "table-2-cifar100", "table-3", "sigma", "directions", "dp", "rate"}
+    others |= {"growing-k", "norm", "own", "epoch-level"}
     authors = {f"{name}-authors" for name in (*one, "baffle-table-2")}
     assert one | {f"baffle-{name}" for name in others} | authors == set(NAMES)
 
@@ -220,3 +221,10 @@ def test_results_are_kept_row_by_row_and_errors_are_sentences(
     assert records.name_of(given, "x") == tmp_path / "x-quick.json"
     assert records.run(scripts.theorem.measure, given) == 2
     assert "mnist" in capsys.readouterr().err
+
+
+def test_slices_of_a_model_give_its_losses(scripts: SimpleNamespace) -> None:
+    """`row_of` compares them. A whole process is measured, so only that there is something is held here."""
+    row = scripts.slices.row_of("wrn", 16, 2)  # with shortcuts, so that more than one tensor lies between slices
+    assert row.ours[-1] > 5
+    assert all(figure is not None and figure > 0 for figure in row.ours)

@@ -272,6 +272,7 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
          {"ema_each": "epoch", "epoch_rounds": 3, "clip_entry": 0.3, "first_rate": 0.02, "betas": (0.9, 0.99)}),
         (["lr-schedule=milestones", "milestones=[60, 120]", "milestone-factor=0.2"],
          {"lr_schedule": "milestones", "milestones": (60, 120), "milestone_factor": 0.2}),
+        (["batch-statistics=true"], {"batch_statistics": True}),
         (["direction=gaussian", "seed-pool=16384"], {"direction": "gaussian", "seed_pool": 16384}),
         (["local-epochs=2", "optimizer=sgd"], {"local_epochs": 2, "optimizer": "sgd"}),
         (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6"], {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6}),

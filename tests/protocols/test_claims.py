@@ -74,7 +74,7 @@ RECORDS = [
     record(data={"missing": "mean"}),
     record(columns={"age": {"kind": "number", "blanks": "median", "range": [0, 120]}, "ward": {"kind": "category"}}),
     record(protocol={"local-epochs": 1}, **OF_SUMS),
-    record(dropped=LATE, protocol={"directions": "own"}),
+    record(dropped=LATE, protocol={"directions": "own", "batch-statistics": True}),
     record(protocol={"directions": "own"}, **OF_SUMS),
     record(silos=2, secure={"scheme": "none"}, protocol={"directions": "own"}),
 ]

@@ -49,6 +49,12 @@ def network(outputs: int = CLASSES, hidden: int = 5) -> nn.Sequential:
         return nn.Sequential(nn.Linear(COLUMNS, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
+def normalised() -> nn.Sequential:
+    """The network with BatchNorm."""
+    model = network()
+    return nn.Sequential(model[0], nn.BatchNorm1d(5), *model[1:])
+
+
 def make(protocol: BAFFLE | None = None, **settings: Any) -> Federation:
     """A federation with strict messages and an insecure secret seed unless settings say otherwise."""
     chosen: dict[str, Any] = {

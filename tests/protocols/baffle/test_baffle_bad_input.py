@@ -68,6 +68,8 @@ def _quiet() -> Iterator[None]:
         ({"seed_pool": 64}, "seed-pool = 64: expected .* at least the 100 directions of a round"),
         ({"seed_pool": 104, "k_last": 120}, "at least the 120 directions"),
         ({"seed_pool": 104, "form": "twice-forward"}, "at least the 200 directions"),
+        ({"batch_statistics": True, "local_epochs": 1}, "of one batch a round.*remove it, or local-epochs"),
+        ({"batch_statistics": True, "dp_noise": 1.0, "dp_clip": 1.0}, "batch-statistics .* no losses of their own"),
         ({"local_epochs": 1, **SGD, "momentum": 0.5}, "silos step by themselves.*remove momentum"),
         ({"directions": "own", "dp_noise": 1.0, "dp_clip": 1.0}, 'directions that all silos share.*remove directions'),
         (
@@ -218,7 +220,7 @@ MODELS: dict[str, tuple[nn.Module, str]] = {
     "nested dropout": (around(nn.Sequential(nn.ReLU(), nn.Dropout1d(0.5))), r"`1.1` \(Dropout1d\)"),
     "batchnorm": (
         around(nn.BatchNorm1d(5)),
-        r"`1` \(BatchNorm1d\) changes its running statistics.*freeze it by .eval\(\).*frozen-batch.*or use GroupNorm",
+        r"`1` \(BatchNorm1d\) changes its running.*freeze it by .eval\(\).*frozen-batch.*batch-statistics",
     ),
     "batchnorm without statistics": (
         around(nn.BatchNorm1d(5, track_running_stats=False)),

@@ -49,6 +49,11 @@ def draws_own(record: Record) -> bool:
     return bool(setting(record, "protocol", "directions") == "own")
 
 
+def sums_statistics(record: Record) -> bool:
+    """Whether BatchNorm's statistics are summed (`batch-statistics`)."""
+    return bool(setting(record, "protocol", "batch-statistics"))
+
+
 def shares_directions(record: Record) -> bool:
     """Whether directions follow from a seed that all roles share (the default)."""
     return not draws_own(record)
@@ -106,6 +111,13 @@ CLAIMS = (
         "the choice of the directions, as each role commits itself before it sees another’s part",
         where=(shares_directions,),
         attacks=("seed-choosing-server",),
+    ),
+    Claim(
+        "server",
+        "learns",
+        "the mean and variance of each BatchNorm’s inputs over the silos’ batches",
+        "Has the mean and variance of each BatchNorm’s inputs, of all silos’ batches together.",
+        (sums_statistics,),
     ),
     Claim("server", "learns", "the silos’ mean loss"),
     Claim("server", "learns", "the true model", "Holds the model.", place="front"),

@@ -97,6 +97,11 @@ def check_site(
     """
     if secure.scheme != "none":
         protocol.check_limit(secure.largest)
+    if protocol.batch_statistics:
+        raise ParameterError(
+            "an edge client runs a few rows at a time, and so has no statistics of a batch; remove batch-statistics, "
+            "or join without --edge"
+        )
     check_packages(RUNS)
     check_memory(limit, "limits")
     check_sigma(protocol.sigma, precision)

@@ -44,6 +44,8 @@ class BAFFLE(PrivateTraining):
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
         level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
         difference, as long as the model, is summed. Adam's moments stay at the silo.
+    batch_statistics: BatchNorm normalises by the statistics of a silo's batch, which are summed beside its losses, so
+        that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
     """
 
@@ -63,6 +65,7 @@ class BAFFLE(PrivateTraining):
     clip_entry: Positive | None = None
     trainable: tuple[str, ...] = ()
     local_epochs: PositiveInt | None = None
+    batch_statistics: bool = False
 
     @property
     def steps_at_silos(self) -> bool:
@@ -116,6 +119,11 @@ class BAFFLE(PrivateTraining):
                 "dp-noise goes on scalars along directions that all silos share, so that they share the noise; remove "
                 'directions = "own", with which a whole estimate is uploaded'
             )
+        if self.batch_statistics and (self.local_epochs is not None or self.privacy):
+            raise ParameterError(
+                "batch-statistics are of one batch a round, whose rows have no losses of their own; remove it, or "
+                "local-epochs and dp-noise"
+            )
         if self.local_epochs is not None and self.momentum:
             raise ParameterError(
                 "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"
@@ -139,6 +147,7 @@ class BAFFLE(PrivateTraining):
             self.clip_norm or 0.0,
             epochs > 0 and self.optimizer == "adam",
             self.weight_decay,
+            batch_statistics=self.batch_statistics,
             betas=self.betas,
             clip_entry=self.clip_entry or 0.0,
             augment=augment,

@@ -16,6 +16,7 @@ from moretta.contract.roles import Client as Role
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import on_device
+from moretta.protocols.baffle.batch_statistics import moving
 from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, check_tokens, edge_client
 from moretta.protocols.baffle.edge_graphs import check, exporter
 from moretta.protocols.baffle.params import BAFFLE
@@ -62,14 +63,17 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         setting.columns,
         0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
     )
-    recipe = protocol.recipe(setting.rounds, setting.augment)
-    layout, device = layout_of(setting.model), torch.device(setting.device)
+    by_batch = protocol.batch_statistics
+    _check_batch_statistics(protocol, setting)
+    layout = layout_of(setting.model, moving(setting.model) if by_batch else ())
+    recipe, device = protocol.recipe(setting.rounds, setting.augment), torch.device(setting.device)
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
     releases = None if accountant is None else Releases()
     schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
-    forward = TorchForward(setting.model, layout, setting.device)  # of all silos here: each call sets its parameters
-    _check_rows(setting, forward)
+    # of all silos here: each call sets its parameters
+    forward = TorchForward(setting.model, layout, setting.device, by_batch=by_batch)
+    _check_rows(setting, forward, apart=not by_batch)
     _check_fits(protocol, setting, layout)
     combine = Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device)
     edge = setting.engine.edge
@@ -201,7 +205,23 @@ def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
     return model
 
 
-def _check_rows(setting: Setting, forward: TorchForward) -> None:
+def _check_batch_statistics(protocol: BAFFLE, setting: Setting) -> None:
+    """Raise ParameterError where BatchNorm's statistics of a batch do not go with how silos take part."""
+    if not protocol.batch_statistics:
+        return
+    if setting.engine.edge:
+        raise ParameterError(
+            "edge clients run a few rows at a time, and so have no statistics of a batch; remove batch-statistics, or "
+            "edge from [engine]"
+        )
+    if setting.figures:
+        raise ParameterError(
+            "silos are not sent BatchNorm's running statistics, by which a model is scored; remove score-at-silos or "
+            "batch-statistics"
+        )
+
+
+def _check_rows(setting: Setting, forward: TorchForward, *, apart: bool) -> None:
     """Raise ParameterError where a row's outputs are not its own or not the same every time.
 
     The first silo's rows are tried, or rows of zeros where all silos are remote.
@@ -209,4 +229,5 @@ def _check_rows(setting: Setting, forward: TorchForward) -> None:
     given = next((silo.x[:8] for silo in setting.here), None)
     x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if given is None else given
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
-    check_rows(forward, forward.layout.flat(modules.arrays(setting.model)), np.ascontiguousarray(inputs))
+    at = forward.layout.flat(modules.arrays(setting.model))
+    check_rows(forward, at, np.ascontiguousarray(inputs), apart=apart)

@@ -13,7 +13,9 @@ from torch import nn
 from moretta.contract.messages import Array, Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import ParameterError
+from moretta.protocols.baffle import batch_statistics
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo.client import BUFFER
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of, forwards_of, gradient
 from moretta.protocols.baffle.silo.estimate_upload import Parts
@@ -64,6 +66,7 @@ class Server:
         self._stepper = SummedStep(self._model, stepping, rounds)
         self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
         self._seed, self._combine = Seed(SERVER, root), combine
+        self._statistics = batch_statistics.shapes(self._model) if params.batch_statistics else {}
         self._average = self._parameters().astype(np.float64)
         if params.ema and params.ema_each == "epoch" and params.epoch_rounds > rounds:
             raise ParameterError(
@@ -89,8 +92,8 @@ class Server:
                 "learning-rate or give clip-norm"
             )
         k = self._params.k_of(now.round, self._rounds)
-        limits = dict.fromkeys(self._shapes(k), self._limit)
-        wanted = aggregation.want(self._shapes(k), limits, self._enrolment.most_weight())
+        shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = Estimate(
             stamp=now,
             parameters=at,
@@ -107,6 +110,9 @@ class Server:
         with self.phase("update"):
             step, figures = self._read(ask, total)  # figures bound the error of fixed point in an entry of the step
             figures |= self._stepper.step(self._layout.split(step), now.round)
+            if self._statistics:
+                means = {name: total.means[f"{BUFFER}{name}"] for name in self._statistics}
+                figures |= self._stepper.take_buffers(batch_statistics.stepped(self._model, means), now.round)
             self._follow(now.round)
         self._forwards += forwards_of(self._recipe.form, k)
         return Report(figures | {"k": float(k), "rows": float(total.weight)})
@@ -200,6 +206,9 @@ class Server:
         with torch.no_grad():
             for name, value in self._layout.split(np.asarray(state["parameters"])).items():
                 trained[name].copy_(torch.tensor(value))
+            buffers = dict(self._model.named_buffers())
+            for name in batch_statistics.moving(self._model) if self._statistics else ():
+                buffers[name].copy_(torch.tensor(np.asarray(state[f"model/{name}"])))
         self._average = np.array(state["average"], dtype=np.float64)
         if self._accountant is not None:
             self._releases.restore(state)

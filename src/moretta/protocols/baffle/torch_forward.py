@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocols.baffle import on_device
+from moretta.protocols.baffle import batch_statistics, on_device
 from moretta.protocols.baffle.batched import Batched
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Layout
@@ -28,25 +28,27 @@ BATCHES = 32  # of silos that go through the model together; no more are kept on
 LEAST, MOST, TOGETHER = 8, 32, 256  # models at once, and rows of all of them together
 
 
-def layout_of(model: nn.Module) -> Layout:
-    """Return how a model's trained parameters lie in a flat array."""
+def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
+    """Return how a model's trained parameters lie in a flat array. moving: buffers that change in training."""
     trained = {name: parameter.detach().cpu().numpy() for name, parameter in modules.trainable(model).items()}
-    further = modules.ties(model)
-    fixed = {name: value for name, value in modules.arrays(model).items() if name not in trained | further}
+    others = {*trained, *modules.ties(model), *moving}
+    fixed = {name: value for name, value in modules.arrays(model).items() if name not in others}
     return Layout.of(trained, fixed)
 
 
 class TorchForward:
     """Runs a copy of a module on the CPU or a GPU. Raises `moretta.errors.ParameterError` as `check_model` does."""
 
-    def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu") -> None:
-        check_model(model)
+    def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu", *, by_batch: bool = False) -> None:
+        check_model(model, by_batch=by_batch)
         self.layout = layout
         self._model = copy.deepcopy(model).to(device).requires_grad_(False)
         for module in self._model.modules():
             if getattr(module, "inplace", False):
                 # the first layer's input is the silo's own rows
                 module.inplace = False  # type: ignore[assignment]
+        for layer in batch_statistics.layers(self._model).values() if by_batch else ():
+            layer.track_running_stats = False  # until `statistics` asks
         trained = dict(self._model.named_parameters())
         self._flat = torch.zeros(layout.size, dtype=getattr(torch, layout.dtype), device=device)
         self._batches = dict[int, tuple[Array, Tensor]]()  # a round's, here and on the device
@@ -65,6 +67,22 @@ class TorchForward:
         """Return copies of what is not trained: frozen parameters and all buffers, even those that are not saved."""
         names = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         return {name: value.cpu().numpy().copy() for name, value in names.items() if name not in self.layout.shapes}
+
+    def statistics(self, at: Array, x: Array) -> dict[str, Array]:
+        """Return the mean and variance of each BatchNorm's inputs (`moretta.protocols.baffle.batch_statistics`).
+
+        at: parameters [size]. Raises `moretta.errors.ParameterError` where a batch has no variance.
+        """
+        try:
+            with torch.inference_mode(), batch_statistics.noted(self._model):
+                self._outputs_at(torch.from_numpy(at).to(self._flat.device), self._on_device(x))
+        except ValueError as error:
+            raise ParameterError(
+                f"a batch of {len(x)} rows has no variance that BatchNorm could divide by; choose a batch-size that "
+                "leaves no such rest, or use GroupNorm"
+            ) from error
+        held = dict(self._model.named_buffers())
+        return {name: held[name].cpu().numpy().copy() for name in batch_statistics.shapes(self._model)}
 
     def perturbed(self, directions: Directions, at: Array, distance: float, rows: int) -> Iterator[Any]:
         """Yield perturbed parameters, on the device that they are for."""
@@ -98,8 +116,13 @@ class TorchForward:
         return self._batches[id(x)][1]
 
 
-def check_model(model: nn.Module) -> None:
-    """Raise `moretta.errors.ParameterError` where a forward pass draws at random or changes the model; says where."""
+def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
+    """Raise `moretta.errors.ParameterError` where a forward pass draws at random or changes the model; says where.
+
+    by_batch: BatchNorm may normalise by a batch's own statistics.
+    """
+    if by_batch and not batch_statistics.layers(model):
+        raise ParameterError("batch-statistics is for BatchNorm in training mode, which the model has not; remove it")
     for name, module in model.named_modules():
         place = f"`{name or 'the model'}` ({type(module).__name__})"
         if isinstance(module, _DropoutNd) and module.p > 0:
@@ -107,10 +130,12 @@ def check_model(model: nn.Module) -> None:
                 f"{place} drops values at random, so that losses would differ by chance and not by direction; set its "
                 "p to 0 or remove it"
             )
+        if by_batch and isinstance(module, _BatchNorm):
+            continue
         if isinstance(module, _BatchNorm | _InstanceNorm) and module.training and module.track_running_stats:
             raise ParameterError(
                 f"{place} changes its running statistics in forward passes; freeze it by .eval() (built-in models: "
-                'norm = "frozen-batch"), or use GroupNorm'
+                'norm = "frozen-batch"), use GroupNorm, or for BatchNorm set batch-statistics = true'
             )
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ParameterError(
@@ -118,10 +143,11 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_rows(forward: TorchForward, at: Array, x: Array) -> None:
+def check_rows(forward: TorchForward, at: Array, x: Array, *, apart: bool = True) -> None:
     """Raise `moretta.errors.ParameterError` where a row's outputs are not its own, or not the same every time.
 
-    x: a few rows, at least one. That a model's forward pass changes its buffers is seen here too.
+    x: a few rows, at least one. That a model's forward pass changes its buffers is seen here too. apart: whether a
+    row's outputs must be the same without other rows.
     """
     before = forward.fixed()
     first, second = (forward.outputs(at[None], x)[0] for _ in range(2))
@@ -136,10 +162,12 @@ def check_rows(forward: TorchForward, at: Array, x: Array) -> None:
             "the model gives other outputs for the same rows each time, so that losses would differ by chance and not "
             "by direction; remove what it draws at random"
         )
+    if not apart:
+        return
     alone = np.concatenate([forward.outputs(at[None], x[row : row + 1])[0] for row in range(len(x))])
-    apart = np.abs(alone - first).max()
-    if apart > MIXING * np.abs(first).max():
+    most = np.abs(alone - first).max()
+    if most > MIXING * np.abs(first).max():
         raise ParameterError(
-            f"the model gives a row other outputs beside other rows than alone, by {apart:.2g}, so that its loss is "
+            f"the model gives a row other outputs beside other rows than alone, by {most:.2g}, so that its loss is "
             "not its own; remove what mixes the rows of a batch"
         )

@@ -66,6 +66,8 @@ def fits(run: PublicRun) -> str:
         return "with local-epochs no loss differences are uploaded"
     if run.setting("directions") == "own":
         return 'with directions = "own" whole estimates are uploaded, and no loss differences'
+    if run.setting("batch-statistics"):
+        return "with batch-statistics a loss is of a whole batch, and no row's is computed again here"
     if run.scheme == "additive-shares" and run.setting("dp-noise"):
         return "the sums that the server opened have noise in them, and are not put together from shares again here"
     if run.augmented:

@@ -39,6 +39,8 @@ def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.setting("directions") != "own" or run.setting("local-epochs"):
         return 'silos upload whole estimates with directions = "own" at the batch level alone'
+    if run.setting("batch-statistics"):
+        return "with batch-statistics a gradient is of a whole batch, and is not computed again here"
     if run.scheme == "additive-shares":
         return "the sums that the server opened are not put together from shares again here"
     return "" if run.recorded else "no round of training was recorded"

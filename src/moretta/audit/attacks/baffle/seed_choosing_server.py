@@ -63,6 +63,8 @@ def fits(run: PublicRun) -> str:
         return "with local-epochs each silo has directions of its own for each step"
     if run.setting("directions") == "own":
         return 'with directions = "own" no direction follows from the seed'
+    if run.setting("batch-statistics"):
+        return "with batch-statistics a gradient is of a whole batch, and is not computed here"
     return "" if 1 in run.recorded else "the round in which the seed was agreed on was not recorded"
 
 

@@ -23,7 +23,7 @@ from moretta.protocols.baffle.silo.estimate import (
     gradient,
 )
 from moretta.protocols.baffle.silo.estimate_upload import Parts
-from moretta.protocols.baffle.silo.forward import Forward
+from moretta.protocols.baffle.silo.forward import Forward, Normalises
 from moretta.protocols.baffle.silo.messages import (
     RUNS_TORCH,
     Agree,
@@ -43,6 +43,8 @@ from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
+
+BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Client:
         index = self._rows.batches.of_round(*ask.stamp.drawn)
         own = (*purpose, *ask.stamp.drawn[1:]) if self._recipe.own_directions else purpose  # each take has its own
         work = self._work(self._forward, at, index, ask.k, own)
+        statistics = self._statistics(self._forward, work)
         derivatives, loss = self._means(work, (yield work))
         if self._recipe.own_directions:
             with self.phase("update"):
@@ -186,7 +189,15 @@ class Client:
         else:
             tensors = {"scalars": np.concatenate([derivatives, loss])}
         with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, tensors, len(index), ask.encoding, asked=about)
+            return self._contributor.upload(ask.stamp, tensors | statistics, len(index), ask.encoding, asked=about)
+
+    def _statistics(self, forward: Forward, work: LossWork) -> dict[str, Array]:
+        """Return those of BatchNorm at the parameters themselves, where they go up."""
+        if not self._recipe.batch_statistics or not isinstance(forward, Normalises):
+            return {}
+        with self.phase("local_forward"):
+            found = forward.statistics(work.at, work.inputs)
+        return {f"{BUFFER}{name}": value for name, value in found.items()}
 
     def _asked(self, ask: Estimate, *, whole: bool) -> Asked:
         """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""

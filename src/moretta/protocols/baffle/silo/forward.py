@@ -76,6 +76,14 @@ class Perturbs(Protocol):
         """Yield `at` + distance d_k as `Directions.perturbed` does, in what `outputs` takes, for a batch of `rows`."""
 
 
+@runtime_checkable
+class Normalises(Protocol):
+    """A `Forward` whose BatchNorm layers normalise by a batch's own statistics."""
+
+    def statistics(self, at: Array, x: Array) -> dict[str, Array]:
+        """Return the mean and variance of each such layer's inputs, by the names of the running ones."""
+
+
 class Forward(Protocol):
     """A model that runs forward."""
 

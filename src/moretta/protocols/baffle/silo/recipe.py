@@ -16,9 +16,9 @@ class Recipe:
 
     loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate.
     clip_entry: the largest entry of a silo's estimate, 0 for any. augment: how images of a batch are varied
-    (`moretta.protocols.common.crops`), empty: not. At the epoch level alone: local_epochs; rates, the learning rate of
-    each round; adam, whether steps are Adam's, of these betas, else SGD's; weight_decay; clip_norm, the largest norm of
-    a step's gradient, 0 for any.
+    (`moretta.protocols.common.crops`), empty: not. batch_statistics: whether those of BatchNorm go up too. At the epoch
+    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
+    else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any.
     """
 
     form: Form
@@ -34,6 +34,7 @@ class Recipe:
     clip_norm: float = 0.0
     adam: bool = False
     weight_decay: float = 0.0
+    batch_statistics: bool = False
     betas: tuple[float, float] = BETAS
     clip_entry: float = 0.0
     augment: str = ""
