@@ -313,8 +313,7 @@ BAFFLE_RUN = ["protocol.name=baffle"]
 EDGE_RUN = [*BAFFLE_RUN, 'engine.edge=["silo-1"]']
 MU = 'mu and decay-from belong to schedule = "inverse-square"; add it or remove them'
 PLAIN_STEPS = (
-    "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum, weight-decay and"
-    " clip-norm"
+    "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum and clip-norm"
 )
 ORTHOGONAL = 'orthogonal directions are fresh Rademacher ones; use direction = "rademacher" and no seed-pool'
 OWN_STEPS = "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"
@@ -530,7 +529,6 @@ BAD = [
     ([*CGD_RUN, *DECAY, "protocol.decay-from=-1"], "[protocol] decay-from: expected 0 or more, got -1"),
     ([*CGD_RUN, "protocol.momentum=0.9"], PLAIN_STEPS),
     ([*CGD_RUN, "protocol.optimizer=adam"], PLAIN_STEPS),
-    ([*CGD_RUN, "protocol.weight-decay=0.1"], PLAIN_STEPS),
     ([*CGD_RUN, "protocol.clip-norm=1"], PLAIN_STEPS),
     ([*CGD_RUN, "protocol.lr-schedule=cosine"], "cgd has a schedule of its own; remove lr-schedule and first-rate, use"
      ' schedule = "inverse-square"'),

@@ -92,9 +92,9 @@ def load(
     place = None if path is None else base / path
     _refuse_idle(source, "id-column", id_column, table and schema is None, "a table without a schema")
     pictures = folder or source == "office-home" or source in SETS
-    every = {"image-size": image_size, "channel-mean": channel_mean, "channel-deviation": channel_deviation}
-    for key, value in every.items():
-        _refuse_idle(source, key, value, pictures, "images")
+    _refuse_idle(source, "image-size", image_size, pictures, "images")
+    _refuse_idle(source, "channel-mean", channel_mean, pictures, "images")
+    _refuse_idle(source, "channel-deviation", channel_deviation, pictures, "images")
     image = ImageForm(image_size, channels, window, spacing, channel_mean, channel_deviation)
     _refuse_idle(source, "group-column", group_column, folder and schema is None, "image-folder without a schema")
     of_images = {"labels": labels, "channels": channels, "window": window, "spacing": spacing}

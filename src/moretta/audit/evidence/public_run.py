@@ -75,8 +75,8 @@ class PublicRun:
         """The rate of each round, of a protocol without a schedule of its own, and the betas of its Adam."""
         from moretta.protocols.common.training import Training
 
-        names = ("learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds")
-        names = (*names, "optimizer", "betas") if self.setting("optimizer") == "adam" else names
+        names = ["learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"]
+        names += ["optimizer", "betas"] if self.setting("optimizer") == "adam" else []
         told = {name: self.setting(name) for name in names}
         return Training.model_validate({name: value for name, value in told.items() if value is not None})
 
