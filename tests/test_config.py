@@ -312,9 +312,7 @@ CGD_RUN, DECAY = ["protocol.name=cgd"], ["protocol.schedule=inverse-square"]
 BAFFLE_RUN = ["protocol.name=baffle"]
 EDGE_RUN = [*BAFFLE_RUN, 'engine.edge=["silo-1"]']
 MU = 'mu and decay-from belong to schedule = "inverse-square"; add it or remove them'
-PLAIN_STEPS = (
-    "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum and clip-norm"
-)
+PLAIN_STEPS = "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum and clip-norm"
 ORTHOGONAL = 'orthogonal directions are fresh Rademacher ones; use direction = "rademacher" and no seed-pool'
 OWN_STEPS = "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"
 BAD = [

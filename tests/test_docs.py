@@ -173,3 +173,17 @@ def test_the_table_of_training_has_every_shared_key(docs: Path) -> None:
     table = (docs / "models.md").read_text().partition("## Settings of training\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
     assert named == {kebab(name) for name in Training.model_fields}
+
+
+def test_the_list_of_the_papers_names_files_that_are_there(docs: Path) -> None:
+    text = (docs / "reproduction.md").read_text(encoding="utf-8")
+    rows = text.split("# Every algorithm, option and variant")[1].split("\n| ")[1:]
+    assert len(rows) > 100
+    missing = set()
+    for row in rows:
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row.split("\n")[0])]
+        for cell, home in ((cells[2], "src/moretta"), (cells[3], "tests")):
+            for path in re.findall(r"`([^`]+)`", cell):
+                inside = Path() if path.startswith("experiments/") else Path(home)
+                missing |= set() if (docs.parent / inside / path).exists() else {path}
+    assert not missing

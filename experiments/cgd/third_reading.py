@@ -3,9 +3,9 @@
     python experiments/cgd/third_reading.py --data DIR --out runs/reproduce
 
 Participants of a grid train with ``vertical = "independent"``, each by its own columns. Then the holders of a row
-answer together, in three ways: by the sum of what their first layers give, in the upper layers of the row's first participant
-(as ``joint`` answers); by the sum of their outputs (as later scripts of the authors do); by the mean of their softmax.
-Beside them stands what a participant answers by itself. Written is OUT/cgd-third-reading.json.
+answer together, in three ways: by the sum of what their first layers give, in the upper layers of the row's first
+participant (as ``joint`` answers); by the sum of their outputs (as later scripts of the authors do); by the mean of
+their softmax. Beside them stands what a participant answers by itself. Written is OUT/cgd-third-reading.json.
 """
 
 import argparse

@@ -41,9 +41,9 @@ scaling and permutation symmetry, so the function of the trunk is plain. The hea
 with labels fits by least squares. The released model is the true function. Under cross-entropy a silo learns its
 samples' true softmax: it is sent it, or in the paper's form solves sum_i p_i = 1 for the m unknown xi_s from m rows.
 Then one sample gives r_i - r_j and, as r_a is public, all of r where m is below the number of outputs. The printed
-exchange hides a softmax of two classes from the server, and none of more (`ratios`). Of two silos,
-each knows its own half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim
-of semantic security (Lemma 6) does not hold: rank and signs of W survive.
+exchange hides a softmax of two classes from the server, and none of more (`ratios`). Of two silos, each knows its own
+half of every step, and only the perturbation keeps the other's gradient from it. The papers' claim of semantic security
+(Lemma 6) does not hold: rank and signs of W survive.
 
 With ``scales = "powers-of-two"`` the mantissas of W below the head survive too, and with them each step there, relative
 to the weight it changes. The head's offset then needs no labels. Two consecutive rounds show the factor q_j by which
@@ -72,7 +72,7 @@ Differs from the paper, which does not speak of floats.
 
 Modules: `params`, `messages`, `server`, `client`, `ideal`. `perturbation` is the key, `terms` the mathematics at the
 head, `softmax` the server's half of the exchange, `ratios` the exchange as printed, `sizes` what the key and the ring
-are sized by, `trunk` the passes below the head. `scales` says which scales a model has: `graph` records the calls of a model, `rules` and `layers` say
-what each does to scales and channels, `solver` joins them, `patterns` apply the result to a tensor, `selfcheck` tries
-it in numbers.
+are sized by, `trunk` the passes below the head. `scales` says which scales a model has: `graph` records the calls of a
+model, `rules` and `layers` say what each does to scales and channels, `solver` joins them, `patterns` apply the result
+to a tensor, `selfcheck` tries it in numbers.
 """
