@@ -27,8 +27,7 @@ from moretta.protocols.baffle.edge import metadata
 CHILD = Path(__file__).with_name("slices_child.py")
 COLUMNS = ("edge", "whole", "slices", "one at a time", "slices / whole, time", "one at a time / whole, time", "slices")
 QUICK = (("lenet", 32, 8),)
-CASES = (("lenet", 32, 64), ("wrn", 32, 64), ("mobilenet", 32, 64), ("lenet", 224, 8), ("wrn", 224, 8),
-         ("mobilenet", 224, 8))  # fmt: skip
+CASES = tuple((model, side, 8) for side in (32, 224) for model in ("lenet", "wrn", "mobilenet"))
 
 
 def cut(graph: Path, folder: Path) -> int:

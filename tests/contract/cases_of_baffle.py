@@ -15,8 +15,7 @@ PLAIN = Case(
     own_root="seed/secret_root",
     set_up=("baffle/commit", "baffle/reveal", "baffle/agree"),
 )
-EPOCHS = BAFFLE(learning_rate=0.05, optimizer="sgd", k=16, local_epochs=1, form="central", ema=0, seed_pool=64)
-ADAM = BAFFLE(learning_rate=0.02, k=16, local_epochs=1, directions="own")
+EPOCHS = BAFFLE(learning_rate=0.02, k=16, local_epochs=1, form="central", ema=0, seed_pool=64)  # by each silo's Adam
 OWN = BAFFLE(learning_rate=0.02, k=32, directions="own")
 PRIVATE = BAFFLE(learning_rate=0.02, k=16, dp_noise=0.5, dp_clip=5, orthogonal=True)
 CASES = (
@@ -24,5 +23,4 @@ CASES = (
     replace(PLAIN, name="baffle-epochs", protocol=EPOCHS),
     replace(PLAIN, name="baffle-private", protocol=PRIVATE),
     replace(PLAIN, name="baffle-own", protocol=OWN, least_up=None),
-    replace(PLAIN, name="baffle-own-epochs", protocol=ADAM, least_up=None),
 )

@@ -665,3 +665,27 @@ def test_frozen_batchnorm_keeps_its_statistics() -> None:
     assert (found["1.running_mean"] == 0.25).all()
     assert found["1.num_batches_tracked"] == 0
     assert (found["1.weight"] != 1).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_round_that_is_played_again_starts_from_the_same_moments(dtype: Any) -> None:
+    generator = np.random.default_rng(1)
+    gradients = generator.normal(size=(6, 5))
+
+    def played(steps: LocalSteps, rounds: list[tuple[int, list[int]]]) -> Any:
+        at = np.zeros(5, dtype)
+        for number, of in rounds:
+            at = np.zeros(5, dtype)
+            steps.begin(number)
+            for index in of:
+                steps.step(at, gradients[index], 0.1)
+        return at
+
+    once = played(LocalSteps(adam=True), [(1, [0, 1]), (2, [2, 3])])
+    again = LocalSteps(adam=True)
+    played(again, [(1, [4]), (1, [0, 1]), (2, [5, 4, 3])])
+    other = LocalSteps(adam=True)
+    other.restore(again.state())
+    assert {type(value) for value in again.state().values()} == {bytes}
+    for steps in (again, other):
+        assert played(steps, [(2, [2, 3])]).tobytes() == once.tobytes()

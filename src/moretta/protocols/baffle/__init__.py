@@ -18,7 +18,13 @@ times a forward. Rademacher directions lose less to the curvature than Gaussian 
                                                  <--    secure-sum upload of N_c (x_1, .. x_K, loss)
       g = sum_k x_k d_k / (K - 1);  w <- w - Adam or SGD;  average of w
 
+With `directions = "own"` silo c draws d_k from a secret of its own and uploads N_c g_c, as long as the model, so that C
+silos have C K directions a round (`moretta.protocols.baffle.silo.estimate_upload`); so does the authors' code. At the
+epoch level each silo steps by itself, by SGD or its own Adam (`moretta.protocols.baffle.silo.local_steps`), and uploads
+the difference.
+
 **Threat model.** `claims` says who learns what. As in the secure sum, the server learns the silos' mean of K numbers a
-round, which with the directions is the estimate of their gradient, and their mean loss; nothing of one silo. Silos hold
-the model in the clear. That the numbers are indistinguishable from noise (the paper's Fig. 5) is not claimed.
+round, which with the directions is the estimate of their gradient, and their mean loss; nothing of one silo. Under own
+directions it learns the estimate without the directions. Silos hold the model in the clear. That the numbers are
+indistinguishable from noise (the paper's Fig. 5) is not claimed.
 """

@@ -37,8 +37,8 @@ from moretta.secure_aggregation.sums import Contributor
 SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
 # Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
 # direction. Gaussian ones come from a table by 64-bit numbers. A silo that adds up its own estimate also holds sums,
-# and for Adam two moments in 64 bits, those of the round's start, and copies of both for its checkpoint.
-BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_ADAM = 6, 10, 14, 34
+# and for Adam two moments, those of the round's start, and copies of all for its checkpoint and on their way there.
+BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_ADAM = 6, 10, 14, 36
 # Bytes of an estimate for each row in each direction, and for each direction. At its peak it holds four arrays of
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256

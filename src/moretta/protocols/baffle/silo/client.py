@@ -171,15 +171,16 @@ class Client:
         if ask.k > self._recipe.most:
             raise PeerError(f"expected a K of at most {self._recipe.most}, as this silo is set, got {ask.k}")
         check_sigma(self._recipe.sigma, at)
-        purpose = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
+        purpose: tuple[int | str | bytes, ...] = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
         if self._private is not None:
             return self._upload_in_private(ask, self._private, self._forward, purpose)
         if self._recipe.local_epochs:
             return self._upload_epochs(ask, self._forward, purpose)
         about = self._asked(ask, whole=self._rows.batches.whole)
         index = self._rows.batches.of_round(*ask.stamp.drawn)
-        own = (*purpose, *ask.stamp.drawn[1:]) if self._recipe.own_directions else purpose  # each take has its own
-        work = self._work(self._forward, at, index, ask.k, own)
+        if self._recipe.own_directions:
+            purpose += ask.stamp.drawn[1:]  # each take has its own
+        work = self._work(self._forward, at, index, ask.k, purpose)
         statistics = self._statistics(self._forward, work)
         derivatives, loss = self._means(work, (yield work))
         if self._recipe.own_directions:

@@ -18,7 +18,7 @@ from moretta.contract.messages import Array
 from moretta.contract.roles import State
 
 BETAS, EPS = (0.9, 0.999), 1e-8
-COUNTS = struct.Struct("<3q")  # the round, steps before it, steps with it
+COUNTS = struct.Struct("<4q")  # the round, steps before it, steps with it, bytes of a moment's entry
 
 
 class LocalSteps:
@@ -32,7 +32,7 @@ class LocalSteps:
     ) -> None:
         self._adam, self._decay, self._clip, self._betas = adam, decay, clip, betas
         self._round = self._before = self._done = 0
-        self._start = self._now = np.zeros((2, 0))  # both moments, float64[2, n]
+        self._start = self._now = np.zeros((2, 0), np.float32)  # both moments, [2, n] in the parameters' dtype
 
     def begin(self, number: int) -> None:
         """Begin round `number`, or begin it again."""
@@ -48,11 +48,11 @@ class LocalSteps:
         if self._decay:
             gradient = gradient + self._decay * at
         with np.errstate(over="ignore", invalid="ignore"):  # the caller looks whether parameters are still finite
-            at -= (rate * (self._along(gradient) if self._adam else gradient)).astype(at.dtype)
+            at -= (rate * (self._along(gradient, at) if self._adam else gradient)).astype(at.dtype)
 
-    def _along(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self._now.shape[1] != len(gradient):
-            self._now = np.zeros((2, len(gradient)))
+    def _along(self, gradient: NDArray[np.float64], at: Array) -> NDArray[np.float64]:
+        if self._now.shape[1] != len(at):
+            self._now = np.zeros((2, len(at)), at.dtype)
         self._done += 1
         (mean, square), (one, two) = self._now, self._betas
         mean += (1 - one) * (gradient - mean)
@@ -63,12 +63,13 @@ class LocalSteps:
         """Return the moments and counts of Adam, bytes alone, as an edge client's state has them; else nothing."""
         if not self._adam:
             return {}
-        counts = COUNTS.pack(self._round, self._before, self._done)
+        counts = COUNTS.pack(self._round, self._before, self._done, self._now.itemsize)
         return {"counts": counts, "start": self._start.tobytes(), "now": self._now.tobytes()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         if not self._adam:
             return
-        self._round, self._before, self._done = COUNTS.unpack(state["counts"])
-        self._start, self._now = (np.frombuffer(state[key]).reshape(2, -1).copy() for key in ("start", "now"))
+        self._round, self._before, self._done, itemsize = COUNTS.unpack(state["counts"])
+        kept = (np.frombuffer(state[key], f"f{itemsize}") for key in ("start", "now"))
+        self._start, self._now = (moments.reshape(2, -1).copy() for moments in kept)
