@@ -62,7 +62,7 @@ RECORDS = [
     record(protocol={"blind": False, "local-epochs": 1}),
     record(warnings=["layer 1 is shared by a and b and nobody else"], data={"grid": [2, 2]}),
     record(data={"grid": [2, 2]}, protocol={"vertical": "independent"}),
-    record(data={"grid": [2, 2]}, protocol={"align": True, "hidden-bias": "shared"}),
+    record(data={"grid": [2, 2]}, protocol={"align": True, "hidden-bias": "shared", "weight-decay": 1e-6}),
     record(silos=2, facts={"free_scales": 0.0}),
     record(silos=2, facts={"free_scales": 6.0}, protocol={"scales": "powers-of-two"}),
     record(protocol={"loss": "cross-entropy", "variant": "paper"}),

@@ -20,7 +20,7 @@ from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.pbpfl import ratios
 from moretta.protocols.pbpfl.client import Client
-from moretta.protocols.pbpfl.messages import BlindedSoftmax, Ratios, TrainOn
+from moretta.protocols.pbpfl.messages import BlindedSoftmax, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.run.evaluation import largest_relative_difference
@@ -135,6 +135,8 @@ def test_an_answer_counts_once_and_is_forgotten_where_it_is_refused() -> None:
         client.answer(told)
     again = client.answer(ask)
     np.testing.assert_array_equal(sent.words, again.words)  # of the same stamp and outputs: the same lambdas
+    with pytest.raises((MisuseError, PeerError)):  # nor another form of answer than was asked for
+        client.answer(Softmax(stamp=NOW, y=np.full((6, 3), 1 / 3), k=np.ones((6, 2)), encoding={}))
     client.answer(told)
     later = replace(ask, stamp=Stamp("run", 1, 1))
     assert (client.answer(later).words != sent.words).any()

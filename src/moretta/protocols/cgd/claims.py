@@ -86,6 +86,11 @@ def shares_hidden_biases(record: Record) -> bool:
     return bool(setting(record, "protocol", "hidden-bias") == "shared")
 
 
+def is_regularised(record: Record) -> bool:
+    """Whether `weight-decay` is above 0."""
+    return bool(setting(record, "protocol", "weight-decay"))
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +218,16 @@ PARTICIPANT = (
         words=(alone,),
         attacks=OF_D,
         place="front",
+    ),
+    Claim(
+        "silo",
+        "learns",
+        "from sums with the regulariser in them what it would from sums without, to within weight-decay times the mean "
+        "of all starts",
+        "The regulariser in the sums is weight-decay times D and the mean of all starts: it hides nothing of the "
+        "gradients, but to within weight-decay times that mean.",
+        (is_regularised,),
+        rests_on="the derivation in `docs/cgd.md`",
     ),
     Claim(
         "silo",
