@@ -291,6 +291,7 @@ def many_rows(engine: dict[str, Any], **options: Any) -> Federation:
         pytest.param({"form": "central"}, marks=pytest.mark.slow),
         pytest.param({"direction": "gaussian"}, marks=pytest.mark.slow),
         pytest.param({"dp_noise": 0.5, "dp_clip": 1.0}, marks=pytest.mark.slow),
+        pytest.param({"directions": "own"}, marks=pytest.mark.slow),
     ],
 )
 def test_what_k_takes_is_kept_free(options: Any) -> None:
@@ -500,6 +501,15 @@ def test_a_resumed_run_comes_to_the_same_bytes(tmp_path: Path) -> None:
             federation(other, out=tmp_path / "cut", protocol=protocol).train(6, resume=True)
     with pytest.raises(ParameterError, match="begun with another run file or other settings"):
         federation(out=tmp_path / "cut", protocol=protocol, engine={"edge_precision": "float16"}).train(5, resume=True)
+
+
+def test_adams_moments_outlive_its_process(tmp_path: Path, started: list[Any]) -> None:
+    protocol = {"local_epochs": 1, "optimizer": "adam", "learning_rate": 0.02, "directions": "own"}
+    whole = federation(protocol=protocol).train(3)
+    federation(out=tmp_path, protocol=protocol).train(2)
+    again = federation(out=tmp_path, protocol=protocol, engine={"memory_limit_mib": 200.0}).train(3, resume=True)
+    assert np.array_equal(weights(again), weights(whole))
+    assert len(started) == 3
 
 
 def test_a_silos_secrets_outlive_its_process(tmp_path: Path, started: list[Any]) -> None:
