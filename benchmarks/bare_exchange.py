@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,11 @@ else:
 
                 def noting(
                     packed: Mapping[str, bytes], seconds: float, long: bool
-                ) -> Mapping[str, bytes | memoryview | Missing]:
-                    replies = send(packed, seconds, long)
-                    for place, found in enumerate((packed.values(), replies.values())):
-                        sizes[place] = max([sizes[place], *(len(one) for one in found if isinstance(one, bytes))])
-                    return replies
+                ) -> Iterator[tuple[str, bytes | memoryview | Missing]]:
+                    sizes[0] = max(sizes[0], *map(len, packed.values()))
+                    for silo, reply in send(packed, seconds, long):
+                        sizes[1] = max(sizes[1], 0 if isinstance(reply, Missing) else len(reply))
+                        yield silo, reply
 
                 return noting
 

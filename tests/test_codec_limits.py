@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from moretta.contract.codec import ENTRIES_LIMIT, HEADER_LIMIT, Codec
+from moretta.contract.codec import ENTRIES_LIMIT, HEADER_LIMIT, Codec, type_of
 from moretta.contract.messages import Message, Stamp, Tensors, message
 from moretta.errors import CodecError
 from moretta.secure_aggregation import agreement
+from moretta.secure_aggregation.additive import AddShares
 
 # Decodes the bytes that it reads, in a process of its own, and prints how many MiB that has taken: of Python, numpy and
 # safetensors.
@@ -36,8 +36,9 @@ except CodecError:
 """
 
 
-def in_metadata(text: str) -> str:
-    return json.dumps({"__metadata__": {"moretta": text}}, ensure_ascii=False)
+def added_shares(entry: str) -> str:
+    """Return a header whose fields are read, up to its end; the process decodes by the same schema."""
+    return f'[3,"{type_of(AddShares)}","r",1,0,0,{entry}]'
 
 
 # Text of at most so many bytes, and of at most so many entries.
@@ -46,17 +47,14 @@ KINDS: dict[str, Callable[[int, int], str]] = {
     "objects": lambda size, most: "[" + '{"a":1},' * min((size - 20) // 8, most // 3) + "{}]",
     "texts": lambda size, most: "[" + '"éééé",' * min((size - 20) // 11, most) + "{}]",
     "numbers": lambda size, most: "[" + "9.9," * min((size - 20) // 4, most) + "{}]",
-    "tensors": lambda size, most: (
-        "{"
-        + ",".join(
-            f'"{number}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
-            for number in range(min((size - 20) // 57, most // 11))
-        )
-        + "}"
+    "arrays": lambda size, most: added_shares(
+        "{" + ",".join(f'"{number}":["u1",0]' for number in range(min(size // 20, most // 4))) + "}"
+    ),
+    "named bytes": lambda size, most: added_shares(
+        "{" + ",".join(f'"{number}":0' for number in range(min(size // 12, most // 2))) + "}"
     ),
     "one wide text": lambda size, most: '"' + "a" * (size - 20) + '\U0001f600"',
-    "a wide text in the metadata": lambda size, most: in_metadata('{"fields":"' + "a" * (size - 100) + '\U0001f600"}'),
-    "lists in the metadata": lambda size, most: in_metadata("[" + "[]," * min((size - 100) // 3, most // 2) + "[]]"),
+    "a wide text in a list": lambda size, most: '[3,"' + "a" * (size - 100) + '\U0001f600"]',
 }
 MOST = 64.0  # MiB; the sum beside `HEADER_LIMIT` in `moretta.contract.codec`
 
@@ -77,7 +75,7 @@ class Several(Message):
 )
 def test_no_header_takes_much_memory(kind: str, size: int, entries: int) -> None:
     text = KINDS[kind](size, entries).encode()
-    data = size.to_bytes(8, "little") + text.ljust(size)
+    data = size.to_bytes(4, "little") + text.ljust(size)
     command = [sys.executable, "-c", MEASURED, str(len(data))]
     done = subprocess.run(command, input=data, capture_output=True, check=True)
     assert float(done.stdout) < MOST
@@ -85,9 +83,9 @@ def test_no_header_takes_much_memory(kind: str, size: int, entries: int) -> None
 
 @pytest.mark.parametrize("many", ["[],", '{"a":1},', '"a",', "1,"])
 def test_a_header_of_too_many_entries_is_refused_before_it_is_read(many: str) -> None:
-    text = json.dumps({"__metadata__": {"moretta": "["}})[:-1].encode() + b',"x":[' + many.encode() * 250_000 + b"0]}"
+    text = b"[3," + many.encode() * 250_000 + b"0]"
     with pytest.raises(CodecError, match=r"expected a header of at most 200000 entries; got \d+"):
-        Codec([Several]).decode(len(text).to_bytes(8, "little") + text)
+        Codec([Several]).decode(len(text).to_bytes(4, "little") + text)
 
 
 def test_a_message_is_no_longer_than_its_receiver_allows() -> None:

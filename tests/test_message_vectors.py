@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from test_codec import json_values, same
 
-from moretta.contract.codec import Codec, size
+from moretta.contract.codec import Codec, size, type_of
 from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
 from moretta.data.alignment import steps
 from moretta.engines import pipe as edge
@@ -76,6 +76,17 @@ def test_every_message_of_every_protocol_has_a_vector() -> None:
     assert len(set(tags)) == len(tags)
     assert sorted(case["type"] for case in VECTORS["good"]) == sorted(tags)
     assert {case["type"] for case in VECTORS["tampered"]} == set(tags)
+
+
+def test_the_generators_schema_is_the_declared_one() -> None:
+    kinds = {Array: "array", Tensors: "arrays", int: "integer", float: "number", bool: "flag", str: "text"}
+    kinds |= {bytes: "bytes", tuple[str, ...]: "names", Mapping[str, bytes]: "several bytes"}
+    kinds |= {Mapping[str, int]: "integers", Mapping[str, float]: "numbers", Mapping[str, str]: "texts"}
+    declared = {kind.TAG: {name: kinds[one] for name, one in kind.KINDS.items()} for kind in SCHEMA}
+    assert {tag: list(fields.items()) for tag, fields in GENERATOR["SCHEMA"].items()} == {
+        tag: list(fields.items()) for tag, fields in declared.items()
+    }
+    assert len({type_of(kind) for kind in SCHEMA}) == len(SCHEMA)
 
 
 def test_no_message_is_declared_outside_the_schemas() -> None:
@@ -270,30 +281,25 @@ def test_any_parts_and_direction(parts: np.ndarray, direction: np.ndarray) -> No
     message_or_codec_error(wire("pbpfl/train-on", fields | {"parts": parts, "direction": direction}))
 
 
-@given(st.sampled_from([tag for tag in GOOD if b'"data_offsets"' in wire(tag, GOOD[tag])]), st.data())
+@given(st.sampled_from(["local/shown", "fedsgd/train-on", "cgd/partial", "baffle/agree"]), st.data())
 def test_any_description_of_an_array(tag: str, data: st.DataObject) -> None:
-    good = wire(tag, GOOD[tag])
-    length = int.from_bytes(good[:8], "little")
-    outer = json.loads(good[8 : 8 + length])
-    name = data.draw(st.sampled_from(sorted(set(outer) - {"__metadata__"})))
+    head, behind = GENERATOR["described"](tag, GOOD[tag])
+    places = [(head, at) for at, entry in enumerate(head) if isinstance(entry, list) and entry]
+    places += [(entry, name) for entry in head[6:] if isinstance(entry, dict) for name in entry]
+    holder, at = data.draw(st.sampled_from(places))
     whole = st.sampled_from([*WHOLE, 2**58, 2**61, 2**62]) | st.integers(0, 64)
-    dtype = st.sampled_from(["BF16", "F8_E4M3", "C64", "I8", "I16", "U16", "F64", "BOOL", "", "f64"])
-    change = {"dtype": dtype, "shape": st.lists(whole, max_size=3), "data_offsets": st.tuples(whole, whole)}
-    what = data.draw(st.sampled_from(sorted(change)))
-    outer[name][what] = data.draw(change[what] | json_values)
-    top = json.dumps(outer).encode()
-    top += b" " * (-len(top) % 8)
-    message_or_codec_error(len(top).to_bytes(8, "little") + top + good[8 + length :])
+    dtype = st.sampled_from(["bf", "c8", "i1", "i2", "u2", "f8", "b1", "", "F8"])
+    holder[at] = data.draw(st.tuples(dtype, whole, whole) | st.lists(whole, max_size=3) | json_values)
+    message_or_codec_error(GENERATOR["laid"](json.dumps(head).encode(), behind))
 
 
 @pytest.mark.parametrize(
     "shape", [(2**59, 0), (2**63, 0), (2**64 - 1, 0), (0, 2**64), (0,) * 65, (2**32, 2**32), (-1,)]
 )
 def test_shapes_that_no_array_has(shape: tuple[int, ...]) -> None:
-    good = wire("local/shown", {"parameters": {"w": np.zeros((9, 0))}})
-    length = int.from_bytes(good[:8], "little")
-    top = good[8 : 8 + length].rstrip().replace(b"[9,0]", json.dumps(shape).encode())
-    message_or_codec_error(len(top).to_bytes(8, "little") + top)
+    head, behind = GENERATOR["described"]("local/shown", {"parameters": {"w": np.zeros((9, 0))}})
+    head[6] = {"w": ["f8", *shape]}
+    message_or_codec_error(GENERATOR["laid"](json.dumps(head).encode(), behind))
 
 
 @pytest.mark.parametrize("wrong", [-1, 10**5, 10**7, 4 * 10**12, 2**63 - 1, -(2**63)])

@@ -132,7 +132,7 @@ def of_another_version(run):
     import hashlib
 
     index = run / "views" / "index.jsonl"
-    index.write_text(index.read_text().replace('"format": 1', '"format": 2', 1))
+    index.write_text(index.read_text().replace('"format": 2', '"format": 1', 1))
     result = json.loads((run / "result.json").read_text())
     views = hashlib.sha256(index.read_bytes()).hexdigest()
     (run / "result.json").write_text(json.dumps(result | {"views": views}))
@@ -181,7 +181,7 @@ def gone(run):
 @pytest.mark.parametrize(("change", "says"), [
     (without_views, "has no recorded views; run it again with record-views in [run]"),
     (of_another_run, "expected the views of this run, these are of another one"),
-    (of_another_version, "expected views of format 1; were they recorded by another version?"),
+    (of_another_version, "expected views of format 2; were they recorded by another version?"),
     (with_a_tampered_view, "round-000002.0.bin is not as it was recorded (SHA-256 differs)"),
     (with_a_tampered_index, "is not the index that this run ended with"),
     (without_truth, "by which attacks are scored, and they are gone"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +189,8 @@ class Machines:
         self.made[-1].end(released)
         return ended
 
-    def send(self, packed: Mapping[str, bytes], timeout: float, long: bool) -> Mapping[str, bytes | Missing]:
-        return {name: self.wrap(name, data) for name, data in packed.items()}
+    def send(self, packed: Mapping[str, bytes], timeout: float, long: bool) -> Iterator[tuple[str, bytes | Missing]]:
+        return ((name, self.wrap(name, data)) for name, data in packed.items())
 
     def kept(self, name: str) -> Path:
         """The one run folder of a site."""

@@ -51,7 +51,7 @@ if "MORETTA_PLAYS" in os.environ:
 
         def ask(what, data):
             long = what in ("altered work", "work again")  # by either way
-            reply = envelope.reply_of(send({"north": data}, 10.0, long)["north"])[0]
+            reply = envelope.reply_of(dict(send({"north": data}, 10.0, long))["north"])[0]
             with open(os.environ["MORETTA_PLAYS"], "a") as sink:
                 sink.write(json.dumps({"what": what, **reply.model_dump(mode="json")}) + "\\n")
             return reply

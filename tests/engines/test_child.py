@@ -114,7 +114,7 @@ def test_an_error_that_is_none_of_ours_is_a_failure() -> None:
     engine.close()
 
 
-READ = "import sys; sys.stdin.buffer.read(300); "
+READ = "import sys; sys.stdin.buffer.read(100); "
 LONG = (1 << 40).to_bytes(8, "little")
 
 

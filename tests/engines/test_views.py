@@ -33,7 +33,7 @@ def recorded(folder: Path, seen: list[Seen] = SEEN, number: int = 3, session: in
 def test_what_is_read_is_what_was_noted(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     assert list(read(path)) == SEEN
-    assert path.read_bytes().startswith(b"moretta views 1\n")
+    assert path.read_bytes().startswith(b"moretta views 2\n")
 
 
 @settings(deadline=None)
@@ -118,11 +118,11 @@ def test_a_line_that_says_nothing_is_damage(tmp_path: Path, line: bytes) -> None
         list(read(path))
 
 
-@pytest.mark.parametrize("data", [b"", b"moretta views 2\n", b"something else"])
+@pytest.mark.parametrize("data", [b"", b"moretta views 1\n", b"something else"])
 def test_another_format_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "other.bin"
     path.write_bytes(data)
-    with pytest.raises(ParameterError, match=r"other\.bin: expected recorded views of format 1"):
+    with pytest.raises(ParameterError, match=r"other\.bin: expected recorded views of format 2"):
         list(read(path))
 
 
@@ -217,8 +217,8 @@ def test_views_of_another_run_or_version_or_none_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("head", "line", "says"), [
-    ({"format": FORMAT + 1, "run": "one"}, {}, r"expected views of format 1; were they recorded by another version"),
-    ([], {}, r"expected views of format 1"),
+    ({"format": FORMAT + 1, "run": "one"}, {}, r"expected views of format 2; were they recorded by another version"),
+    ([], {}, r"expected views of format 2"),
     ({"format": FORMAT, "run": "one"}, {"file": "../secret.bin", "sha256": "0"}, r"expected names of views, got"),
     ({"format": FORMAT, "run": "one"}, {"file": "server/round-000001.0.bin"}, r"index\.jsonl is damaged"),
     ({"format": FORMAT, "run": "one"}, "word", r"index\.jsonl is damaged"),

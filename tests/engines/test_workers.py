@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+from test_child import WELL_BEHAVED
 from toy import SCHEMA, Hello, Said, Say, ToyClient
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Answering, Ask, InSteps, Reason, Replies
-from moretta.engines import clock, frames
+from moretta.engines import child, clock, frames
+from moretta.engines.child import ChildClient
 from moretta.engines.in_process import InProcess
 from moretta.engines.silos_here import SilosHere
 from moretta.engines.workers import Workers, shared_out
@@ -361,3 +365,20 @@ def test_an_interrupt_is_for_the_first_process_alone(make: Make) -> None:
     for process in of(engine):
         os.kill(process, signal.SIGINT)
     assert len(say(engine).answers) == 5
+
+
+def test_a_worker_has_the_time_to_end_a_silos_process_that_hangs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "PATIENCE", 0.5)
+    monkeypatch.setattr("moretta.engines.workers.PATIENCE", 0.2)  # which alone would be too little
+    clients = dict[str, Any]()
+    for name in "ab":
+        script = f"import os; open({str(tmp_path / name)!r}, 'w').write(str(os.getpid()))\n"
+        script += WELL_BEHAVED.format(folder=os.path.dirname(__file__)) + "import time; time.sleep(600)\n"
+        rows = np.zeros(2), np.zeros(2)
+        clients[name] = ChildClient(name, "", {}, rows, SCHEMA, (sys.executable, "-c", script))
+    engine = make({**clients, "c": ToyClient(3)}, 2)
+    assert len(engine.deliver(Ask.all(list("abc"), Hello(stamp=NOW), Said)).answers) == 3
+    engine.close()
+    assert not any(alive(int((tmp_path / name).read_text())) for name in "ab")

@@ -8,6 +8,7 @@ imported.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import hmac
@@ -945,11 +946,12 @@ def cgd_vectors() -> dict[str, Any]:
 Fields = dict[str, Any]
 Change = Callable[[Fields], Any]
 
-# Their order in a file: by itemsize, then as safetensors lists its dtypes.
+# Their order in a field, and their names: by itemsize, then by this list. No message has int16 or int8.
 DTYPES = {
-    "uint64": "U64", "int64": "I64", "float64": "F64", "float32": "F32", "uint32": "U32", "int32": "I32",
-    "float16": "F16", "int16": "I16", "uint8": "U8", "int8": "I8", "bool": "BOOL",
+    "uint64": "u8", "int64": "i8", "float64": "f8", "float32": "f4", "uint32": "u4", "int32": "i4",
+    "float16": "f2", "int16": "i2", "uint8": "u1", "int8": "i1", "bool": "b1",
 }  # fmt: skip
+SCHEMA: dict[str, dict[str, str]] = json.loads((HERE / "schema.json").read_text(encoding="utf-8"))
 
 
 def is_array(value: object) -> bool:
@@ -960,26 +962,69 @@ def is_arrays(value: object) -> bool:
     return isinstance(value, dict) and all(map(is_array, value.values())) and bool(value)
 
 
+def compact(value: object) -> bytes:
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half a character, which JSON can spell all the same
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def type_of(tag: str, kinds: dict[str, str]) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(compact([tag, *map(list, kinds.items())])).digest()).decode()[:6]
+
+
+def _from_hex(value: Any) -> bytes | None:
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) and value == value.lower() else None
+    except ValueError:
+        return None
+
+
+def _entry(kind: str, value: Any, behind: list[Any]) -> Any:
+    """Return a field's entry in the header; what is not of its kind stands there as it is."""
+    if is_array(value):
+        behind.append(value)
+        return [DTYPES[value.dtype.name], *value.shape]
+    if is_arrays(value):
+        ordered = sorted(value.items(), key=lambda item: (list(DTYPES).index(item[1].dtype.name), item[0]))
+        return {name: _entry("array", item, behind) for name, item in ordered}
+    if kind == "bytes" and (octets := _from_hex(value)) is not None:
+        behind.append(octets)
+        return len(octets)
+    if kind == "several bytes" and isinstance(value, dict):
+        return {name: _entry("bytes", value[name], behind) for name in sorted(value)}
+    return {name: value[name] for name in sorted(value)} if isinstance(value, dict) else value
+
+
+def described(tag: str, fields: Fields, /, **header: Any) -> tuple[list[Any], list[Any]]:
+    """Return a message's header and what lies behind it, without a look at what is allowed.
+
+    kinds: of the fields, those of the tag. fields: an entry in the place of all fields.
+    """
+    kinds, behind = header.get("kinds", SCHEMA[tag.lower()]), list[Any]()
+    stamp = dict(zip(("run", "round", "attempt", "take"), STAMP, strict=True))
+    head = {"format": 3, "type": type_of(tag, kinds), **stamp} | header
+    beginning = [head[name] for name in ("format", "type", *stamp)]
+    names = [*(name for name in kinds if name in fields), *(name for name in fields if name not in kinds)]
+    entries = [_entry(kinds.get(name, ""), fields[name], behind) for name in names]
+    return [*beginning, *([header["fields"]] if "fields" in header else entries)], behind
+
+
+def laid(text: bytes, behind: list[Any]) -> bytes:
+    """Return a message's bytes: the header's length, the header, and the rest, arrays at multiples of 8."""
+    data = len(text).to_bytes(4, "little") + text
+    for one in behind:
+        if is_array(one):
+            data += bytes(-len(data) % 8)
+            one = one.astype(one.dtype.newbyteorder("<")).tobytes()
+        data += one
+    return data
+
+
 def wire(tag: str, fields: Fields, /, **header: Any) -> bytes:
     """Return a message's bytes as the format describes them, without Moretta and without a look at what is allowed."""
-    flat = {name: value for name, value in fields.items() if is_array(value)}
-    for name, value in fields.items():
-        flat |= {f"{name}/{key}": item for key, item in value.items()} if is_arrays(value) else {}
-    plain = {name: value for name, value in fields.items() if not (is_array(value) or is_arrays(value))}
-    run, number, attempt, take = STAMP
-    stamped = {"run": run, "round": number, "attempt": attempt, "take": take}
-    inner = {"format": 2, "type": tag, **stamped, "fields": plain} | header
-    text = json.dumps(inner, separators=(",", ":"), sort_keys=True)
-    outer: Fields = {"__metadata__": {"moretta": text}}
-    body = b""
-    for name, array in sorted(flat.items(), key=lambda item: (list(DTYPES).index(item[1].dtype.name), item[0])):
-        content = array.astype(array.dtype.newbyteorder("<")).tobytes()
-        place = [len(body), len(body) + len(content)]
-        outer[name] = {"dtype": DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": place}
-        body += content
-    top = json.dumps(outer, separators=(",", ":"), ensure_ascii=False).encode()
-    top += b" " * (-len(top) % 8)
-    return len(top).to_bytes(8, "little") + top + body
+    head, behind = described(tag, fields, **header)
+    return laid(compact(head), behind)
 
 
 def readable(value: Any) -> Any:
@@ -1393,7 +1438,7 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     "secure-aggregation/key-advert": [
         ("public_key", "a key of low order", lambda fields: "00" * 32),
         ("public_key", "a key of 31 bytes", lambda fields: fields["public_key"][2:]),
-        ("public_key", "a key that is not hexadecimal", lambda fields: "xy" * 32),
+        ("public_key", "a key as text", lambda fields: "xy" * 32),
         ("signature", "a signature of 63 bytes", lambda fields: "51" * 63),
     ],
     "secure-aggregation/peer-keys": [
@@ -1594,10 +1639,10 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
     "alignment/match": [("points", "points of two axes", lambda fields: np.zeros((1, 32), dtype="u1"))],
     "alignment/narrow": [("kept", "positions as numbers", lambda fields: np.zeros(4, dtype="i8"))],
     "cgd/group-key": [
-        ("sealed", "a key that is not hexadecimal", lambda fields: {"bea": "xy" * 48}),
-        ("sealed", "a key of half a byte", lambda fields: {"bea": "5"}),
+        ("sealed", "a key as text", lambda fields: {"bea": "xy" * 48}),
+        ("sealed", "a key of half a byte, as text", lambda fields: {"bea": "5"}),
     ],
-    "cgd/take-key": [("sealed", "a key that is not hexadecimal", lambda fields: "xy" * 48)],
+    "cgd/take-key": [("sealed", "a key as text", lambda fields: "xy" * 48)],
     "cgd/rows": [
         ("rows", "no rows", lambda fields: 0),
         ("rows", "rows below zero", lambda fields: -569),
@@ -1648,7 +1693,7 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("commitment", "a commitment of 31 bytes", lambda fields: "cc" * 31),
         ("commitment", "a commitment of 33 bytes", lambda fields: "cc" * 33),
         ("commitment", "no commitment", lambda fields: ""),
-        ("commitment", "a commitment that is not hexadecimal", lambda fields: "xy" * 32),
+        ("commitment", "a commitment as text", lambda fields: "xy" * 32),
         ("runs", "a silo that runs something else", lambda fields: "float8"),
         ("runs", "a silo that runs nothing", lambda fields: ""),
     ],
@@ -1693,7 +1738,7 @@ def tampered_messages() -> Iterator[tuple[str, str, bytes]]:
         yield tag, "half of it", data[: len(data) // 2]
         yield tag, "its tag in capitals", wire(tag.upper(), fields)
         other = next(name for name, theirs in everything.items() if set(theirs) - set(fields))
-        yield tag, f"the fields of {other}", wire(tag, everything[other])
+        yield tag, f"the fields of {other}", wire(tag, everything[other], kinds=SCHEMA[other])
         for why, wrong in wrong_fields(fields):
             yield tag, why, wire(tag, wrong)
         for name, why, change in OWN.get(tag, []):
@@ -1704,27 +1749,33 @@ def tampered_messages() -> Iterator[tuple[str, str, bytes]]:
         "a take below zero": {"take": -1}, "a take of true": {"take": True}, "a take of 2^31": {"take": 2**31},
         "a round of 2^31": {"round": 2**31}, "a round with a fraction": {"round": 3.0},
         "a run without a name": {"run": ""}, "a run of 129 characters": {"run": "r" * 129},
-        "a wire format of the future": {"format": 3}, "a wire format of true": {"format": True},
-        "the wire format that had no take": {"format": 1},
-        "a surplus header entry": {"surplus": 1}, "a list of fields": {"fields": []},
+        "a wire format of the future": {"format": 4}, "a wire format of true": {"format": True},
+        "the wire format that was a file of safetensors": {"format": 2}, "a type in a list": {"type": []},
+        "a list of fields": {"fields": []},
     }  # fmt: skip
     for why, header in wrong_headers.items():
-        yield tag, why, wire(tag, everything[tag], **header) if "fields" not in header else wire(tag, {}, **header)
+        yield tag, why, wire(tag, everything[tag] if "fields" not in header else {}, **header)
     tag = "pbpfl/predictions"  # the headers of arrays are all arrays'
-    data = wire(tag, everything[tag])
+    head, behind = described(tag, everything[tag])
+    text = compact(head)
     for why, was, now in [
-        ("a row more than the bytes", b"[2,3]", b"[3,3]"),
-        ("an axis that is not there", b"[2,3]", b"[-2,3]"),
-        ("more entries than 64 bits count", b"[2,3]", b"[4611686018427387904,8]"),
-        ("float64 without the bytes", b'"F32"', b'"F64"'),
-        ("bytes of two arrays overlap", b"[8,32]", b"[0,24]"),
-        ("bytes beyond the end", b"[8,32]", b"[9,33]"),
+        ("a row more than the bytes", b"2,3]", b"3,3]"),
+        ("an axis that is not there", b"2,3]", b"-2,3]"),
+        ("an axis of true", b"2,3]", b"2,true]"),
+        ("more entries than 64 bits count", b"2,3]", b"4611686018427387904,8]"),
+        ("float64 without the bytes", b'"f4"', b'"f8"'),
+        ("a dtype without a shape", b'"f4"', b'["f4"]'),
     ]:
-        length = int.from_bytes(data[:8], "little")
-        top = data[8 : 8 + length].rstrip().replace(was, now, 1)
-        assert was in data
-        top += b" " * (-len(top) % 8)
-        yield tag, why, len(top).to_bytes(8, "little") + top + data[8 + length :]
+        assert was in text
+        yield tag, why, laid(text.replace(was, now, 1), behind)
+    data = bytearray(laid(text, behind))
+    assert data[4 + len(text)] == 0
+    data[4 + len(text)] = 1
+    yield tag, "bits before an array", bytes(data)
+    tag = "secure-aggregation/key-advert"  # the lengths of bytes are all bytes'
+    head, behind = described(tag, everything[tag])
+    for why, length in [("a length below zero", -1), ("a length of true", True), ("a length beyond the end", 2**62)]:
+        yield tag, why, laid(compact([*head[:6], length, *head[7:]]), behind)
 
 
 def message_vectors() -> dict[str, Any]:
@@ -1736,7 +1787,7 @@ def message_vectors() -> dict[str, Any]:
     assert not {case["bytes"] for case in tampered} & {case["bytes"] for case in good}
     assert all(len({(case["type"], case[what]) for case in tampered}) == len(tampered) for what in ("why", "bytes"))
     return {
-        "source": "this generator: wire format 2 (docstring of moretta.codec) written with json and numpy alone",
+        "source": "this generator: wire format 3 (moretta.contract.codec says what it is) by json and numpy alone",
         "stamp": STAMP,
         "good": good,
         "tampered": tampered,

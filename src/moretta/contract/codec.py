@@ -1,15 +1,21 @@
-"""Messages to bytes and back: safetensors, a closed schema, and one error.
+"""Messages to bytes and back: a header of JSON that is as short as its message, a closed schema, and one error.
 
-A message is a safetensors file whose only metadata entry, ``moretta``, is a JSON object::
+A message is the length of its header (4 bytes, little-endian), the header, and what lies behind it::
 
-    {"format": 2, "type": "fedsgd/train-on", "run": "...", "round": 3, "attempt": 0, "take": 0, "fields": {...}}
+    [3, "kA3x9_", "run", 3, 0, 0, {"weight": ["f4", 3, 2], "bias": ["f4", 3]}, 32, {"anna": 48}, 0.5]
 
-``fields`` holds the plain fields; arrays are the tensors, a field `x` as ``x`` and an entry `k` of a mapping `x` as
-``x/k``. Class names never travel, nothing is ever unpickled, and what is not in the schema is an error.
+These are the format, the message's type, its stamp (run, round, attempt, take), and its fields in the order in which
+the message declares them. Of an array the header has dtype and shape, of bytes their length: what they hold follows
+behind the header, in the order in which the header names them. An array begins at a multiple of 8 bytes of the message,
+and zeros fill up to there. A type is the beginning of a digest of tag, fields and kinds (`type_of`), as the fields'
+names do not travel: who has declared a message otherwise does not know it. Class names never travel, nothing is ever
+unpickled, and what is not in the schema is an error.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,51 +23,37 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from moretta.contract import framing
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import CodecError, PeerError
 
-FORMAT = 2  # 1 had no take
+FORMAT = 3  # 1 had no take; 1 and 2 were files of safetensors, with names and digests in hex in two layers of JSON
 
 # What a peer's bytes may be, all looked at before anything is made of them. JSON takes up to 64 bytes of memory for two
 # of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.
 # A header of 4 MiB takes at most 4 bytes a character as text, as an entry's text and as that entry's own texts, 48 MiB,
 # and 200,000 values up to 232 bytes each (a dict of one entry has three marks), 16 MiB: under 64 MiB in all.
 LARGEST = framing.LIMIT  # bytes of a message, unless who receives it says otherwise
-HEADER_LIMIT = 4 << 20  # bytes of safetensors header: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
+HEADER_LIMIT = 4 << 20  # bytes: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
+LENGTH = 4  # bytes of the header's length
+ALIGNED = 8  # bytes, of which an array's place is a multiple
 ENTRIES_LIMIT = 200_000
 MARKS = b",:[{"
+STAMPED = 6  # entries of a header before its fields
 
-_DTYPE_CODES = {
-    np.dtype(name): code
-    for name, code in {
-        "bool": "BOOL", "uint8": "U8", "int32": "I32", "int64": "I64", "uint32": "U32", "uint64": "U64",
-        "float16": "F16", "float32": "F32", "float64": "F64",
-    }.items()
-}  # fmt: skip
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+Write = Callable[[Any, "list[bytes | Array]"], str]
+"""Returns a field's entry in the header, and appends what lies behind it."""
+Read = Callable[[Any, "_Behind"], Any]
+"""Returns a field's value, from its entry and what lies behind the header."""
+Plan = tuple[str, Sequence[tuple[str, Write, Read]]]
+_PLANS: dict[type[Message], Plan] = {}  # of the messages that were met so far
 
-_DTYPES = {code: dtype.newbyteorder("<") for dtype, code in _DTYPE_CODES.items()}
-
-# The order in which safetensors lays arrays out, before their names: by itemsize, then by its own list of dtypes.
-_LAID_OUT = ("U64", "I64", "F64", "F32", "U32", "I32", "F16", "U8", "BOOL")
-
-# How plain values travel in JSON, where JSON has no such kind.
-_TO_JSON: Mapping[Any, Callable[[Any], Any]] = {
-    bytes: bytes.hex,
-    tuple[str, ...]: list,
-    Mapping[str, bytes]: lambda value: {name: item.hex() for name, item in value.items()},
-    Mapping[str, int]: dict,
-    Mapping[str, float]: dict,
-    Mapping[str, str]: dict,
-}
-_FROM_JSON: Mapping[Any, Callable[[Any], Any]] = {
-    bytes: bytes.fromhex,
-    tuple[str, ...]: lambda value: tuple(value) if isinstance(value, list) else value,  # text is no list of letters
-    Mapping[str, bytes]: lambda value: {name: bytes.fromhex(item) for name, item in value.items()},
-}
+# Dtypes' names in a header, in the order of the arrays of one field.
+_NAMES = {np.dtype(name): name for name in ("u8", "i8", "f8", "f4", "u4", "i4", "f2", "u1", "b1")}
+_DTYPES = {name: dtype.newbyteorder("<") for dtype, name in _NAMES.items()}
+_RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}  # by itemsize: a message's arrays need few zeros between
 
 
 class Codec:
@@ -73,6 +65,7 @@ class Codec:
     def __init__(self, schema: Iterable[type[Message]], largest: int = LARGEST) -> None:
         self._largest = largest
         self._schema = {kind.TAG: kind for kind in schema}
+        self._types = {type_of(kind): kind for kind in self._schema.values()}
 
     @property
     def kinds(self) -> Mapping[str, type[Message]]:
@@ -85,7 +78,17 @@ class Codec:
 
     def parts(self, message: Message) -> Sequence[bytes | memoryview]:
         """Return the same in parts: a header, and each array's own memory where that lies as it is written."""
-        return file_parts(_arrays(message), _metadata(message))
+        header, behind = _described(message)
+        pieces: list[bytes | memoryview] = [framing.length_of(header, LENGTH) + header]
+        at = len(pieces[0])
+        for one in behind:
+            if isinstance(one, np.ndarray):
+                pieces += [bytes(-at % ALIGNED), _memory(one)]
+                at += -at % ALIGNED + one.nbytes
+            else:
+                pieces.append(one)
+                at += len(one)
+        return pieces
 
     def decode(self, data: bytes | bytearray | memoryview) -> Message:
         """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes.
@@ -96,166 +99,212 @@ class Codec:
         try:
             if len(data) > self._largest:
                 raise CodecError(f"expected a message of at most {self._largest} bytes; got {len(data)}")
-            metadata, arrays = _open(data)
-            return self._build(metadata, arrays)
+            place = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, what="a header")
+            header = _header_of(bytes(data[place]))
+            memory = data.toreadonly() if isinstance(data, memoryview) else memoryview(bytearray(data))
+            memory = memoryview(data) if isinstance(data, bytearray) else memory
+            return self._build(header, _Behind(memory, place.stop))
         except CodecError:
             raise
-        except (
-            PeerError,
-            SafetensorError,
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise CodecError(f"expected a message of this schema: {error}") from None
 
-    def _build(self, metadata: dict[str, Any], arrays: dict[str, Array]) -> Message:
-        version = metadata.get("format")  # first: another format has other entries
-        if type(version) is not int or version != FORMAT:
-            raise CodecError(f"expected wire format {FORMAT}; got {version!r:.40}; update the older side")
-        expected = {"format", "type", "run", "round", "attempt", "take", "fields"}
-        if set(metadata) != expected:
-            raise CodecError(f"expected the header entries {sorted(expected)}; got {sorted(metadata)!r:.200}")
-        kind = self._schema.get(metadata["type"])
+    def _build(self, header: list[Any], behind: _Behind) -> Message:
+        _, name, run, number, attempt, take, *entries = header
+        kind = self._types.get(name)
         if kind is None:
-            raise CodecError(f"expected one of {sorted(self._schema)}; got {metadata['type']!r:.80}")
-        stamp = Stamp(metadata["run"], metadata["round"], metadata["attempt"], metadata["take"])
-        plain = metadata["fields"]
-        values: dict[str, Any] = {}
-        for name, field in kind.KINDS.items():
-            if field == Array:
-                values[name] = arrays.pop(name)
-            elif field == Tensors:
-                keys = [key for key in arrays if key.startswith(f"{name}/")]
-                values[name] = {key[len(name) + 1 :]: arrays.pop(key) for key in keys}
-            else:
-                values[name] = _FROM_JSON.get(field, lambda value: value)(plain.pop(name))
-        if plain or arrays:
-            raise CodecError(f"{kind.TAG}: unexpected fields {sorted([*plain, *arrays])!r:.200}")
-        return kind(stamp=stamp, **values)
+            raise CodecError(f"expected one of {sorted(self._schema)}, as declared here; got the type {name!r:.80}")
+        _, fields = _plan(kind)
+        if len(entries) != len(fields):
+            raise CodecError(f"{kind.TAG}: expected {len(fields)} fields; got {len(entries)}")
+        values = {name: read(entry, behind) for (name, _, read), entry in zip(fields, entries, strict=True)}
+        behind.end()
+        return kind(stamp=Stamp(run, number, attempt, take), **values)
 
 
 def size(message: Message, without: Collection[str] = ()) -> int:
-    """Return the length of the message's bytes without making them. without: plain fields that are not counted."""
-    entries, _, content = _laid_out(_arrays(message))
-    named = [name for name, kind in message.KINDS.items() if kind == Mapping[str, bytes] and name not in without]
-    header = len(_header(_metadata(message, without, named), entries))
-    for name in named:
-        items = getattr(message, name)
-        header += _hex_length(tuple(items), tuple(map(len, items.values())))
-    return 8 + -(-header // 8) * 8 + content
+    """Return the length of the message's bytes without making them. without: fields that are not counted."""
+    header, behind = _described(message, without)
+    at = LENGTH + len(header)
+    for one in behind:
+        at += -at % ALIGNED + one.nbytes if isinstance(one, np.ndarray) else len(one)
+    return at
 
 
-@lru_cache(maxsize=4096)
-def _hex_length(names: tuple[str, ...], lengths: tuple[int, ...]) -> int:
-    """Return how much longer named bytes make the metadata than none; silos' keys and shares come by the hundred."""
-    items = {name: "0" * (2 * length) for name, length in zip(names, lengths, strict=True)}
-    return len(json.dumps(json.dumps(items, separators=(",", ":")))) - len(json.dumps("{}"))
+def type_of(kind: type[Message]) -> str:
+    """Return a message's type as headers have it: 6 characters of a digest of its tag, its fields and their kinds."""
+    return _plan(kind)[0]
 
 
-def file_parts(arrays: Tensors, metadata: str) -> Sequence[bytes | memoryview]:
-    """Return a safetensors file of arrays in parts, its only metadata entry ``moretta``: see `Codec.parts`."""
-    entries, names, _ = _laid_out(arrays)
-    text = _header(metadata, entries)
-    padded = text.ljust(-(-len(text) // 8) * 8)
-    little = (np.ascontiguousarray(arrays[name], dtype=arrays[name].dtype.newbyteorder("<")) for name in names)
-    return [
-        len(padded).to_bytes(8, "little") + padded,
-        *(array.reshape(-1).view(np.uint8).data for array in little if array.size),
-    ]
+def _plan(kind: type[Message]) -> Plan:
+    """Return a message's type, and how each of its fields is written and read."""
+    if kind not in _PLANS:
+        fields = [[name, _KINDS[one][0]] for name, one in kind.KINDS.items()]
+        digest = hashlib.sha256(_json([kind.TAG, *fields]).encode()).digest()
+        steps = [(name, *_KINDS[one][1:]) for name, one in kind.KINDS.items()]
+        _PLANS[kind] = base64.urlsafe_b64encode(digest).decode()[:6], steps
+    return _PLANS[kind]
 
 
-def _header(metadata: str, entries: str) -> bytes:
-    told = json.dumps({"moretta": metadata}, separators=(",", ":"), ensure_ascii=False)
-    return f'{{"__metadata__":{told}{entries}}}'.encode()
+# Writing
 
 
-def _laid_out(arrays: Tensors) -> tuple[str, Sequence[str], int]:
-    """Return the arrays' entries of a header, their names in order, and how many bytes they take."""
-    return _entries(tuple((name, array.dtype, array.shape) for name, array in arrays.items()))
+def _described(message: Message, without: Collection[str] = ()) -> tuple[bytes, list[bytes | Array]]:
+    """Return a message's header, and the bytes and arrays that lie behind it. without: fields that are left out."""
+    stamp, behind = message.stamp, list[bytes | Array]()
+    name, fields = _plan(type(message))
+    texts = [_beginning(name, stamp.run), f"{stamp.round},{stamp.attempt},{stamp.take}"]
+    for name, write, _ in fields:
+        if name not in without:
+            texts.append(write(getattr(message, name), behind))
+    return f"[{','.join(texts)}]".encode(), behind
 
 
 @lru_cache(maxsize=256)
-def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[str, Sequence[str], int]:
-    """Do what `_laid_out` does; a run has few kinds of messages.
-
-    safetensors: 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays. Their order matters: it
-    decides the offsets, and so how many digits those take in the header.
-    """
-    entries: dict[str, Any] = {}
-    offset = 0
-    for name, dtype, shape in sorted(arrays, key=lambda one: (_LAID_OUT.index(_DTYPE_CODES[one[1]]), one[0])):
-        length = math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": _DTYPE_CODES[dtype], "shape": shape, "data_offsets": [offset, offset + length]}
-        offset += length
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False)[1:-1]
-    return f",{text}" if entries else "", tuple(entries), offset
+def _beginning(name: str, run: str) -> str:
+    return f"{FORMAT},{_json(name)},{_json(run)}"
 
 
-def _arrays(message: Message) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
-    for name, kind in message.KINDS.items():
-        value = getattr(message, name)
-        if kind == Array:
-            arrays[name] = value
-        elif kind == Tensors:
-            arrays.update((f"{name}/{key}", item) for key, item in value.items())
-    return arrays
+def _write_array(value: Array, behind: list[bytes | Array]) -> str:
+    behind.append(value)
+    return _array_entry(value.dtype, value.shape)
 
 
-def _metadata(message: Message, without: Collection[str] = (), emptied: Collection[str] = ()) -> str:
-    """Return the metadata as JSON. without: fields that are left out. emptied: those whose mappings are."""
-    plain = {
-        name: {} if name in emptied else _TO_JSON.get(kind, lambda value: value)(getattr(message, name))
-        for name, kind in message.KINDS.items()
-        if kind not in (Array, Tensors) and name not in without
-    }
-    stamp = message.stamp
-    header = {
-        "format": FORMAT, "type": message.TAG, "run": stamp.run, "round": stamp.round, "attempt": stamp.attempt,
-        "take": stamp.take, "fields": plain,
-    }  # fmt: skip
-    return json.dumps(header, separators=(",", ":"), sort_keys=True, allow_nan=False)
+@lru_cache(maxsize=1024)
+def _array_entry(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return _json([_NAMES[dtype], *shape])
 
 
-def _open(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read the metadata, which safetensors' own loader does not hand out, then the arrays."""
-    place = framing.find(data, limit=HEADER_LIMIT, what="a header")
-    text = bytes(data[place])
+def _write_arrays(value: Tensors, behind: list[bytes | Array]) -> str:
+    text, names = _arrays_entry(tuple((name, array.dtype, array.shape) for name, array in value.items()))
+    behind += [value[name] for name in names]
+    return text
+
+
+@lru_cache(maxsize=256)
+def _arrays_entry(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[str, Sequence[str]]:
+    """Return the entry of named arrays, and their names in its order; a run has few kinds of messages."""
+    ordered = sorted(arrays, key=lambda one: (_RANKS[one[1]], one[0]))
+    return _json({name: [_NAMES[dtype], *shape] for name, dtype, shape in ordered}), [one[0] for one in ordered]
+
+
+def _write_bytes(value: bytes, behind: list[bytes | Array]) -> str:
+    behind.append(value)
+    return str(len(value))
+
+
+def _write_several(value: Mapping[str, bytes], behind: list[bytes | Array]) -> str:
+    text, names = _lengths_entry(tuple(value), tuple(map(len, value.values())))
+    behind += [value[name] for name in names]
+    return text
+
+
+@lru_cache(maxsize=512)
+def _lengths_entry(names: tuple[str, ...], lengths: tuple[int, ...]) -> tuple[str, Sequence[str]]:
+    """Return the entry of named bytes, and their names in its order; silos' keys and shares come by the hundred."""
+    ordered = dict(sorted(zip(names, lengths, strict=True)))
+    return _json(ordered), list(ordered)
+
+
+def _write_named(value: Mapping[str, Any], behind: list[bytes | Array]) -> str:
+    return _json(dict(sorted(value.items())))
+
+
+def _write_plain(value: Any, behind: list[bytes | Array]) -> str:
+    return _json(value)
+
+
+def _memory(array: Array) -> memoryview:
+    """Return an array's bytes, little-endian and in the order of its indices; a copy where they do not lie so."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+# Reading
+
+
+class _Behind:
+    """What lies behind a header, read from its beginning to its end. at: where it begins in the message's memory."""
+
+    def __init__(self, memory: memoryview, at: int) -> None:
+        self._memory, self._at = memory, at
+
+    def octets(self, length: object) -> bytes:
+        """Return so many bytes."""
+        if type(length) is not int or not 0 <= length <= len(self._memory) - self._at:
+            raise CodecError("expected as many bytes behind the header as it says")
+        self._at += length
+        return bytes(self._memory[self._at - length : self._at])
+
+    def array(self, entry: object) -> Array:
+        """Return the array that an entry of the header describes, as a part of the memory."""
+        if type(entry) is not list or not entry or any(type(number) is not int or number < 0 for number in entry[1:]):
+            raise CodecError("expected an array's dtype, and whole numbers as its shape")
+        name, *shape = entry
+        if name not in _DTYPES:
+            raise CodecError(f"expected arrays of {sorted(_DTYPES)}; got {name!r:.20}")
+        if self.octets(-self._at % ALIGNED).strip(b"\0"):
+            raise CodecError("expected zeros before an array")
+        begin, dtype = self._at, _DTYPES[name]
+        self._at += math.prod(shape) * dtype.itemsize
+        if self._at > len(self._memory):
+            raise CodecError("expected arrays as long as their shapes say")
+        return np.ndarray(shape, dtype, buffer=self._memory[begin : self._at])
+
+    def end(self) -> None:
+        """Raise CodecError where there is more."""
+        if self._at != len(self._memory):
+            raise CodecError("expected nothing behind the last field")
+
+
+def _header_of(text: bytes) -> list[Any]:
     entries = sum(text.count(mark) for mark in MARKS)
     if entries > ENTRIES_LIMIT:
         raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
-    outer = json.loads(text, parse_constant=_refuse_constant)
-    metadata = json.loads(outer["__metadata__"]["moretta"], parse_constant=_refuse_constant)
-    if set(outer["__metadata__"]) != {"moretta"} or not isinstance(metadata["fields"], dict):
-        raise CodecError("expected one metadata entry, `moretta`, with an object of fields")
-    known = set(_DTYPE_CODES.values())
-    for name, entry in outer.items():
-        if name != "__metadata__" and entry["dtype"] not in known:
-            raise CodecError(f"expected arrays of {sorted(known)}; got {entry['dtype']!r:.20}")
-    if isinstance(data, bytes):
-        return metadata, load(data)
-    del outer["__metadata__"]
-    memory = memoryview(data)[place.stop :]
-    return metadata, _views(outer, memory if isinstance(data, bytearray) else memory.toreadonly())
-
-
-def _views(entries: dict[str, Any], memory: memoryview) -> dict[str, Array]:
-    """Return the arrays as parts of the memory behind a header, which they fill one after the other."""
-    arrays, end = dict[str, Array](), 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        (begin, stop), shape, dtype = entry["data_offsets"], entry["shape"], _DTYPES[entry["dtype"]]
-        if type(shape) is not list or any(type(number) is not int or number < 0 for number in (begin, stop, *shape)):
-            raise CodecError("expected whole numbers as shapes and offsets")
-        if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
-            raise CodecError("expected arrays that lie one after the other, each as long as its shape says")
-        arrays[name], end = np.ndarray(shape, dtype, buffer=memory[begin:stop]), stop
-    if end != len(memory):
-        raise CodecError("expected arrays, and nothing behind them")
-    return arrays
+    try:
+        header = json.loads(text.decode(), parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise CodecError(f"expected a header of wire format {FORMAT}: {error}; update the older side") from None
+    version = header[0] if isinstance(header, list) and header else None  # first: another format has other entries
+    if type(version) is not int or version != FORMAT:
+        raise CodecError(f"expected wire format {FORMAT}; got {version!r:.40}; update the older side")
+    if len(header) < STAMPED:
+        raise CodecError(f"expected a header of at least {STAMPED} entries; got {len(header)}")
+    return list(header)
 
 
 def _refuse_constant(text: str) -> float:
     raise CodecError(f"expected finite numbers; got {text}")
+
+
+def _read_arrays(entry: Any, behind: _Behind) -> Tensors:
+    return {name: behind.array(one) for name, one in entry.items()}
+
+
+def _read_several(entry: Any, behind: _Behind) -> Mapping[str, bytes]:
+    return {name: behind.octets(length) for name, length in entry.items()}
+
+
+def _read_names(entry: Any, behind: _Behind) -> Any:
+    return tuple(entry) if isinstance(entry, list) else entry  # text is no list of letters
+
+
+def _read_plain(entry: Any, behind: _Behind) -> Any:
+    return entry
+
+
+# What a type's digest calls each kind of field, how it is written, and how it is read.
+_KINDS: Mapping[Any, tuple[str, Write, Read]] = {
+    Array: ("array", _write_array, lambda entry, behind: behind.array(entry)),
+    Tensors: ("arrays", _write_arrays, _read_arrays),
+    int: ("integer", _write_plain, _read_plain),
+    float: ("number", _write_plain, _read_plain),
+    bool: ("flag", _write_plain, _read_plain),
+    str: ("text", _write_plain, _read_plain),
+    bytes: ("bytes", _write_bytes, lambda entry, behind: behind.octets(entry)),
+    tuple[str, ...]: ("names", _write_plain, _read_names),
+    Mapping[str, int]: ("integers", _write_named, _read_plain),
+    Mapping[str, float]: ("numbers", _write_named, _read_plain),
+    Mapping[str, str]: ("texts", _write_named, _read_plain),
+    Mapping[str, bytes]: ("several bytes", _write_several, _read_several),
+}

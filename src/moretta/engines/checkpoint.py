@@ -17,13 +17,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from moretta.contract.codec import file_parts
+from moretta.contract.messages import Array
 from moretta.contract.roles import State
 from moretta.engines.files import make_folder, rename, write_atomically
 from moretta.errors import ParameterError
 
 FORMAT = 2  # 1 had neither norms of earlier rounds nor counted rows, and pbpfl's weights in the run's dtype
 KEPT = 2
+_CODES = {
+    "u8": "U64", "i8": "I64", "f8": "F64", "f4": "F32", "u4": "U32", "i4": "I32", "f2": "F16", "u1": "U8", "b1": "BOOL",
+}  # fmt: skip
+_LAID_OUT = list(_CODES)
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,26 @@ def _read_id(path: Path) -> CheckpointId:
 def _pack(state: State) -> Sequence[bytes | memoryview]:
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     plain = {name: _plain(value) for name, value in state.items() if name not in arrays}
-    return file_parts(arrays, json.dumps(plain))
+    return _file_parts(arrays, json.dumps(plain))
+
+
+def _file_parts(arrays: Mapping[str, Array], metadata: str) -> Sequence[bytes | memoryview]:
+    """Return a safetensors file, its only metadata entry ``moretta``: a header, and each array's own memory.
+
+    That is 8 bytes of length, a JSON header padded to a multiple of 8, then the arrays, which `safetensors.numpy.save`
+    would copy twice. They lie by itemsize, then by safetensors' own list of dtypes, then by their names.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
+    pieces, offset = list[bytes | memoryview](), 0
+    for name, array in sorted(arrays.items(), key=lambda one: (_LAID_OUT.index(one[1].dtype.str[1:]), one[0])):
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        place = [offset, offset + array.nbytes]
+        entries[name] = {"dtype": _CODES[array.dtype.str[1:]], "shape": array.shape, "data_offsets": place}
+        pieces += [little.reshape(-1).view(np.uint8).data] if array.size else []
+        offset += array.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    padded = text.ljust(-(-len(text) // 8) * 8)
+    return [len(padded).to_bytes(8, "little") + padded, *pieces]
 
 
 def _plain(value: Any) -> Any:

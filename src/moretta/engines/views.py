@@ -24,8 +24,8 @@ from moretta.contract import framing
 from moretta.engines.files import write_atomically
 from moretta.errors import CodecError, ParameterError
 
-MAGIC = b"moretta views 1\n"
-FORMAT = 1
+MAGIC = b"moretta views 2\n"
+FORMAT = 2  # 1 had messages that were files of safetensors
 INDEX = "index.jsonl"
 _NAME = re.compile(r"(?P<role>[A-Za-z0-9_-][A-Za-z0-9._-]{0,63})/round-(?P<round>\d{6,})\.(?P<session>\d+)\.bin")
 
@@ -191,7 +191,9 @@ def read(path: Path) -> Iterator[Seen]:
 def parse(data: bytes, where: str) -> Iterator[Seen]:
     """Return the messages of one file's bytes, in order. where: it, for an error; raises as `read`."""
     if not data.startswith(MAGIC):
-        raise ParameterError(f"{where}: expected recorded views of format 1; was it recorded by another version?")
+        raise ParameterError(
+            f"{where}: expected recorded views of format {FORMAT}; was it recorded by another version?"
+        )
     position = len(MAGIC)
 
     def take() -> bytes:

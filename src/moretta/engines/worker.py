@@ -89,7 +89,9 @@ class _Worker:
 
     def _heed(self) -> None:
         """End where nobody waits for the answers any more: before they are there, nothing else is sent."""
-        if select.select([self._socket], [], [], 0)[0]:
+        poll = select.poll()  # `select.select` takes no descriptors of 1,024 and more
+        poll.register(self._socket, select.POLLIN)
+        if poll.poll(0):
             raise EOFError
 
 

@@ -36,19 +36,23 @@ from typing import Any, NamedTuple, NoReturn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, Missing, Reason, State
-from moretta.engines import frames, worker
+from moretta.engines import child, frames, worker
 from moretta.engines.silos_here import Answered, SilosHere, absent
 from moretta.errors import ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 
-PATIENCE = 1.0  # seconds to end in; a worker looks whether it should between one silo and the next
+# Seconds to end in, beside those for silos' own processes; a worker looks whether it should between two silos.
+PATIENCE = 1.0
 
 
 class _Worker(NamedTuple):
+    """children: how many of its silos play in processes of their own, which it ends one by one."""
+
     silos: Sequence[str]
     process: int
     socket: socket.socket
+    children: int
 
 
 class Workers:
@@ -214,7 +218,7 @@ class Workers:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         theirs.close()
-        return _Worker(silos, process, ours)
+        return _Worker(silos, process, ours, sum(isinstance(self._clients[one], child.ChildClient) for one in silos))
 
 
 def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
@@ -225,14 +229,14 @@ def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
 
 
 def _end(workers: Sequence[_Worker], owner: int) -> None:
-    """End workers, at the latest after `PATIENCE`."""
+    """End workers, at the latest after `PATIENCE`, and what they need to end the processes of their silos."""
     if os.getpid() != owner:  # a copy in a worker
         return
     for one in workers:
         one.socket.close()
-    until = time.monotonic() + PATIENCE
-    for one in workers:
-        _how(one.process, until)
+    began = time.monotonic()
+    for one in workers:  # one that is killed cannot end a silo's process that hangs
+        _how(one.process, began + PATIENCE + one.children * child.PATIENCE)
 
 
 def _how(process: int, until: float) -> str:

@@ -63,7 +63,7 @@ def server() -> Iterator[Any]:
 def send(server: Any) -> Send:
     send = cells.sender(server, TARGETS)
     for _ in range(1000):  # until north has connected
-        if not isinstance(send({"n": b""}, SECONDS, False)["n"], Missing):
+        if not isinstance(dict(send({"n": b""}, SECONDS, False))["n"], Missing):
             return send
         time.sleep(0.01)
     raise AssertionError("north never answered")
@@ -74,14 +74,14 @@ def heard(reply: bytes | memoryview | Missing) -> bytes | Missing:
 
 
 def test_a_plain_request_says_how_much_its_reply_may_be_and_a_stream_takes_any(send: Send) -> None:
-    assert heard(send({"n": b"short"}, SECONDS, False)["n"]) == f"short {PLAIN_LIMIT}".encode()
+    assert heard(dict(send({"n": b"short"}, SECONDS, False))["n"]) == f"short {PLAIN_LIMIT}".encode()
     long = bytes(range(256)) * (1 << 14)  # 4 MiB, several pieces
-    assert heard(send({"n": long}, SECONDS, True)["n"]) == long + b" None"
+    assert heard(dict(send({"n": long}, SECONDS, True))["n"]) == long + b" None"
 
 
 @pytest.mark.parametrize("long", [False, True])
 def test_who_cannot_be_reached_is_named_and_the_others_answer(long: bool, send: Send) -> None:
-    replies = send(dict.fromkeys("ng", b"x"), SECONDS, long)
+    replies = dict(send(dict.fromkeys("ng", b"x"), SECONDS, long))
     assert heard(replies["n"]) == (b"x None" if long else f"x {PLAIN_LIMIT}".encode())
     gone = replies["g"]
     assert isinstance(gone, Missing)
@@ -91,7 +91,7 @@ def test_who_cannot_be_reached_is_named_and_the_others_answer(long: bool, send: 
 
 def test_a_job_that_takes_no_envelopes_yet_is_starting(send: Send) -> None:
     for _ in range(1000):  # until south has connected
-        reply = send({"s": b"x"}, SECONDS, False)["s"]
+        reply = dict(send({"s": b"x"}, SECONDS, False))["s"]
         if reply == Missing(Reason.DISCONNECTED, "is starting, and is not ready yet"):
             return
         time.sleep(0.01)
@@ -100,10 +100,16 @@ def test_a_job_that_takes_no_envelopes_yet_is_starting(send: Send) -> None:
 
 @pytest.mark.parametrize("long", [False, True])
 def test_who_does_not_answer_in_time_is_late(long: bool, send: Send) -> None:
-    assert send({"n": b"wait"}, 0.1, long)["n"] == Missing(Reason.LATE, "has not answered in time")
+    assert dict(send({"n": b"wait"}, 0.1, long))["n"] == Missing(Reason.LATE, "has not answered in time")
 
 
 def test_what_is_no_bytes_is_no_envelope(send: Send, server: Any) -> None:
     request = TargetMessage("north", cells.CHANNEL, cells.PLAIN, Message(payload={"an": "object"}))
     reply = server.broadcast_multi_requests({"north": request}, SECONDS)["north"]
     assert bytes(reply.payload) == f" {PLAIN_LIMIT}".encode()
+
+
+def test_a_stream_that_has_come_is_handed_on_while_another_is_on_its_way(send: Send) -> None:
+    replies = iter(send({"n": b"wait", "g": b"x"}, 2.0, True))
+    assert next(replies)[0] == "g"
+    assert next(replies) == ("n", Missing(Reason.LATE, "has not answered in time"))

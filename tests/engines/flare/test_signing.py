@@ -29,6 +29,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import RECORD, WINDOW, Gate, ServerSession, SiteSession, Trust, Window
+from moretta.engines.mapped import LARGE
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity, fingerprint
 
@@ -249,6 +250,19 @@ def test_what_is_too_long_for_the_cipher_is_sealed_in_pieces(gate: Gate, monkeyp
             if length > 10:
                 with pytest.raises(CodecError, match="does not open"):
                     session.open(pack(header, cut), gate.process_id, serial, None)
+
+
+def test_a_large_answer_is_opened_into_a_file(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ServerSession(SERVER, HELLO)
+    joined, body = send(session, gate, session.hello), bytes(range(256)) * (LARGE >> 8)
+    _, serial = session.pack(POLL, {"north": gate.process_id})
+    rooms, real = list[int](), signing.room
+    monkeypatch.setattr(signing, "room", lambda length: rooms.append(length) or real(length))
+    data = joined.pack(serial, WorkDone(), body)
+    opened = session.open(data, gate.process_id, serial, None)[1]
+    assert (rooms, isinstance(opened, memoryview), opened == body) == ([len(body)], True, True)
+    with pytest.raises(CodecError, match="expected an answer sealed for this session"):
+        session.open(data[:-1] + bytes([data[-1] ^ 1]), gate.process_id, serial, None)
 
 
 def test_a_reply_is_signed_over_process_serial_and_digest(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ class Network:
         if name in self.workers:
             self.workers.pop(name).close()
 
-    def send(self, packed: Mapping[str, bytes], seconds: float, long: bool) -> Mapping[str, bytes | Missing]:
+    def send(self, packed: Mapping[str, bytes], seconds: float, long: bool) -> Iterable[tuple[str, bytes | Missing]]:
         self.data.append(packed)
         self.long.append(long)
         replies: dict[str, bytes | Missing] = {}
@@ -173,7 +173,7 @@ class Network:
                 if isinstance(reply, Busy) and isinstance(request, Poll):
                     waited = max(waited, request.wait)
         self.clock.now += waited
-        return replies
+        return replies.items()
 
     def packed(
         self, name: str, request: Request, envelope: Envelope, reply: Reply | tuple[Reply, bytes] | bytes

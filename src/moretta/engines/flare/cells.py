@@ -8,8 +8,8 @@ in which it travels, and a stream only that in which no byte moves, so what may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
@@ -39,16 +39,21 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
         found = cell.broadcast_multi_requests(messages, seconds, optional=True)
         return {silo: found[targets[silo]] for silo in packed if targets[silo] in found}
 
-    def streamed(packed: Mapping[str, bytes], seconds: float) -> Mapping[str, Message]:
+    def streamed(packed: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, Message]]:
         def ask(silo: str) -> Message:
             given = {"channel": CHANNEL, "topic": STREAM, "target": targets[silo], "timeout": seconds}
             return cell.send_request(request=Message(payload=packed[silo]), optional=True, **given)
 
-        return dict(zip(packed, pool.map(ask, packed), strict=True))
+        asked = {pool.submit(ask, silo): silo for silo in packed}
+        for reply in as_completed(asked):
+            yield asked.pop(reply), reply.result()  # which nobody else holds then
 
-    def send(packed: Mapping[str, bytes], seconds: float, long: bool) -> Mapping[str, memoryview | Missing]:
-        replies = (streamed if long else plain)(packed, seconds)
-        return {silo: _received(replies.get(silo)) for silo in packed}
+    def send(packed: Mapping[str, bytes], seconds: float, long: bool) -> Iterator[tuple[str, memoryview | Missing]]:
+        if long:
+            yield from ((silo, _received(reply)) for silo, reply in streamed(packed, seconds))
+        else:
+            replies = plain(packed, seconds)
+            yield from ((silo, _received(replies.get(silo))) for silo in packed)
 
     return send
 

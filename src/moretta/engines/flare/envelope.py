@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -48,6 +48,8 @@ Work = Literal["answer", "keep", "end"]
 
 class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)] = FORMAT
 
 
 class Knock(_Header):
@@ -171,6 +173,7 @@ class Denied(_Header):
 Signed = Hello | Submit | Poll
 Request = Knock | Signed
 Reply = Awake | SiteReady | Busy | WorkDone | Failed | Stranger | Refused | Denied
+H = TypeVar("H", Request, Reply)
 Sign = Callable[[bytes, bytes], bytes]
 """Returns the signature of a header and a body."""
 
@@ -195,7 +198,7 @@ def digest_of(told: str) -> str:
 
 def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -> bytes:
     """Return header, signature and body as one."""
-    text = json.dumps({"format": FORMAT, **header.model_dump(mode="json")}, separators=(",", ":")).encode()
+    text = header.model_dump_json().encode()
     signature = UNSIGNED if sign is None else sign(text, body)
     return b"".join((framing.length_of(text, LENGTH), signature, text, body))
 
@@ -205,40 +208,45 @@ def request_of(data: object, largest: int = LARGEST) -> tuple[Request, Envelope]
 
     largest: the most bytes of a body; here and in `reply_of` one that is longer is not copied.
     """
-    envelope, content = _split(data, largest)
-    try:
-        return _REQUEST.validate_json(content), envelope
-    except ValidationError as error:
-        raise _wrong("request", error) from None
+    envelope = _split(data, largest)
+    return _read(_REQUEST, envelope.header, "request"), envelope
 
 
 def reply_of(data: object, largest: int = LARGEST) -> tuple[Reply, Envelope]:
     """Return what a site sent. Raises `moretta.errors.CodecError` for anything else. largest: as in `request_of`."""
-    envelope, content = _split(data, largest)
-    try:
-        return _REPLY.validate_json(content), envelope
-    except ValidationError as error:
-        raise _wrong("reply", error) from None
+    envelope = _split(data, largest)
+    return _read(_REPLY, envelope.header, "reply"), envelope
 
 
-def _split(data: object, largest: int) -> tuple[Envelope, bytes]:
-    """Return an envelope's bytes, and its header without the format, which is ours."""
+def _split(data: object, largest: int) -> Envelope:
     if not isinstance(data, (bytes, memoryview)):
         raise CodecError(f"expected an envelope; got {type(data).__name__}")
     data = memoryview(data)
     header = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, gap=SIGNATURE, what="a header")
     if len(data) - header.stop > largest:
         raise CodecError(f"expected a message of at most {largest} bytes; got {len(data) - header.stop}")
-    envelope = Envelope(bytes(data[header]), bytes(data[LENGTH : header.start]), data[header.stop :])
+    return Envelope(bytes(data[header]), bytes(data[LENGTH : header.start]), data[header.stop :])
+
+
+def _read(kinds: TypeAdapter[H], header: bytes, what: str) -> H:
+    """Return a header, which is read once; only one that is refused is read again, for what is wrong with it."""
     try:
-        content = json.loads(envelope.header)
-        version = content.pop("format")
-        plain = json.dumps(content).encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        found = kinds.validate_json(header)
+    except ValidationError as error:
+        _check_format(header)
+        raise _wrong(what, error) from None
+    if "format" not in found.model_fields_set:  # its default is for headers that are made here
+        _check_format(header)
+    return found
+
+
+def _check_format(header: bytes) -> None:
+    try:
+        version = json.loads(header)["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CodecError(f"expected a header in JSON: {error}") from None
     if type(version) is not int or version != FORMAT:
         raise CodecError(f"expected an envelope of format {FORMAT}; got {version!r:.40}; update the older side")
-    return envelope, plain
 
 
 def _wrong(what: str, error: ValidationError) -> CodecError:

@@ -56,6 +56,7 @@ from moretta.engines.flare.envelope import (
     pack,
     reply_of,
 )
+from moretta.engines.mapped import LARGE, room
 from moretta.errors import CodecError, PeerError
 from moretta.secure_aggregation.identity import Identity, fingerprint, verify
 from moretta.secure_aggregation.keystream import derive
@@ -118,8 +119,8 @@ class ServerSession:
 
     def open(
         self, data: object, process_id: str, serial: int, key: bytes | None, largest: int = LARGEST
-    ) -> tuple[Reply, bytes]:
-        """Return what a process replied under a serial, with its body opened.
+    ) -> tuple[Reply, Bytes]:
+        """Return what a process replied under a serial, with its body opened: where that is large, in a mapped file.
 
         key: of the silo's identity, None without a roster; then nothing says whose reply it is. largest: the most bytes
         of the body. Raises `moretta.errors.CodecError` for what is no reply, or longer, and
@@ -324,10 +325,18 @@ def _sealed_size(size: int) -> int:
     return size + TAG * max(1, -(-size // PIECE))
 
 
-def _opened(seal: AESGCM, serial: int, body: Bytes) -> bytes:
+def _opened(seal: AESGCM, serial: int, body: Bytes) -> Bytes:
     """Undo `_sealed`. Raises `cryptography.exceptions.InvalidTag` for what was not sealed so."""
-    pieces = _pieces(body, PIECE + TAG)
-    return b"".join(seal.decrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
+    pieces, opened = _pieces(body, PIECE + TAG), 0
+    if len(pieces) == 1 and len(body) < LARGE:
+        return seal.decrypt(_nonce(serial, pieces, 0), body, None)
+    if len(pieces[-1]) < TAG:
+        raise InvalidTag
+    memory = room(len(body) - TAG * len(pieces))
+    for number, piece in enumerate(pieces):
+        place = memory[opened : opened + len(piece) - TAG]
+        opened += seal.decrypt_into(_nonce(serial, pieces, number), piece, None, place)
+    return memory
 
 
 def _pieces(body: Bytes, size: int) -> list[Bytes]:

@@ -37,8 +37,7 @@ from moretta.engines.flare.envelope import (
     pack,
     reply_of,
 )
-from moretta.engines.flare.signing import ServerSession
-from moretta.engines.mapped import LARGE, written
+from moretta.engines.flare.signing import Bytes, ServerSession
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity
@@ -56,10 +55,11 @@ LATER = 10.0  # the same for one that refused, and may be mended, and the most f
 BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
-Send = Callable[[Mapping[str, bytes], float, bool], Mapping[str, "bytes | memoryview | Missing"]]
-"""Sends each silo its bytes, waits so many seconds for all replies, and returns each one's or why there is none.
+Send = Callable[[Mapping[str, bytes], float, bool], Iterable[tuple[str, "bytes | memoryview | Missing"]]]
+"""Sends each silo its bytes, waits so many seconds for all replies, and yields each one's or why there is none.
 
-Its last argument: whether bytes may be long, there or back."""
+Long ones are yielded as they come, so that one is opened, and laid into a file, while others are on their way. Its
+last argument: whether bytes may be long, there or back."""
 
 
 NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
@@ -99,7 +99,7 @@ class _Asked:
     misses: int = 0
     denied: bool = False
     long: bool = False
-    outcome: tuple[WorkDone, bytes | memoryview] | Missing | None = field(default=None)
+    outcome: tuple[WorkDone, Bytes] | Missing | None = field(default=None)
 
 
 class Sites:
@@ -242,7 +242,7 @@ class Sites:
                 log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
 
     def _answer(
-        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, bytes | memoryview] | Missing
+        self, silo: str, ask: Ask, message: Message, outcome: tuple[WorkDone, Bytes] | Missing
     ) -> Message | Missing:
         if isinstance(outcome, Missing):
             return outcome
@@ -284,7 +284,7 @@ class Sites:
     def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
         """Ask sites for their process ids; whoever forges one has it greeted in vain."""
         replies = dict[str, Awake | Missing]()
-        for name, data in (self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else {}).items():
+        for name, data in self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else ():
             try:
                 reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
                 replies[name] = reply if isinstance(reply, (Awake, Missing)) else _nonsense()
@@ -292,7 +292,7 @@ class Sites:
                 replies[name] = Missing(Reason.MALFORMED, str(error))
         return replies
 
-    def _note(self, site: _Site, name: str, reply: tuple[Reply, bytes] | Missing, process_id: str) -> None:
+    def _note(self, site: _Site, name: str, reply: tuple[Reply, Bytes] | Missing, process_id: str) -> None:
         """Note what came of a greeting."""
         match reply:
             case Missing(Reason.REFUSED):
@@ -336,10 +336,10 @@ class Sites:
 
     def _exchange(
         self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
-    ) -> Mapping[str, tuple[WorkDone, bytes | memoryview] | Missing]:
+    ) -> Mapping[str, tuple[WorkDone, Bytes] | Missing]:
         """Submit work to silos, and poll until each has done it, failed, or run out of time."""
         self._greet(bodies)
-        outcomes: dict[str, tuple[WorkDone, bytes | memoryview] | Missing] = {}
+        outcomes: dict[str, tuple[WorkDone, Bytes] | Missing] = {}
         asked = dict[str, _Asked]()
         self._number += 1
         for name in bodies:
@@ -396,7 +396,7 @@ class Sites:
     def _processes(self, names: Iterable[str]) -> dict[str, str]:
         return {name: its for name in names if (its := self._sites[name].process_id) is not None}
 
-    def _take(self, name: str, one: _Asked, reply: tuple[Reply, bytes] | Missing) -> None:
+    def _take(self, name: str, one: _Asked, reply: tuple[Reply, Bytes] | Missing) -> None:
         """Note what a site said about its work."""
         match reply:
             case Missing():
@@ -415,8 +415,7 @@ class Sites:
             case (Busy() as busy, _):
                 one.taken, one.long = True, busy.long
             case (WorkDone() as done, body):
-                kept = body if len(body) < LARGE else written([body])  # until the others have done theirs
-                one.outcome, self._sites[name].fresh = (done, kept), False
+                one.outcome, self._sites[name].fresh = (done, body), False
             case (Failed() as failed, _) if self._sites[name].fresh and failed.reason == "refused":
                 # It was asked to go on with what its process before had agreed on.
                 one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
@@ -437,7 +436,7 @@ class Sites:
         bodies: Mapping[str, bytes],
         seconds: float,
         long: bool = False,
-    ) -> dict[str, tuple[Reply, bytes] | Missing]:
+    ) -> dict[str, tuple[Reply, Bytes] | Missing]:
         """Send sites their requests, signed once for all who are sent the same, and return what each replied."""
         if not headers:
             return {}
@@ -450,14 +449,15 @@ class Sites:
             data, serial = self._session.pack(header, {name: processes[name] for name in names}, body)
             packed |= dict.fromkeys(names, data)
             serials |= dict.fromkeys(names, serial)
-        return {
+        found = {
             name: self._opened(name, data, processes[name], serials[name])
-            for name, data in self._send(packed, seconds, long).items()
+            for name, data in self._send(packed, seconds, long)
         }
+        return {name: found[name] for name in headers}
 
     def _opened(
         self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int
-    ) -> tuple[Reply, bytes] | Missing:
+    ) -> tuple[Reply, Bytes] | Missing:
         if isinstance(data, Missing):
             return data
         try:
@@ -468,7 +468,7 @@ class Sites:
             return Missing(Reason.REFUSED, str(error))
 
 
-def _is_denied(reply: tuple[Reply, bytes] | Missing) -> bool:
+def _is_denied(reply: tuple[Reply, Bytes] | Missing) -> bool:
     return isinstance(reply, tuple) and isinstance(reply[0], Denied)
 
 
