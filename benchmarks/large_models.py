@@ -12,16 +12,16 @@ process reads in /proc, some thousand times a second, how much memory the first 
 *_silo_ratio                   a PBPFL silo's peak over a FedSGD silo's
 *_import_mib                   what importing takes, which is not in the others
 
-`rounds` are the rounds alone, after what building has left on the heap was given back; `checkpoint` and `release`
-follow them. `rest` is what the server has before the first round: the model in float64 and, of small models the most,
-what cannot be given back. `whole` is from the imports to the end: building the model and solving its scales too.
+`rounds` are the rounds alone; `checkpoint` and `release` follow them. `built` is what the server has once its roles are
+built, and `rest` after what building left on the heap was given back, as a run does: the model in float64 and, of small
+models the most, Python's objects. Without `--plain-heap` the C library gives memory back at once in all processes, and
+`built` says little. `whole` is from the imports to the end: building the model and solving its scales too.
 Wanted: `*_rounds_server_times` at most 4, `*_rounds_silo_ratio` at most 1.5.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -44,7 +44,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Replies, answered
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
-from moretta.engines import mapped
+from moretta.engines import mapped, memory
 from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 from moretta.engines.clock import Clock
 from moretta.engines.delivery import replies_of, valid
@@ -131,9 +131,9 @@ def roles(model: str, protocol: str, here: list[str]) -> Roles:
 
 
 def settled() -> None:
-    """Give back what building has left on the heap (glibc), which is not the roles' own."""
+    """Give back what building has left on the heap (glibc), as a run does, and circles of Python's objects."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    memory.give_back_heap()
 
 
 def warm_up(protocol: str) -> dict[str, float]:
@@ -185,9 +185,9 @@ class Pipes:
             to, back = self._pipes[silo]
             framing.write(to, silo.encode())
             framing.write(to, *self._codec.parts(message))
-            memory = mapped.room(framing.read_length(back) or 0)
-            framing.fill(back, memory)
-            return valid(silo, ask, message, self._codec.decode(memory))
+            room = mapped.room(framing.read_length(back) or 0)
+            framing.fill(back, room)
+            return valid(silo, ask, message, self._codec.decode(room))
 
         return replies_of(ask, exchanged)
 
@@ -215,8 +215,9 @@ def serve(model: str, protocol: str, descriptors: list[int], folder: str) -> Non
     pipes = {name: pair for pair, names in zip(opened, HOSTS.values(), strict=True) for name in names}
     server, codec = built.server, Codec(built.messages)
     size = sum(4.0 * one.numel() for one in MODELS[model]().parameters())
+    built_with = resident(os.getpid())
     settled()
-    tell(out, silo=imports[0], size=size, rest=resident(os.getpid()), phase="rounds")
+    tell(out, silo=imports[0], size=size, built=built_with, rest=resident(os.getpid()), phase="rounds")
     driver = Driver(server, NAMES, "bench", Pipes(pipes, codec), SILOS)  # type: ignore[arg-type]  # the rest is not asked for
     for end in driver.rounds(1, ROUNDS):
         tell(out, phase=f"after {end.number}")
@@ -276,7 +277,8 @@ def case(model: str, protocol: str, folder: str) -> dict[str, float]:
     told = watched(model, protocol, folder)
     size = told["size"]
     found = {"mib": size / 2**20, "server_import_mib": told["began"]["RssAnon"] / 2**20}
-    found["rest_server_times"] = (told["rest"]["RssAnon"] - told["began"]["RssAnon"]) / size
+    for name in ("built", "rest"):
+        found[f"{name}_server_times"] = (told[name]["RssAnon"] - told["began"]["RssAnon"]) / size
     parts = {"rounds": ("rounds", "after 1"), "checkpoint": ("after 2",), "release": ("release",)}
     parts["whole"] = tuple(told["peaks"])
     for role, base in (("server", told["began"]), ("silo", told["silo"])):
@@ -295,8 +297,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         host(arguments.only, arguments.protocol, HOSTS[arguments.part])
     if arguments.part:
         raise SystemExit(0)
-    # Memory that is freed goes back at once, so that the peak is what is in use and not what the heap has kept.
-    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    if not arguments.plain_heap:  # memory that is freed goes back at once: the peak is what is in use, not what is kept
+        os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     found: dict[str, Any] = {"silos": SILOS, "batch": BATCH, "rounds": ROUNDS}
     for model in MODELS if not arguments.only else [arguments.only]:
         if model in SMALL and not arguments.only:
@@ -317,6 +319,7 @@ if __name__ == "__main__":
         run,
         ("--only", {"default": "", "choices": ["", *MODELS], "help": "one model"}),
         ("--folder", {"default": "/tmp", "help": "where the checkpoint is written"}),
+        ("--plain-heap", {"action": "store_true", "help": "leave the C library's settings as they are"}),
         ("--part", {"default": "", "help": argparse.SUPPRESS}),
         ("--protocol", {"default": "", "help": argparse.SUPPRESS}),
         ("--descriptors", {"type": int, "nargs": "*", "help": argparse.SUPPRESS}),

@@ -31,7 +31,7 @@ class Ledger:
         upload, add_up = PairwiseContributor.upload, PairwiseAggregator.sum
 
         def watched_upload(silo: Any, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Any:
-            words = encode(RING, tensors, weight, encoding, len(silo._keys.agreed[0].cohort.names))
+            _, words = encode(RING, tensors, weight, encoding, len(silo._keys.agreed[0].cohort.names))
             self.put.setdefault((stamp, frozenset(words)), {})[silo._name] = weight, words
             return upload(silo, stamp, tensors, weight, encoding)
 

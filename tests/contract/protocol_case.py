@@ -19,7 +19,8 @@ class Case:
 
     name: in the names of tests; by default that of the protocol, whose first case this is then. silos: deals out silos
     of whole rows. only_with_sums: one more way of summing, which changes nothing else.
-    blind: the server knows neither loss nor rows of a round. all_rows: a round uses all of a silo's rows.
+    blind: the server knows neither loss nor rows of a round. tells_loss: whether anybody knows the loss.
+    all_rows: a round uses all of a silo's rows.
     secrets_move: whether the final weights follow from secrets; "in rounding" where only their last bits do.
     last_bits_matter: weights that differ in the last bits lead elsewhere. sets_up_again: after a sum that silos missed.
     least_up: the fewest bytes of an upload; None for those of the parameters. root, own_root: names of the secret root
@@ -32,6 +33,7 @@ class Case:
     silos: Callable[[Iterable[Silo]], list[Silo]] = list
     only_with_sums: bool = False
     blind: bool = False
+    tells_loss: bool = True
     all_rows: bool = False
     secrets_move: Literal["no", "in rounding", "yes"] = "no"
     last_bits_matter: bool = False

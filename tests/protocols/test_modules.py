@@ -184,3 +184,29 @@ def test_the_rate_is_that_of_the_round_and_the_norm_is_clipped() -> None:
             for name, value in modules.arrays(model).items():
                 expected = before[name] - rate * gradient[name] / 6.0 * min(norm, 2.0)
                 np.testing.assert_allclose(value, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("settings", [one for one in SETTINGS if one.momentum or one.optimizer == "adam"])
+def test_a_state_that_torch_optim_left_is_taken_up(settings: Training) -> None:
+    """Checkpoints from before this package had steps of its own hold what `torch.optim` kept, by parameter."""
+    ours, theirs = network(torch.float32), network(torch.float32)
+    reference = torchs(settings, theirs)
+    for number in range(3):
+        gradients_of(theirs, torch.randn(6, 4, generator=torch.Generator().manual_seed(number)))
+        reference.step()
+    names, left = list(modules.trainable(theirs)), reference.state_dict()["state"]
+    optimizer = Optimizer(ours, settings, 4)
+    optimizer.restore(
+        {
+            f"optimizer/{names[index]}/{key}": value.numpy().copy()
+            for index, kept in left.items()
+            for key, value in kept.items()
+        }
+    )
+    modules.load(ours, modules.arrays(theirs))
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    optimizer.step(gradients_of(ours, inputs), 4)
+    gradients_of(theirs, inputs)
+    reference.step()
+    mine, other = modules.arrays(ours), modules.arrays(theirs)
+    assert all(mine[name].tobytes() == other[name].tobytes() for name in mine)

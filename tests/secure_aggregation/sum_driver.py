@@ -24,7 +24,7 @@ from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import MESSAGES, RULES, aggregator, contributor
 from moretta.secure_aggregation.sums import Aggregator, Sum, Wanted
-from moretta.secure_aggregation.unmasking import Confirmed, Unmask
+from moretta.secure_aggregation.unmasking import DIGEST_BYTES, SEALED_BYTES, Confirmed, Unmask, pieces
 
 NOW = Stamp("test", 1, 0)
 
@@ -220,14 +220,23 @@ def unmask_of(
     holder: str, survivors: Sequence[str], uploads: Mapping[str, MaskedUpload], signed: Mapping[str, Confirmed] = {}
 ) -> Unmask:
     """What a server asks a silo in the end, in a complete graph. signed: whose signatures it shows."""
-    makers = [name for name in survivors if name != holder]
+    shown = [share_of(uploads, maker, holder) for maker in survivors if maker != holder]
     return Unmask(
         stamp=uploads[holder].stamp,
         survivors=tuple(survivors),
         signatures={name: reply.signature for name, reply in signed.items()},
-        sealed={maker: uploads[maker].sealed[holder] for maker in makers},
-        digests={maker: uploads[maker].digests[holder] for maker in makers},
+        sealed=b"".join(sealed for sealed, _ in shown),
+        digests=b"".join(digest for _, digest in shown),
     )
+
+
+def share_of(uploads: Mapping[str, MaskedUpload], maker: str, holder: str) -> tuple[bytes, bytes]:
+    """A share that one silo sealed for another, and the digest of it, in a complete graph."""
+    holders = sorted(uploads)
+    others = [name for name in holders if name != maker]
+    sealed = dict(zip(others, pieces(uploads[maker].sealed, SEALED_BYTES), strict=True))
+    digests = dict(zip(holders, pieces(uploads[maker].digests, DIGEST_BYTES), strict=True))
+    return sealed[holder], digests[holder]
 
 
 def rostered(names: Sequence[str], **rules: Any) -> tuple[Rules, dict[str, Credentials], str]:

@@ -118,7 +118,7 @@ def test_self_masks_of_different_asks_stay_hidden(
 ) -> None:
     stage = stage_of(shape=shape)
     uploads = stage.uploads(encoding, own)
-    shares = {name: stage.silos[name](unmask_of(name, NAMES, uploads)).shares for name in NAMES}
+    shares = {name: stage.silos[name](unmask_of(name, NAMES, uploads)).by_maker for name in NAMES}
     assert shares.pop(VICTIM).keys() == {VICTIM}
     assert all(given.keys() == set(NAMES) - {VICTIM} for given in shares.values())
 
@@ -262,7 +262,7 @@ def test_withheld_shares_and_a_retry_give_nobodys_own_upload(roster: bool) -> No
     label = label_in(stage.now, cohort, wanted)
 
     def secret_of(maker: str, holders: Mapping[str, Any]) -> bytes | None:
-        shares = {name: given[name].shares[maker] for name in holders}
+        shares = {name: given[name].by_maker[maker] for name in holders}
         return put_together(cohort, label, maker, shares, uploads[maker].committed)
 
     assert all(secret_of(maker, rest) is None for maker in names)  # without the late shares there is nothing

@@ -345,6 +345,8 @@ def everything_in(seen: Seen) -> set[bytes]:
         for value in (getattr(message, name) for name in message.KINDS):
             items = value.values() if isinstance(value, Mapping) else [value]
             known |= {item for item in items if type(item) is bytes}
+        if isinstance(message, SelfMaskShares):
+            known |= set(message.by_maker.values())
     return known
 
 
@@ -620,7 +622,7 @@ class Rounds(RuleBasedStateMachine):
     def nobody_gave_both_kinds_for_one_peer(self) -> None:
         for said in getattr(self, "said", {}).values():
             keys = {(reply.stamp, peer) for reply in said[Confirmed] for peer in reply.keys}
-            shares = {(reply.stamp, peer) for reply in said[SelfMaskShares] for peer in reply.shares}
+            shares = {(reply.stamp, peer) for reply in said[SelfMaskShares] for peer in reply.makers}
             assert not keys & shares
 
 

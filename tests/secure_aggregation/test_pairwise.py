@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV, ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
 from sum_driver import ASKED, CODEC, NOW, Answer, Late, Seen, Silo, Train, Vanished, agreed, play, whole_sum
@@ -82,6 +82,11 @@ def test_upload_vectors(case: dict) -> None:
         assert stated(upload) == expected["upload"]
 
 
+def test_rfc5297() -> None:
+    key, aad, plain, sealed = (bytes.fromhex(VECTORS["rfc5297"][part]) for part in ("key", "aad", "plain", "sealed"))
+    assert AESSIV(key).encrypt(plain, [aad]) == sealed
+
+
 def test_rfc8439() -> None:
     key, nonce, aad, plain, sealed = (bytes.fromhex(VECTORS["rfc8439"][part]) for part in
                                       ("key", "nonce", "aad", "plain", "sealed"))  # fmt: skip
@@ -142,16 +147,19 @@ def test_dropout_vector() -> None:
 @pytest.mark.parametrize("tampered", DROPOUT["tampered"], ids=lambda tampered: tampered["why"])
 def test_tampered_unmasking_vectors(tampered: dict) -> None:
     silos, _, _ = played_dropout(vanish_before=Unmask)
-    fields = {
-        name: {key: bytes.fromhex(item) for key, item in value.items()} if isinstance(value, dict) else tuple(value)
-        for name, value in tampered["unmask"].items()
-    }
-    asked = Unmask(stamp=Stamp(*DROPOUT["stamp"]), **fields)
+    told = tampered["unmask"]
+    asked = Unmask(
+        stamp=Stamp(*DROPOUT["stamp"]),
+        survivors=tuple(told["survivors"]),
+        signatures={name: bytes.fromhex(item) for name, item in told["signatures"].items()},
+        sealed=bytes.fromhex(told["sealed"]),
+        digests=bytes.fromhex(told["digests"]),
+    )
     if tampered["shares"] is None:
         with pytest.raises(PeerError):
             silos[tampered["to"]](asked)
     else:
-        assert sorted(silos[tampered["to"]](asked).shares) == sorted(tampered["shares"])
+        assert sorted(silos[tampered["to"]](asked).makers) == sorted(tampered["shares"])
 
 
 @given(

@@ -130,7 +130,7 @@ def test_any_other_survivors_of_a_round_that_is_bound_are_refused(roster: bool) 
             again[name](Survivors(stamp=now, survivors=tuple("abcd")))
     signed = {name: again[name](Survivors(stamp=now, survivors=REST)) for name in REST}
     given = {name: again[name](unmask_of(name, REST, uploads, signed if roster else {})) for name in REST}
-    assert {frozenset(reply.shares) for reply in given.values()} == {frozenset(REST)}
+    assert {frozenset(reply.makers) for reply in given.values()} == {frozenset(REST)}
 
 
 @pytest.mark.parametrize(("scheme", "roster"), WAYS)

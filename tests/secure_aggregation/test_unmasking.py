@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from sum_driver import (
     CODEC,
     NOW,
@@ -23,19 +24,30 @@ from sum_driver import (
     one_sum,
     play,
     rostered,
+    share_of,
     unmask_of,
 )
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Reason
 from moretta.errors import MisuseError, PeerError
-from moretta.secure_aggregation import shamir
+from moretta.secure_aggregation import agreement, shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, PeerKeys
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.masks import Label
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.sums import Aggregator, Sum, Wanted
-from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask, share_digest
+from moretta.secure_aggregation.unmasking import (
+    DIGEST_BYTES,
+    SEALED_BYTES,
+    Confirmed,
+    SelfMaskShares,
+    Survivors,
+    Unmask,
+    pieces,
+    share_digest,
+    shares_of,
+)
 
 NAMES = tuple("abcdef")  # of whom 5 are needed
 LEFT = tuple("abcde")
@@ -82,7 +94,7 @@ def room(*, roster: bool = False) -> Room:
 
 def test_what_a_silo_gives_where_nobody_is_lost() -> None:
     stage = room()
-    assert stage.unmask("a", NAMES).shares.keys() == set(NAMES)
+    assert stage.unmask("a", NAMES).by_maker.keys() == set(NAMES)
     assert stage.confirm("b", NAMES).keys == {}
 
 
@@ -92,16 +104,16 @@ def test_what_a_silo_gives_where_one_is_lost() -> None:
     assert confirmed.signature == b""
     assert confirmed.keys.keys() == {"f"}
     assert stage.confirm("f", tuple("bcdef")).keys["a"] == confirmed.keys["f"]  # the two have it in common
-    assert stage.unmask("a", LEFT).shares.keys() == set(LEFT)
+    assert stage.unmask("a", LEFT).by_maker.keys() == set(LEFT)
 
 
 def test_a_share_is_the_one_that_was_made() -> None:
     stage = room()
-    given = {name: stage.unmask(name, NAMES).shares for name in NAMES}
+    given = {name: stage.unmask(name, NAMES).by_maker for name in NAMES}
     for maker, upload in stage.uploads.items():
-        label = stage.label()
-        for holder in NAMES:
-            assert share_digest(given[holder][maker], label, maker, holder) == upload.digests[holder]
+        summed = shares_of(stage.label())
+        digests = [share_digest(given[holder][maker], summed) for holder in NAMES]
+        assert b"".join(digests) == upload.digests
         five = {place: given[holder][maker] for place, holder in enumerate(NAMES, 1) if holder != "c"}
         six = {place: given[holder][maker] for place, holder in enumerate(NAMES, 1)}
         assert shamir.reconstruct(five, 5) == shamir.reconstruct(six, 5)
@@ -119,7 +131,7 @@ def test_who_was_given_up_stays_out() -> None:
             stage.confirm("a", back)
         with pytest.raises(PeerError, match="survivors that were confirmed"):
             stage.unmask("a", back)
-    assert stage.unmask("a", LEFT).shares.keys() == set(LEFT)
+    assert stage.unmask("a", LEFT).by_maker.keys() == set(LEFT)
 
 
 def test_no_key_of_a_pair_is_given_once_its_shares_are() -> None:
@@ -139,8 +151,8 @@ def test_shares_are_given_for_one_ask_and_again_only_for_that_very_one() -> None
     for change in (
         {"signatures": {"b": bytes(64)}},
         {"survivors": NAMES},
-        {"sealed": good.sealed | {"b": good.sealed["c"]}},
-        {"digests": good.digests | {"b": good.digests["c"]}},
+        {"sealed": good.sealed[SEALED_BYTES:] + good.sealed[:SEALED_BYTES]},
+        {"digests": good.digests[DIGEST_BYTES:] + good.digests[:DIGEST_BYTES]},
     ):
         with pytest.raises(MisuseError, match="given for one ask"):
             stage.silos["a"](replace(asked, **change))
@@ -157,7 +169,7 @@ def test_a_refusal_changes_nothing() -> None:
             stage.confirm("a", survivors)
     with pytest.raises(PeerError):
         stage.unmask("a", LEFT)
-    assert stage.unmask("a", NAMES).shares.keys() == set(NAMES)
+    assert stage.unmask("a", NAMES).by_maker.keys() == set(NAMES)
 
 
 # Which survivors.
@@ -188,7 +200,7 @@ def test_there_must_be_an_upload() -> None:
     silos = {name: Silo("pairwise", name, 64, {"w": [1.0]}) for name in NAMES}
     asked = (
         Survivors(stamp=NOW, survivors=NAMES),
-        Unmask(stamp=NOW, survivors=NAMES, signatures={}, sealed={}, digests={}),
+        Unmask(stamp=NOW, survivors=NAMES, signatures={}, sealed=b"", digests=b""),
     )
     for _ in range(2):
         for message in asked:
@@ -229,18 +241,19 @@ def test_an_earlier_sum_is_closed_by_the_next_upload() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda parts: {name: part for name, part in parts.items() if name != "b"},
-        lambda parts: {**parts, "a": parts["b"]},
-        lambda parts: {**parts, "x": parts["b"]},
-        lambda parts: {},
+        lambda parts: parts[1:],
+        lambda parts: [*parts, parts[0]],
+        lambda parts: [],
     ],
-    ids=["one less", "one's own", "a stranger's", "none"],
+    ids=["one less", "one more", "none"],
 )
-def test_not_the_shares_of_the_survivors(change: Callable[[Mapping[str, bytes]], Mapping[str, bytes]]) -> None:
+def test_not_the_shares_of_the_survivors(change: Callable[[list[bytes]], list[bytes]]) -> None:
     stage = room()
     good = unmask_of("a", NAMES, stage.uploads)
+    sealed, digests = change(pieces(good.sealed, SEALED_BYTES)), change(pieces(good.digests, DIGEST_BYTES))
+    asked = replace(good, sealed=b"".join(sealed), digests=b"".join(digests))
     with pytest.raises(PeerError, match="one share of each neighbour among the survivors"):
-        stage.silos["a"](replace(good, sealed=change(good.sealed), digests=change(good.digests)))
+        stage.silos["a"](asked)
 
 
 def test_a_share_of_the_lost_silo_is_not_opened() -> None:
@@ -253,19 +266,19 @@ def test_a_share_of_the_lost_silo_is_not_opened() -> None:
 
 def test_shares_that_do_not_open_are_left_out() -> None:
     stage = room()
-    old = unmask_of("a", NAMES, stage.uploads)
+    old = share_of(stage.uploads, "b", "a")
     stage.next_round()
-    good = unmask_of("a", NAMES, stage.uploads)
-    other = unmask_of("b", NAMES, stage.uploads)
-    wrong = {
-        "b": (old.sealed["b"], old.digests["b"]),  # of another round, with what goes with it
-        "c": (other.sealed["c"], other.digests["c"]),  # sealed for another
-        "d": (good.sealed["e"], good.digests["e"]),  # made by another
-        "e": (good.sealed["e"], good.digests["f"]),  # not what its maker published
-    }
-    sealed, digests = ({name: parts[part] for name, parts in wrong.items()} for part in (0, 1))
-    given = stage.silos["a"](replace(good, sealed={**good.sealed, **sealed}, digests={**good.digests, **digests}))
-    assert given.shares.keys() == {"a", "f"}
+    e, f = (share_of(stage.uploads, maker, "a") for maker in "ef")
+    shown = [
+        old,  # of another round, with what goes with it
+        share_of(stage.uploads, "c", "b"),  # sealed for another
+        e,  # in the place of d's: made by another
+        (e[0], f[1]),  # not what its maker published
+        f,
+    ]
+    sealed, digests = (b"".join(parts) for parts in zip(*shown, strict=True))
+    given = stage.silos["a"](replace(unmask_of("a", NAMES, stage.uploads), sealed=sealed, digests=digests))
+    assert given.makers == ("a", "f")
 
 
 def answering(stage: Room, kind: type[Message], change: Callable[[Any], Message], silo: str = "b") -> dict[str, Answer]:
@@ -314,24 +327,19 @@ def without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {other: value for other, value in entries.items() if other != name}
 
 
+def with_shares(upload: MaskedUpload, sealed: bytes, digests: bytes) -> MaskedUpload:
+    return replace(upload, sealed=sealed, digests=digests)
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        (MaskedUpload, lambda reply: replace(reply, sealed=without(reply.sealed, "a"))),
-        (MaskedUpload, lambda reply: replace(reply, sealed={**reply.sealed, "b": reply.sealed["a"]})),
-        (MaskedUpload, lambda reply: replace(reply, sealed={**reply.sealed, "x": reply.sealed["a"]})),
-        (MaskedUpload, lambda reply: replace(reply, digests=without(reply.digests, "b"))),
-        (SelfMaskShares, lambda reply: replace(reply, shares={**reply.shares, "x": reply.shares["a"]})),
-        (SelfMaskShares, lambda reply: replace(reply, shares={**reply.shares, "c": reply.shares["a"]})),
+        (MaskedUpload, lambda reply: with_shares(reply, reply.sealed[SEALED_BYTES:], reply.digests[DIGEST_BYTES:])),
+        (MaskedUpload, lambda reply: with_shares(reply, reply.sealed + bytes(SEALED_BYTES), reply.digests + bytes(32))),
+        (SelfMaskShares, lambda reply: replace(reply, makers=(*reply.makers, "x"), shares=reply.shares + bytes(32))),
+        (SelfMaskShares, lambda reply: replace(reply, shares=reply.shares[32:] + reply.shares[:32])),
     ],
-    ids=[
-        "a seal less",
-        "a seal for itself",
-        "a stranger's seal",
-        "a digest less",
-        "a stranger's share",
-        "a wrong share",
-    ],
+    ids=["a seal less", "a seal more", "a stranger's share", "wrong shares"],
 )
 def test_a_silo_that_breaks_the_form_costs_only_itself(kind: type[Message], change: Callable[[Any], Message]) -> None:
     stage = room()
@@ -379,7 +387,7 @@ def test_signed_survivors_are_unmasked() -> None:
     stage = room(roster=True)
     confirmed = {name: stage.confirm(name, LEFT) for name in LEFT}
     assert len({reply.signature for reply in confirmed.values()}) == len(LEFT)
-    assert stage.unmask("a", LEFT, confirmed).shares.keys() == set(LEFT)
+    assert stage.unmask("a", LEFT, confirmed).by_maker.keys() == set(LEFT)
 
 
 def test_a_silo_signs_one_set_of_survivors() -> None:
@@ -418,7 +426,7 @@ def test_signatures_that_do_not_do() -> None:
     ]:
         with pytest.raises(PeerError, match=sentence):
             stage.unmask("a", LEFT, signed)
-    assert stage.unmask("a", LEFT, good).shares.keys() == set(LEFT)
+    assert stage.unmask("a", LEFT, good).by_maker.keys() == set(LEFT)
 
 
 def test_signatures_of_another_round_do_not_do() -> None:
@@ -479,7 +487,7 @@ def test_no_secret_falls_where_the_server_tells_two_stories(roster: bool) -> Non
                 assert roster
                 assert len(alike) < len(view)  # for lack of signatures
                 continue
-            for maker in given.shares:
+            for maker in given.makers:
                 shares[maker].add(name)
         groups = revealed(shares, keys)
         assert len(groups) <= 1  # of two sums the difference would be somebody's own
@@ -562,5 +570,31 @@ def test_secrets_are_not_in_representations() -> None:
     contributor = stage.silos["a"].contributor
     assert repr(contributor._open) == "OpenSum(round 1, attempt 0, <redacted>)"
     share = stage.unmask("a", NAMES)
-    assert "dict" in repr(share)
-    assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.shares.values())
+    assert "shares: bytes" in repr(share)
+    assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.by_maker.values())
+
+
+def test_ciphers_of_seals_are_made_once_in_a_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+
+    def counted(key: bytes) -> AESSIV:
+        made.append(key)
+        return AESSIV(key)
+
+    monkeypatch.setattr(agreement, "AESSIV", counted)
+    stage = room()
+    for _ in range(3):
+        for name in NAMES:
+            stage.unmask(name, NAMES)
+        stage.next_round()
+    pairs = len(NAMES) * (len(NAMES) - 1)
+    assert len(made) == 2 * pairs  # at both ends of each way
+    assert len(set(made)) == pairs  # and each way has a key of its own
+
+
+def test_no_two_seals_are_alike() -> None:
+    stage, seen = room(), list[bytes]()
+    for _ in range(3):
+        seen += [seal for upload in stage.uploads.values() for seal in pieces(upload.sealed, SEALED_BYTES)]
+        stage.next_round()
+    assert len(set(seen)) == len(seen) == 3 * len(NAMES) * (len(NAMES) - 1)

@@ -272,9 +272,10 @@ class Uploads:
             drawn = [int.from_bytes(random[i : i + 48], "little") % FIELD for i in range(0, len(random), 48)]
             self.secrets[name] = drawn[0].to_bytes(32, "little")
             self.shares[name] = {
-                holder: (sum(c * x**power for power, c in enumerate(drawn)) % FIELD).to_bytes(32, "little")
+                holder: value_at(x, drawn, list(range(len(drawn)))).to_bytes(32, "little")
                 for x, holder in enumerate(pairs.names, start=1)
             }
+        self.summed = hashlib.sha256(purpose("self-mask shares", *self.label)).digest()
 
     def plain(self, me: str) -> list[int]:
         """Return the weight and the tensors in the order of their names, as elements of the ring."""
@@ -293,12 +294,10 @@ class Uploads:
 
     def sealed(self, maker: str, holder: str) -> bytes:
         seed = self.pairs.seeds[min(maker, holder), max(maker, holder)]
-        key = hkdf(seed, purpose("seal", *self.label, maker, holder))
-        return chacha20_poly1305(key, bytes(12), self.shares[maker][holder], b"")
+        return aes_siv(hkdf(seed, purpose("seal", maker, holder)), self.shares[maker][holder], self.summed)
 
     def share_digest(self, maker: str, holder: str) -> bytes:
-        share = self.shares[maker][holder]
-        return hashlib.sha256(purpose("self-mask share", *self.label, maker, holder, share)).digest()
+        return hashlib.sha256(self.summed + self.shares[maker][holder]).digest()
 
     def others(self, me: str) -> list[str]:
         return [name for name in self.pairs.names if name != me]
@@ -313,15 +312,16 @@ class Uploads:
             "weight": weight,
             "asked": self.asked.hex(),
             "committed": hashlib.sha256(purpose("self-mask secret", *self.label, me, self.secrets[me])).hexdigest(),
-            "sealed": {holder: self.sealed(me, holder).hex() for holder in self.others(me)},
-            "digests": {holder: self.share_digest(me, holder).hex() for holder in self.pairs.names},
+            "sealed": "".join(self.sealed(me, holder).hex() for holder in self.others(me)),
+            "digests": "".join(self.share_digest(me, holder).hex() for holder in self.pairs.names),
         }
 
 
 def sum_vectors() -> dict[str, Any]:
-    source = "this generator: exact fractions, HKDF and AES-128-CTR, Shamir's polynomial, ChaCha20-Poly1305"
+    source = "this generator: exact fractions, HKDF and AES-128-CTR, Shamir's polynomial, AES-SIV"
     return {
         "rfc8439": {"source": "RFC 8439, section 2.8.2", **RFC8439},
+        "rfc5297": {"source": "RFC 5297, appendix A.1", **RFC5297},
         "uploads": [
             {
                 "source": source,
@@ -433,8 +433,8 @@ def _dropout() -> dict[str, Any]:
         name: {
             "survivors": left,
             "signatures": {other: confirmed[other]["signature"] for other in left},
-            "sealed": {maker: uploads.sealed(maker, name).hex() for maker in left if maker != name},
-            "digests": {maker: uploads.share_digest(maker, name).hex() for maker in left if maker != name},
+            "sealed": "".join(uploads.sealed(maker, name).hex() for maker in left if maker != name),
+            "digests": "".join(uploads.share_digest(maker, name).hex() for maker in left if maker != name),
         }
         for name in left
     }
@@ -456,7 +456,7 @@ def _dropout() -> dict[str, Any]:
         "survivors": left,
         "confirmed": confirmed,
         "unmask": unmask,
-        "shares": {name: {maker: uploads.shares[maker][name].hex() for maker in left} for name in left},
+        "shares": {name: "".join(uploads.shares[maker][name].hex() for maker in left) for name in left},
         "secrets": {name: uploads.secrets[name].hex() for name in left},
         "sum": {"weight": total_weight, "entries": entries, "fraction_bits": uploads.fraction_bits},
         "tampered": list(_tampered_unmasking("anna", left, unmask["anna"], uploads)),
@@ -466,18 +466,19 @@ def _dropout() -> dict[str, Any]:
 def _tampered_unmasking(me: str, left: list[str], good: Fields, uploads: Uploads) -> Iterator[dict[str, Any]]:
     """Yield what one silo may be sent in the place of its `unmask`, and which makers' shares it then may give."""
     first, second = (name for name in left if name != me)
-    flipped = f"{int(good['sealed'][first], 16) ^ 1:096x}"
-    swapped = {first: good["sealed"][second], second: good["sealed"][first]}
+    seals = [uploads.sealed(maker, me).hex() for maker in (first, second)]
+    digests = [uploads.share_digest(maker, me).hex() for maker in (first, second)]
     signatures = good["signatures"]
+    with_the_lost = sorted([first, second, LOST])
     refused: list[tuple[str, Fields]] = [
         ("everybody survived", {"survivors": uploads.pairs.names}),
         ("fewer survive than were confirmed", {"survivors": left[:-1]}),
-        ("a share less", {part: {first: good[part][first]} for part in ("sealed", "digests")}),
+        ("a share less", {"sealed": seals[0], "digests": digests[0]}),
         (
             "a share of the lost silo",
             {
-                "sealed": {**good["sealed"], LOST: uploads.sealed(LOST, me).hex()},
-                "digests": {**good["digests"], LOST: uploads.share_digest(LOST, me).hex()},
+                "sealed": "".join(uploads.sealed(maker, me).hex() for maker in with_the_lost),
+                "digests": "".join(uploads.share_digest(maker, me).hex() for maker in with_the_lost),
             },
         ),
         ("a signature too few", {"signatures": {name: signatures[name] for name in left[1:]}}),
@@ -486,9 +487,9 @@ def _tampered_unmasking(me: str, left: list[str], good: Fields, uploads: Uploads
         ("the lost silo signs too", {"signatures": {**signatures, LOST: signatures[first]}}),
     ]
     answered: list[tuple[str, Fields, list[str]]] = [
-        ("a bit of a seal", {"sealed": {**good["sealed"], first: flipped}}, [me, second]),
-        ("two seals swapped", {"sealed": swapped}, [me]),
-        ("a bit of a digest", {"digests": {**good["digests"], second: "00" * 32}}, [me, first]),
+        ("a bit of a seal", {"sealed": f"{int(seals[0], 16) ^ 1:096x}" + seals[1]}, [me, second]),
+        ("two seals swapped", {"sealed": seals[1] + seals[0]}, [me]),
+        ("another digest", {"digests": digests[0] + "00" * 32}, [me, first]),
     ]
     for why, change in refused:
         yield {"why": why, "to": me, "unmask": {**good, **change}, "shares": None}
@@ -542,6 +543,53 @@ RFC8439 = {
     "sealed": "d31a8d34648e60db7b86afbc53ef7ec2a4aded51296e08fea9e2b5a736ee62d63dbea45e8ca9671282fafb69da92728b"
     "1a71de0a9e060b2905d6a5b67ecd3b3692ddbd7f2d778b8c9803aee328091b58fab324e4fad675945585808b4831d7bc3ff4def08e4b7a9d"
     "e576d26586cec64b61161ae10b594f09e26a7e902ecbd0600691",
+}
+
+
+def aes_block(key: bytes, block: bytes) -> bytes:
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)
+
+
+def xored(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def doubled(block: bytes) -> bytes:
+    """Return twice a block in GF(2^128), its first bit the highest."""
+    number = int.from_bytes(block, "big") << 1
+    return (number & (1 << 128) - 1 ^ (0x87 if number >> 128 else 0)).to_bytes(16, "big")
+
+
+def cmac(key: bytes, text: bytes) -> bytes:
+    """Return AES-CMAC (RFC 4493)."""
+    whole, last = doubled(aes_block(key, bytes(16))), text[-(len(text) % 16 or 16) :]
+    if len(last) < 16:
+        whole, last = doubled(whole), last + b"\x80" + bytes(15 - len(last))
+    total, blocks = bytes(16), text[: -(len(text) % 16 or 16)]
+    for i in range(0, len(blocks), 16):
+        total = aes_block(key, xored(total, blocks[i : i + 16]))
+    return aes_block(key, xored(total, xored(last, whole)))
+
+
+def aes_siv(key: bytes, plain: bytes, aad: bytes) -> bytes:
+    """Return the synthetic counter block and the sealed text (RFC 5297)."""
+    mac, counter = key[: len(key) // 2], key[len(key) // 2 :]
+    told = xored(doubled(cmac(mac, bytes(16))), cmac(mac, aad))
+    if len(plain) >= 16:
+        text = plain[:-16] + xored(plain[-16:], told)
+    else:
+        text = xored(doubled(told), plain + b"\x80" + bytes(15 - len(plain)))
+    synthetic = cmac(mac, text)
+    start = int.from_bytes(synthetic, "big") & ~(1 << 63 | 1 << 31)
+    blocks = (aes_block(counter, (start + n).to_bytes(16, "big")) for n in range(-(-len(plain) // 16)))
+    return synthetic + xored(plain, b"".join(blocks)[: len(plain)])
+
+
+RFC5297 = {
+    "key": "fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff",
+    "aad": "101112131415161718191a1b1c1d1e1f2021222324252627",
+    "plain": "112233445566778899aabbccddee",
+    "sealed": "85632d07c6e8f37f950acd320a2ecc9340c02b9690c4dc04daef7f6afe5c",
 }
 
 
@@ -738,10 +786,22 @@ def identity_vectors() -> dict[str, Any]:
 P = 2**255 - 19
 
 
+def value_at(x: int, values: list[int], points: list[int]) -> int:
+    """Return the value at x of the polynomial of least degree through values at points, by Lagrange's formula."""
+    total = 0
+    for value, point in zip(values, points, strict=True):
+        for other in points:
+            if other != point:
+                value = value * (x - other) * pow(point - other, -1, P) % P
+        total += value
+    return total % P
+
+
 def shamir_shares(secret: int, threshold: int, points: list[int], randomness: bytes) -> dict[str, str]:
+    """Return shares of which the first threshold - 1 are drawn, and the others follow."""
     drawn = [int.from_bytes(randomness[48 * n : 48 * n + 48], "little") for n in range(threshold - 1)]
-    values = {x: secret + sum(drawn[n] * x ** (n + 1) for n in range(threshold - 1)) for x in points}
-    return {str(x): (value % P).to_bytes(32, "little").hex() for x, value in values.items()}
+    known = [0, *points[: threshold - 1]]
+    return {str(x): value_at(x, [secret, *drawn], known).to_bytes(32, "little").hex() for x in points}
 
 
 def shamir_vectors() -> dict[str, Any]:
@@ -769,7 +829,7 @@ def shamir_vectors() -> dict[str, Any]:
     assert isinstance(base, dict)
     two = {x: base[x] for x in ("2", "5")}
     return {
-        "source": "this generator: sums of powers in whole numbers; little-endian; 48 random bytes a coefficient",
+        "source": "this generator: Lagrange's formula in whole numbers; little-endian; 48 random bytes a share drawn",
         "published": {
             "source": "Wikipedia, Shamir's secret sharing: example of 1234 + 166 x + 94 x^2 over the integers, below p",
             "secret": element(1234),
@@ -1083,8 +1143,8 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "weight": u64(7),
                 "asked": "a5" * 32,
                 "committed": "cc" * 32,
-                "sealed": {"bea": "5e" * 48, "città": "5f" * 48},
-                "digests": {"anna": "d0" * 32, "bea": "d1" * 32, "città": "d2" * 32},
+                "sealed": "5e" * 48 + "5f" * 48,
+                "digests": "d0" * 32 + "d1" * 32 + "d2" * 32,
             },
         ),
         "secure-aggregation/survivors": (made, {"survivors": ["anna", "città"]}),
@@ -1094,13 +1154,13 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             {
                 "survivors": ["anna", "bea", "città"],
                 "signatures": {"anna": signature, "bea": ""},
-                "sealed": {"bea": "5e" * 48, "città": "5f" * 48},
-                "digests": {"bea": "d1" * 32, "città": "d2" * 32},
+                "sealed": "5e" * 48 + "5f" * 48,
+                "digests": "d1" * 32 + "d2" * 32,
             },
         ),
         "secure-aggregation/self-mask-shares": (
             "chosen here; as with a roster, with the own secret",
-            {"shares": {"anna": "00" * 32, "bea": "ff" * 32}, "secret": "5e" * 32},
+            {"makers": ["anna", "bea"], "shares": "00" * 32 + "ff" * 32, "secret": "5e" * 32},
         ),
         "secure-aggregation/sealed-shares": (
             "chosen here; one ring element of 32 bits and a seal's tag",
@@ -1474,9 +1534,11 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("asked", "no digest of what was asked", lambda fields: ""),
         ("committed", "a commitment of 31 bytes", lambda fields: "cc" * 31),
         ("committed", "no commitment", lambda fields: ""),
-        ("sealed", "a seal a byte short", lambda fields: fields["sealed"] | {"bea": "5e" * 47}),
-        ("sealed", "a share without its seal", lambda fields: fields["sealed"] | {"bea": "5e" * 32}),
-        ("digests", "a digest a byte long", lambda fields: fields["digests"] | {"bea": "d1" * 33}),
+        ("sealed", "a seal a byte short", lambda fields: fields["sealed"][2:]),
+        ("sealed", "a share without its seal", lambda fields: fields["sealed"][32:]),
+        ("sealed", "a seal for itself", lambda fields: fields["sealed"] + "5d" * 48),
+        ("digests", "a digest a byte long", lambda fields: fields["digests"] + "d1"),
+        ("digests", "a digest too few", lambda fields: fields["digests"][64:]),
     ],
     "secure-aggregation/survivors": [
         ("survivors", "nobody", lambda fields: []),
@@ -1492,14 +1554,17 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("survivors", "nobody", lambda fields: []),
         ("survivors", "names out of order", lambda fields: ["bea", "anna", "città"]),
         ("signatures", "a signature of 63 bytes", lambda fields: {"anna": "51" * 63}),
-        ("sealed", "a seal a byte long", lambda fields: fields["sealed"] | {"bea": "5e" * 49}),
-        ("sealed", "a seal without its digest", lambda fields: fields["sealed"] | {"dora": "5e" * 48}),
-        ("sealed", "a digest without its seal", lambda fields: _without(fields["sealed"], "bea")),
-        ("digests", "a digest of 31 bytes", lambda fields: fields["digests"] | {"bea": "d1" * 31}),
+        ("sealed", "a seal a byte long", lambda fields: fields["sealed"] + "5e"),
+        ("sealed", "a seal without its digest", lambda fields: fields["sealed"] + "5e" * 48),
+        ("sealed", "a digest without its seal", lambda fields: fields["sealed"][96:]),
+        ("digests", "a digest of 31 bytes", lambda fields: fields["digests"][2:]),
     ],
     "secure-aggregation/self-mask-shares": [
-        ("shares", "a share of 31 bytes", lambda fields: {"anna": "00" * 31}),
-        ("shares", "a share still sealed", lambda fields: {"anna": "00" * 48}),
+        ("makers", "names out of order", lambda fields: ["bea", "anna"]),
+        ("makers", "one of them twice", lambda fields: ["anna", "anna"]),
+        ("makers", "a maker without a share", lambda fields: ["anna", "bea", "città"]),
+        ("shares", "a share of 31 bytes", lambda fields: fields["shares"][2:]),
+        ("shares", "shares still sealed", lambda fields: "00" * 96),
         ("secret", "a secret of 31 bytes", lambda fields: "5e" * 31),
         ("secret", "a secret of 33 bytes", lambda fields: "5e" * 33),
     ],

@@ -28,7 +28,7 @@ from moretta.contract import framing
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import CodecError, PeerError
 
-FORMAT = 3  # 1 had no take; 1 and 2 were files of safetensors, with names and digests in hex in two layers of JSON
+FORMAT = 3  # 1 had no take; 1 and 2 were files of safetensors, with digests in hex and shares of self-masks by name
 
 # What a peer's bytes may be, all looked at before anything is made of them. JSON takes up to 64 bytes of memory for two
 # of text ("[]"), so its length alone bounds little: each of its values follows one of four marks, which are counted.

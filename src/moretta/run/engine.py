@@ -27,6 +27,7 @@ Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes what delivers messages to remote silos."""
 
 
+# `LARGEST`, up to which silos are stacked, is the same number by chance: it weighs calls against arithmetic.
 SMALL = 100_000  # parameters; below, threads wait for each other longer than they work
 GAINS = 2_000_000_000  # passes of a row by a parameter in a run; below, starting workers takes longer than they save
 BESIDE = 2_000_000  # such passes that take as long as what a silo does in a round beside them

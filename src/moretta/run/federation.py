@@ -39,6 +39,7 @@ from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.memory import give_back_heap
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError
@@ -275,7 +276,7 @@ class Federation:
             CheckpointId(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
         )
         helped = None if folder is None else folder.helped
-        players = build(self.spec.protocol, self._setting(seed, rounds, place, helped))  # before anything is written
+        players = self._built(self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
         if len(silos) < players.least:
             raise ParameterError(
@@ -311,12 +312,18 @@ class Federation:
 
         place: the run, and how often it was resumed. helped: where it keeps which sums it has helped to open.
         """
-        players = build(self.spec.protocol, self._setting(seed, rounds, place, lambda name: helped))
+        players = self._built(self._setting(seed, rounds, place, lambda name: helped))
         return players.clients[name], players.messages
 
     def players(self, rounds: int, seed: int) -> Roles:
         """Build all roles of a run anew, with secrets of their own until they are given a run's states."""
         return build(self.spec.protocol, self._setting(seed, rounds))
+
+    def _built(self, setting: Setting) -> Roles:
+        """Build the roles that play a run; what building needed beside them, as to trace a model, is given back."""
+        built = build(self.spec.protocol, setting)
+        give_back_heap()
+        return built
 
     def _players_names(self, players: Roles) -> list[str]:
         """Return who is asked: the roles that are here (of centralised training a pool), or all remote silos."""

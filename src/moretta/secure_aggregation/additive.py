@@ -59,7 +59,7 @@ from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
-from moretta.secure_aggregation.encoding import add_up, decode, encode, in_order, plan, read, shapes_of
+from moretta.secure_aggregation.encoding import add_up, decode, encode, plan, read, shapes_of, unpacked
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -213,9 +213,8 @@ class AdditiveContributor:
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
-        words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
-        hidden = None if self._rules.public_weights else np.array(weight, dtype=self._ring.dtype)
-        rest: Words = np.concatenate([part.reshape(-1) for part in in_order(words, hidden)])
+        whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
+        rest = whole[1:] if self._rules.public_weights else whole
         _check_size(rest.nbytes)
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
@@ -230,7 +229,7 @@ class AdditiveContributor:
                 _seal(seed, label, self._name, holder).encrypt(NONCE, content, None), dtype=np.uint8
             )
         self._kept, self._added = _Kept(stamp, label, rest, asked), None
-        public = 0 if hidden is not None else weight
+        public = weight if self._rules.public_weights else 0
         return SealedShares(stamp=stamp, shares=sealed, weight=public, asked=asked.digest)
 
     def read(
@@ -376,7 +375,7 @@ class AdditiveAggregator:
         weight = np.array(sum(upload.weight for upload in uploads.values()), dtype=self._ring.dtype)
         if not self._rules.public_weights:
             weight, added = added[:1].reshape(()), added[1:]
-        return Relayed(_unpacked(added, wanted.shapes), weight, cohort.names)
+        return Relayed(unpacked(added, wanted.shapes), weight, cohort.names)
 
     def _added(
         self, cohort: Cohort, stamp: Stamp, uploads: Mapping[str, SealedShares], length: int
@@ -416,13 +415,3 @@ def _same(one: AddShares, other: AddShares) -> bool:
         and shares[0].keys() == shares[1].keys()
         and all(np.array_equal(shares[0][maker], shares[1][maker]) for maker in shares[0])
     )
-
-
-def _unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
-    """Return the tensors that a vector holds one after the other, in the order of their names, without a copy."""
-    tensors, start = dict[str, Words](), 0
-    for name in sorted(shapes):
-        count = math.prod(shapes[name])
-        tensors[name] = words[start : start + count].reshape(shapes[name])
-        start += count
-    return tensors

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason
@@ -42,7 +43,7 @@ from moretta.secure_aggregation.graph_seed import (
     draw_part,
 )
 from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive
+from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_purpose
 from moretta.secure_aggregation.masks import Labels
 from moretta.secure_aggregation.public_keys import (
     check_keys,
@@ -150,6 +151,18 @@ class Agreement:
         """The seeds as keys of masks and seals are derived from them."""
         return {name: Extracted(seed) for name, seed in self.seeds.items()}
 
+    @cached_property
+    def seals(self) -> Mapping[str, tuple[AESSIV, AESSIV]]:
+        """What seals shares for each neighbour, and what opens those that it sealed.
+
+        AES-SIV (RFC 5297) needs no nonce, as a server that chooses what is asked could make two of them equal.
+        """
+
+        def seal(maker: str, holder: str, seed: Extracted) -> AESSIV:
+            return AESSIV(seed.derive_for(encode_purpose("seal", maker, holder)))
+
+        return {name: (seal(self.me, name, seed), seal(name, self.me, seed)) for name, seed in self.extracted.items()}
+
     def __repr__(self) -> str:
         return f"Agreement({self.me!r}, {self.setup}, {len(self.seeds)} seeds <redacted>)"
 
@@ -256,7 +269,7 @@ class SetUp:
     @property
     def members(self) -> Sequence[str]:
         """Who agreed on keys, sorted; empty before."""
-        return () if self._agreed is None else sorted(self._agreed[0].cohort.names)
+        return () if self._agreed is None else self._agreed[0].cohort.names
 
     @property
     def agreed(self) -> tuple[Agreement, Labels]:

@@ -66,9 +66,9 @@ def message_digest(message: Message) -> bytes:
 
 
 def check_digest(tag: str, digest: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for bytes that cannot be the digest of what was asked."""
+    """Raise `moretta.errors.PeerError` for bytes that cannot be a digest by SHA-256."""
     if len(digest) != BYTES:
-        raise PeerError(f"{tag}: expected a digest of {BYTES} bytes of what was asked, got {len(digest)}")
+        raise PeerError(f"{tag}: expected a digest of {BYTES} bytes, got {len(digest)}")
 
 
 def _add(digest: hashlib._Hash, value: Any) -> None:

@@ -7,7 +7,7 @@ label: with another graph, threshold or key there is no common mask.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -103,7 +103,7 @@ class Rules:
     def check_playing(self, stamp: Stamp, cohort: Iterable[str]) -> None:
         """Raise `moretta.errors.PeerError` for a cohort with silos that do not play the round."""
         playing = self.participation
-        if playing is not None and (strangers := sorted(set(cohort) - set(playing.of_round(stamp.round)))):
+        if playing is not None and (strangers := sorted(set(cohort).difference(playing.of_round(stamp.round)))):
             raise PeerError(
                 f"{stamp}: expected a sum of silos that play this round, as seed and participation have it, got also "
                 f"{strangers!r:.200}"
@@ -171,6 +171,12 @@ class Cohort:
         """Return a silo and its neighbours: the holders of shares of its self-mask's secret."""
         return self.neighbours[silo] | {silo}
 
+    def holders(self, silo: str) -> Sequence[str]:
+        """Return the same in the order of their names, in which shares and their digests stand in an upload."""
+        if silo not in self._holders:
+            self._holders[silo] = tuple(sorted(self.circle(silo)))
+        return self._holders[silo]
+
     def shortage(self, survivors: Collection[str]) -> str | None:
         """Return why the sum of these silos may not be revealed; None if it may."""
         left = frozenset(survivors)
@@ -193,3 +199,4 @@ class Cohort:
         object.__setattr__(self, "_points", {name: number for number, name in enumerate(self.names, 1)})
 
     _points: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _holders: dict[str, Sequence[str]] = field(init=False, repr=False, compare=False, default_factory=dict)

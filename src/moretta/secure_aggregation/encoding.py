@@ -47,9 +47,12 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
     return Wanted(dict(shapes), bits | {MOST_WEIGHT: most_weight}, most_weight)
 
 
-def encode(ring: Ring, tensors: Tensors, weight: int, encoding: Mapping[str, int], parties: int) -> dict[str, Words]:
-    """Return round(2^f N_k x_k) mod 2^b by tensor, new contiguous arrays of the ring in the tensors' shapes.
+def encode(
+    ring: Ring, tensors: Tensors, weight: int, encoding: Mapping[str, int], parties: int
+) -> tuple[Words, dict[str, Words]]:
+    """Return N_k and round(2^f N_k x_k) mod 2^b, uint<bits>[1 + entries], and the tensors' parts of it by name.
 
+    The weight comes first, then the tensors by name: the order in which they are masked, as one array.
     weight, encoding: as for `moretta.secure_aggregation.sums.Contributor.upload`. Raises the same as that, and
     `moretta.errors.PeerError` for an encoding of other tensors.
     """
@@ -59,10 +62,13 @@ def encode(ring: Ring, tensors: Tensors, weight: int, encoding: Mapping[str, int
         raise PeerError(f"expected an encoding of the tensors {sorted(tensors)!r:.200} and of a total weight")
     if weight > most_weight:
         raise ParameterError(f"expected a weight of at most {most_weight}, that of all silos; got {weight}")
-    return {
-        name: ring.encode(name, as_real(name, values), weight, encoding[name], most_weight, parties)
-        for name, values in tensors.items()
-    }
+    real = {name: as_real(name, tensors[name]) for name in sorted(tensors)}
+    whole = np.empty(1 + sum(values.size for values in real.values()), ring.dtype)
+    whole[0] = weight
+    words = unpacked(whole[1:], shapes_of(real))
+    for name, values in real.items():
+        ring.encode(name, values, weight, encoding[name], most_weight, parties, words[name])
+    return whole, words
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
@@ -84,6 +90,16 @@ def parts(empty: Empty, shapes: Shapes, dtype: DTypeLike) -> dict[str, Array]:
     sizes = [math.prod(shape) for shape in shapes.values()]
     each = np.split(empty(sum(sizes), dtype), np.cumsum(sizes[:-1]))
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), each, strict=True)}
+
+
+def unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
+    """Return the tensors that a vector holds one after the other, in the order of their names, without a copy."""
+    tensors, start = dict[str, Words](), 0
+    for name in sorted(shapes):
+        count = math.prod(shapes[name])
+        tensors[name] = words[start : start + count].reshape(shapes[name])
+        start += count
+    return tensors
 
 
 def add_up(words: Sequence[Words], total: Words | None = None) -> Words:

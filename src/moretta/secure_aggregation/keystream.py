@@ -75,14 +75,20 @@ def derive(secret: bytes, *purpose: int | str | bytes) -> bytes:
 
     secret: at least 16 bytes with the entropy of a key (a root, or the output of a key agreement).
     """
-    return Extracted(secret).derive_for(encode_purpose(*purpose))
+    return derive_once(secret, encode_purpose(*purpose))
+
+
+def derive_once(secret: bytes, purpose: bytes) -> bytes:
+    """Return what `derive` does, for a purpose that `encode_purpose` encoded."""
+    extracted = hmac.digest(bytes(KEY_BYTES), secret, "sha256")
+    return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
 
 class Extracted:
     """A secret after the first of HKDF's two steps, extract and expand, from which many keys are derived.
 
-    A masked round of 100 silos derives 13,000 keys from 4,200 seeds; to expand takes an eighth as long as both steps by
-    a key derivation object. The representation is redacted.
+    A masked round of 100 silos derives 4,000 keys of masks from as many seeds; to expand takes an eighth as long as
+    both steps by a key derivation object. The representation is redacted.
     """
 
     def __init__(self, secret: bytes) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError
-from moretta.secure_aggregation.keystream import Extracted, Keystream, derive, encode_names, encode_purpose
+from moretta.secure_aggregation.keystream import Extracted, Keystream, derive, derive_once, encode_names, encode_purpose
 from moretta.secure_aggregation.ring import CHUNK, Words
 
 Label = tuple[str, int, int, int, bytes, bytes]
@@ -26,37 +26,45 @@ Label = tuple[str, int, int, int, bytes, bytes]
 Mask = tuple[bool, bytes]
 """Whether a mask is added (or subtracted), and the secret key of its keystream."""
 
-ZEROS = bytes(8 * CHUNK)
+ZEROS = bytes(8 * CHUNK)  # also how many bytes of a mask are worked on at once
 
 
 def label_of(
     stamp: Stamp, cohort: bytes, shapes: Mapping[str, tuple[int, ...]], encoding: Mapping[str, int], asked: bytes
 ) -> Label:
     """Return the label of a sum. shapes: by tensor. encoding: as the ask carries it. asked: its digest."""
-    parts: list[int | str | bytes] = [asked]
-    for name in sorted(shapes):
-        parts += [name, len(shapes[name]), *shapes[name]]
-    for name in sorted(encoding):
-        parts += [name, encoding[name]]
-    summed = hashlib.sha256(encode_purpose("sum", *parts)).digest()
+    summed = _summed(tuple(sorted(shapes.items())), tuple(sorted(encoding.items())), asked)
     return stamp.run, stamp.round, stamp.attempt, stamp.take, cohort, summed
 
 
 @lru_cache(maxsize=8)
+def _summed(
+    shapes: tuple[tuple[str, tuple[int, ...]], ...], encoding: tuple[tuple[str, int], ...], asked: bytes
+) -> bytes:
+    """Return the digest of what is summed, the same for all silos of a sum."""
+    parts: list[int | str | bytes] = [asked]
+    for name, shape in shapes:
+        parts += [name, len(shape), *shape]
+    for name, bits in encoding:
+        parts += [name, bits]
+    return hashlib.sha256(encode_purpose("sum", *parts)).digest()
+
+
+@lru_cache(maxsize=8)
 def begun(kind: str, label: Label) -> bytes:
-    """Return what the encoded purposes of one kind in one sum begin with: each silo has two for each neighbour."""
+    """Return what the encoded purposes of one kind in one sum begin with: each silo has one for each neighbour."""
     return encode_purpose(kind, *label)
 
 
 def pair_key(seed: Extracted, label: Label, one: str, other: str) -> bytes:
     """Return the key of the mask that two silos share in one sum; it reveals nothing of their other sums."""
-    lower, higher = sorted((one, other))
+    lower, higher = (one, other) if one < other else (other, one)
     return seed.derive_for(begun("mask", label) + encode_names(lower, higher))
 
 
 def self_key(secret: bytes, label: Label, silo: str) -> bytes:
     """Return the key of the mask that a silo alone knows, from its fresh secret."""
-    return derive(secret, "self-mask", *label, silo)
+    return derive_once(secret, begun("self-mask", label) + encode_names(silo))
 
 
 def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
@@ -70,9 +78,13 @@ def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     words: contiguous uint32 or uint64, of any shapes. It works by chunks that fit a processor's cache, so each mask
     costs the cipher and one addition, however many small arrays there are.
     """
-    streams = [(np.add if adds else np.subtract, Keystream(key)) for adds, key in masks]
-    buffers = np.empty((2, CHUNK), dtype=words[0].dtype)
-    for parts in _chunks(words):
+    size, chunk = sum(array.size for array in words), len(ZEROS) // words[0].itemsize
+    opened = ((np.add if adds else np.subtract, Keystream(key)) for adds, key in masks)
+    streams = (
+        opened if size <= chunk else list(opened)
+    )  # in a single chunk one after the other, so that caches stay warm
+    buffers = np.empty((2, min(size, chunk)), dtype=words[0].dtype)
+    for parts in _chunks(words, chunk):
         mask, total = buffers[:, : sum(part.size for part in parts)]
         whole = parts[0] if len(parts) == 1 else total
         if len(parts) > 1:
@@ -84,9 +96,9 @@ def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
             _add_to(parts, total)
 
 
-def _chunks(words: Sequence[Words]) -> Iterator[list[Words]]:
-    """Yield pieces of arrays, in order: at most `CHUNK` entries together."""
-    parts, room = list[Words](), CHUNK
+def _chunks(words: Sequence[Words], chunk: int) -> Iterator[list[Words]]:
+    """Yield pieces of arrays, in order: at most `chunk` entries together."""
+    parts, room = list[Words](), chunk
     for array in words:
         flat = array.reshape(-1)
         while flat.size:
@@ -94,7 +106,7 @@ def _chunks(words: Sequence[Words]) -> Iterator[list[Words]]:
             room, flat = room - parts[-1].size, flat[room:]
             if not room:
                 yield parts
-                parts, room = [], CHUNK
+                parts, room = [], chunk
     if parts:
         yield parts
 

@@ -47,10 +47,15 @@ from moretta.secure_aggregation.unmasking import (
     check_confirmation,
     check_lengths,
     commitment,
+    count_of,
+    pieces,
     put_together,
     recovered_masks,
     share_digest,
+    shares_of,
 )
+
+RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 
 
 @message("secure-aggregation/masked")
@@ -58,7 +63,7 @@ class MaskedUpload(Message):
     """y_k by tensor and the weight, uint32 or uint64, masked; and the self-mask's secret in sealed shares.
 
     asked: the digest of what this answers. committed: `moretta.secure_aggregation.unmasking.commitment`. sealed,
-    digests: by holder of a share; the silo's own share has only a digest.
+    digests: one behind the other, in the order of the holders' names; the silo's own share has only a digest.
     """
 
     SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})
@@ -67,16 +72,17 @@ class MaskedUpload(Message):
     weight: Array
     asked: bytes
     committed: bytes
-    sealed: Mapping[str, bytes]
-    digests: Mapping[str, bytes]
+    sealed: bytes
+    digests: bytes
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless all are elements of one ring, and the weight is one number."""
-        dtypes = {array.dtype.name for array in (self.weight, *self.tensors.values())}
-        if len(dtypes) != 1 or not dtypes <= {"uint32", "uint64"} or self.weight.shape != ():
-            raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {sorted(dtypes)}")
-        check_lengths("a sealed share", self.sealed, SEALED_BYTES)
-        check_lengths("a share's digest", self.digests, DIGEST_BYTES)
+        dtypes = {array.dtype for array in (self.weight, *self.tensors.values())}
+        if len(dtypes) != 1 or not dtypes <= RINGS or self.weight.shape != ():
+            named = sorted(dtype.name for dtype in dtypes)
+            raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {named}")
+        if count_of(self.sealed, SEALED_BYTES) + 1 != count_of(self.digests, DIGEST_BYTES):
+            raise PeerError(f"{self.TAG}: expected a digest of each sealed share, and one of the own share")
         check_lengths("a digest", {"committed": self.committed, "asked": self.asked}, DIGEST_BYTES)
 
 
@@ -142,22 +148,21 @@ class PairwiseContributor:
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
-        words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
+        whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         own = SelfMask(agreement, label, self._random(label))
-        total = np.array(weight, dtype=self._ring.dtype)
         pairs: list[Mask] = [
             (self._name < peer, pair_key(seed, label, self._name, peer)) for peer, seed in agreement.extracted.items()
         ]
         if blind is not None:
             pairs.append((True, blind_key(blind, label, self._name)))
-        add_masks(in_order(words, None if self._rules.public_weights else total), [own.mask, *pairs])
+        add_masks([whole[1:] if self._rules.public_weights else whole], [own.mask, *pairs])
         self._open = OpenSum(agreement, stamp, label, own, asked, self._helped, self._credentials)
         return MaskedUpload(
             stamp=stamp,
             tensors=words,
-            weight=total,
+            weight=whole[:1].reshape(()),
             asked=asked.digest,
             committed=own.commitment,
             sealed=own.sealed,
@@ -205,14 +210,15 @@ def _put_together(
     circles: by survivor, the survivors that hold shares of its secret.
     """
     given: Mapping[str, SelfMaskShares] = replies.answers
-    unopened = {silo: set(circles[silo]) - reply.shares.keys() for silo, reply in given.items()}
+    held = {silo: reply.by_maker for silo, reply in given.items()}
+    unopened = {silo: set(circles[silo]) - held[silo].keys() for silo in given}
     secrets, failed = dict[str, bytes](), dict[str, Missing]()
     for maker in uploads:
         if maker in given and given[maker].secret:
             secrets[maker] = given[maker].secret
             continue
         shares = {
-            holder: given[holder].shares[maker]
+            holder: held[holder][maker]
             for holder in circles[maker]
             if holder in given and maker not in unopened[holder]
         }
@@ -285,7 +291,7 @@ class PairwiseAggregator:
                 raise PeerError(f"expected elements of Z_2^{self._ring.bits}, got {upload.weight.dtype}")
             if self._rules.public_weights and not 1 <= int(upload.weight) <= wanted.most_weight:
                 raise PeerError(f"expected a weight of 1 to {wanted.most_weight}, got {int(upload.weight)}")
-            if set(upload.sealed) != cohort.neighbours[silo] or set(upload.digests) != cohort.circle(silo):
+            if len(upload.digests) != len(cohort.circle(silo)) * DIGEST_BYTES:
                 raise PeerError(f"expected a sealed share for each of {len(cohort.neighbours[silo])} neighbours")
 
         gathered = yield from gather(self.cohort, ask, MaskedUpload, check, wanted, expected)
@@ -351,9 +357,15 @@ class PairwiseAggregator:
         confirmed: Mapping[str, Confirmed | None],
     ) -> Exchange[Mapping[str, bytes] | Aborted]:
         """Return the survivors' self-mask secrets; aborted where too few holders gave valid shares."""
-        survivors = tuple(uploads)
+        survivors, summed = tuple(uploads), shares_of(label)
         signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
         circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
+        sealed, digests = dict[str, Mapping[str, bytes]](), dict[str, Mapping[str, bytes]]()  # by maker and holder
+        for maker, upload in uploads.items():
+            holders = cohort.holders(maker)
+            digests[maker] = dict(zip(holders, pieces(upload.digests, DIGEST_BYTES), strict=True))
+            others = [holder for holder in holders if holder != maker]
+            sealed[maker] = dict(zip(others, pieces(upload.sealed, SEALED_BYTES), strict=True))
 
         def unmask(silo: str) -> Unmask:
             makers = sorted(circles[silo] - {silo})
@@ -361,15 +373,15 @@ class PairwiseAggregator:
                 stamp=stamp,
                 survivors=survivors,
                 signatures=signed,
-                sealed={maker: uploads[maker].sealed[silo] for maker in makers},
-                digests={maker: uploads[maker].digests[silo] for maker in makers},
+                sealed=b"".join([sealed[maker][silo] for maker in makers]),
+                digests=b"".join([digests[maker][silo] for maker in makers]),
             )
 
         def check(silo: str, reply: SelfMaskShares) -> None:
-            if not reply.shares.keys() <= circles[silo]:
+            if not circles[silo].issuperset(reply.makers):
                 raise PeerError("expected shares of its neighbours among the survivors, and of nobody else")
-            for maker, share in reply.shares.items():
-                if share_digest(share, label, maker, silo) != uploads[maker].digests[silo]:
+            for maker, share in reply.by_maker.items():
+                if share_digest(share, summed) != digests[maker][silo]:
                     raise PeerError(f"the share of `{maker}` is not the one that `{silo}` was sent")
             if bool(reply.secret) != bool(signed):
                 raise PeerError("expected the own mask's secret where there is a roster, and nowhere else")

@@ -44,8 +44,9 @@ def largest_magnitude(name: str, values: Array) -> float:
     """Return max |x|, 0.0 of an empty array. Raises `moretta.errors.RangeError` for NaN or infinity."""
     if not values.size:
         return 0.0
-    largest = max(float(values.max()), -float(values.min()))  # NaN passes through both
-    if not np.isfinite(largest):
+    # NaN passes through both
+    largest = max(float(np.maximum.reduce(values, axis=None)), -float(np.minimum.reduce(values, axis=None)))
+    if not math.isfinite(largest):
         raise RangeError(f"`{name}`: expected finite numbers, got NaN or infinity; nothing was sent")
     return largest
 
@@ -101,21 +102,30 @@ class Ring:
         return self._room(parties) / (most_weight * _power_of_two(fraction_bits))
 
     def encode(
-        self, name: str, values: Array, weight: int, fraction_bits: int, most_weight: int, parties: int
+        self,
+        name: str,
+        values: Array,
+        weight: int,
+        fraction_bits: int,
+        most_weight: int,
+        parties: int,
+        words: Words | None = None,
     ) -> Words:
-        """Return round(2^f N_k x) mod 2^b, a new array uint<bits> of the same shape.
+        """Return round(2^f N_k x) mod 2^b, uint<bits> of the same shape.
 
-        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight.
+        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight. words: the contiguous array that
+        it is written to; None makes a new one.
         Raises `moretta.errors.RangeError`, before anything is masked or sent, for a value that is not finite or not
         within `largest`; `moretta.errors.PeerError` for fraction bits that no limit leads to.
         """
         if abs(fraction_bits) > EXPONENTS + 64 or fraction_bits + weight.bit_length() > EXPONENTS + 65:
             raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {fraction_bits}")
         most = _most(self, fraction_bits, most_weight, parties)
-        words = np.empty(values.shape, dtype=self.dtype)
+        words = np.empty(values.shape, dtype=self.dtype) if words is None else words
         flat, into = values.reshape(-1), words.reshape(-1).view(f"int{self.bits}")
         # One factor: a power of two scales exactly, so only the product with N_k rounds.
         factor = math.ldexp(float(weight), fraction_bits)
+        buffer = np.empty(min(flat.size, CHUNK))
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
             if largest_magnitude(name, part) >= most:
@@ -124,7 +134,9 @@ class Ring:
                     f"secure sum, +-{most:.6g}; nothing was sent (a higher `limit` widens the range and coarsens its "
                     "step)"
                 )
-            scaled = np.multiply(part, factor, dtype=np.float64)
+            scaled = buffer[: part.size]
+            scaled[:] = part  # and only then the product, which is one of float64
+            scaled *= factor
             into[start : start + CHUNK] = np.rint(scaled, out=scaled)
         return words
 

@@ -8,6 +8,9 @@ share of point x >= 1 is its value there. Any t shares give s back by Lagrange's
 t - 1 shares fit every secret equally well: they tell nothing, whatever the computing power. A wrong share that is in
 the field is not noticed here: it gives another secret, which the caller must check.
 
+The secret and any t - 1 values determine the polynomial, and every choice of values is one of coefficients. So `share`
+draws the shares of the first t - 1 points, and computes the others alone, by Lagrange's weights at their points.
+
 Field elements are 32 bytes, little-endian (as X25519 writes them), below p: each has one encoding. A secret is a field
 element and not any 32 bytes; `random_secret` draws one, with 254.9 bits of entropy.
 """
@@ -17,7 +20,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, repeat
 from operator import mul
 
 from moretta.errors import ParameterError, PeerError
@@ -31,14 +33,14 @@ Random = Callable[[int], bytes]
 
 def random_secret(random: Random = os.urandom) -> bytes:
     """Return a uniform field element, 32 bytes. random: returns as many random bytes as asked."""
-    return _encode(_draw(random))
+    return _encode(int.from_bytes(random(DRAWN_BYTES), "little") % PRIME)
 
 
 def share(secret: bytes, threshold: int, points: Sequence[int], random: Random = os.urandom) -> dict[int, bytes]:
     """Return a share of 32 bytes for each point; any `threshold` of them give the secret back.
 
     secret: a field element, 32 bytes. threshold: from 2 (with 1 each share is the secret) to the number of points.
-    points: different, from 1 to p - 1. random: gives 48 bytes for each of threshold - 1 coefficients, that of x first;
+    points: different, from 1 to p - 1. random: gives 48 bytes for each of the first threshold - 1 shares, at once;
     anything but the operating system is for tests. Raises `moretta.errors.ParameterError` for other arguments.
 
     >>> secret = random_secret()
@@ -53,9 +55,11 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
         constant = _decode(secret)
     except PeerError as error:
         raise ParameterError(f"secret: {error}") from None
-    # The leading coefficient may be 0 like any other; if it could not, t - 1 shares would exclude one secret.
-    coefficients = [constant, *(_draw(random) for _ in range(threshold - 1))]
-    return {x: _encode(sum(map(mul, coefficients, _powers(x, threshold))) % PRIME) for x in points}
+    drawn = random(DRAWN_BYTES * (threshold - 1))
+    each = (drawn[start : start + DRAWN_BYTES] for start in range(0, len(drawn), DRAWN_BYTES))
+    known = [constant, *(int.from_bytes(one, "little") % PRIME for one in each)]
+    others = (sum(map(mul, known, weights)) % PRIME for weights in _weights(tuple(points), threshold))
+    return {x: _encode(value) for x, value in zip(points, [*known[1:], *others], strict=True)}
 
 
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -85,32 +89,53 @@ def check_share(share: bytes) -> None:
     _decode(share)
 
 
-@lru_cache(maxsize=4096)
-def _powers(x: int, count: int) -> tuple[int, ...]:
-    """Return the first powers of a point, from x^0 on; cached, as every secret is shared at the same points."""
-    return tuple(accumulate(repeat(x, count - 1), lambda power, x: power * x % PRIME, initial=1))
+@lru_cache(maxsize=1024)
+def _weights(points: tuple[int, ...], threshold: int) -> tuple[tuple[int, ...], ...]:
+    """Return the weights of the secret and the first shares in each other share; cached, as all uploads have them."""
+    known = 0, *points[: threshold - 1]
+    return tuple(_weights_at(x, known) for x in points[threshold - 1 :])
 
 
 @lru_cache(maxsize=1024)
 def weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
     """Return Lagrange's weights w_j at 0 for different points from 1 to p - 1; cached, as many secrets share them."""
-    product, denominators = 1, []
+    return _weights_at(0, points)
+
+
+def _weights_at(place: int, points: tuple[int, ...]) -> tuple[int, ...]:
+    """Return Lagrange's weights at a place for different points, of which it is none."""
+    product = 1
     for x in points:
-        product = product * x % PRIME
-        denominator = x
+        product = product * (place - x) % PRIME
+    scales = zip(points, _scales(points), strict=True)
+    return tuple(product * scale % PRIME * _inverse(place - x) % PRIME for x, scale in scales)
+
+
+@lru_cache(maxsize=64)
+def _scales(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what the weights at any place have in common: for each point 1 / prod_{m != j} (x_j - x_m)."""
+    denominators = []
+    for x in points:
+        denominator = 1
         for other in points:
             if other != x:
-                denominator = denominator * (other - x) % PRIME
+                denominator = denominator * (x - other) % PRIME
         denominators.append(denominator)
     # One inversion for all (Montgomery): before[j] is the product of the denominators before j.
     before = [1]
     for denominator in denominators:
         before.append(before[-1] * denominator % PRIME)
-    inverse, weights = pow(before.pop(), -1, PRIME), []
+    inverse, scales = pow(before.pop(), -1, PRIME), []
     for denominator, rest in zip(reversed(denominators), reversed(before), strict=True):
-        weights.append(product * inverse * rest % PRIME)
+        scales.append(inverse * rest % PRIME)
         inverse = inverse * denominator % PRIME
-    return tuple(reversed(weights))
+    return tuple(reversed(scales))
+
+
+@lru_cache(maxsize=4096)
+def _inverse(difference: int) -> int:
+    """Return 1 / difference; cached, as points are places in a cohort, which differ by little."""
+    return pow(difference, -1, PRIME)
 
 
 def _check_points(points: Collection[int]) -> None:
@@ -119,10 +144,6 @@ def _check_points(points: Collection[int]) -> None:
     for x in points:
         if not 1 <= x < PRIME:  # the value at 0 is the secret
             raise ParameterError(f"expected points from 1 to 2^255 - 20, got {x}")
-
-
-def _draw(random: Random) -> int:
-    return int.from_bytes(random(DRAWN_BYTES), "little") % PRIME
 
 
 def _encode(element: int) -> bytes:

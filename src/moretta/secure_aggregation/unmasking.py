@@ -38,9 +38,9 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from operator import lt
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import MisuseError, PeerError
@@ -49,15 +49,14 @@ from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import Extracted, encode_names, encode_parts, encode_purpose
-from moretta.secure_aggregation.masks import Label, Mask, begun, pair_key, self_key
+from moretta.secure_aggregation.keystream import encode_purpose
+from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.public_keys import check_signature_length
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
 SEALED_BYTES = shamir.SHARE_BYTES + 16  # with the seal's tag
-NONCE = bytes(12)  # of a key that seals one share and nothing else
 
 
 @message("secure-aggregation/survivors")
@@ -88,21 +87,19 @@ class Confirmed(Message):
 class Unmask(Message):
     """Give your shares of the self-masks of the survivors in your circle.
 
-    signatures: of the survivors, by signer. sealed: the shares for this silo, by maker. digests: what `share_digest` of
-    each opened share must be.
+    signatures: of the survivors, by signer. sealed: the shares for this silo, of all its neighbours among the survivors
+    in the order of their names. digests: likewise, what `share_digest` of each opened share must be.
     """
 
     survivors: tuple[str, ...]
     signatures: Mapping[str, bytes]
-    sealed: Mapping[str, bytes]
-    digests: Mapping[str, bytes]
+    sealed: bytes
+    digests: bytes
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for impossible names or lengths."""
         check_names(self.survivors)
-        check_lengths("a sealed share", self.sealed, SEALED_BYTES)
-        check_lengths("a share's digest", self.digests, DIGEST_BYTES)
-        if set(self.sealed) != set(self.digests):
+        if count_of(self.sealed, SEALED_BYTES) != count_of(self.digests, DIGEST_BYTES):
             raise PeerError(f"{self.TAG}: expected a digest with each sealed share")
         for signature in self.signatures.values():
             check_signature_length(signature)
@@ -110,19 +107,28 @@ class Unmask(Message):
 
 @message("secure-aggregation/self-mask-shares")
 class SelfMaskShares(Message):
-    """Shares of self-masks' secrets, by maker, without those that could not be opened.
+    """Shares of self-masks' secrets, one for each of `makers`: those that could not be opened are not among them.
 
     secret: of the silo's own self-mask, where all survivors have signed who is in the sum; no bytes without a roster.
     """
 
-    shares: Mapping[str, bytes]
+    makers: tuple[str, ...]
+    shares: bytes
     secret: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a share or a secret of a wrong length."""
-        check_lengths("a share", self.shares, shamir.SHARE_BYTES)
+        """Raise `moretta.errors.PeerError` for makers out of order, or a share or a secret of a wrong length."""
+        if self.makers:
+            check_names(self.makers)
+        if len(self.shares) != len(self.makers) * shamir.SHARE_BYTES:
+            raise PeerError(f"{self.TAG}: expected a share of {shamir.SHARE_BYTES} bytes of each of its makers")
         if self.secret:
             check_lengths("a secret", {"secret": self.secret}, shamir.SHARE_BYTES)
+
+    @property
+    def by_maker(self) -> Mapping[str, bytes]:
+        """The shares by their makers."""
+        return dict(zip(self.makers, pieces(self.shares, shamir.SHARE_BYTES), strict=True))
 
 
 MESSAGES = (Survivors, Confirmed, Unmask, SelfMaskShares)
@@ -130,7 +136,7 @@ MESSAGES = (Survivors, Confirmed, Unmask, SelfMaskShares)
 
 def check_names(names: tuple[str, ...]) -> None:
     """Raise `moretta.errors.PeerError` unless there are names, sorted and all different."""
-    if not names or list(names) != sorted(set(names)):
+    if not names or not all(map(lt, names, names[1:])):
         raise PeerError("expected survivors in the order of their names, each once")
 
 
@@ -141,22 +147,35 @@ def check_lengths(what: str, parts: Mapping[str, bytes], length: int) -> None:
             raise PeerError(f"`{name}`: expected {what} of {length} bytes, got {len(part)}")
 
 
+def count_of(content: bytes, length: int) -> int:
+    """Return how many pieces of this length bytes are. Raises `moretta.errors.PeerError` where one is shorter."""
+    if len(content) % length:
+        raise PeerError(f"expected pieces of {length} bytes each, got {len(content)} bytes")
+    return len(content) // length
+
+
+def pieces(content: bytes, length: int) -> list[bytes]:
+    """Return bytes cut into pieces of this length."""
+    return [content[start : start + length] for start in range(0, len(content), length)]
+
+
 def commitment(secret: bytes, label: Label, silo: str) -> bytes:
     """Return the SHA-256 that shows that a secret put together from shares is the silo's."""
     return hashlib.sha256(encode_purpose("self-mask secret", *label, silo, secret)).digest()
 
 
-def share_digest(share: bytes, label: Label, maker: str, holder: str) -> bytes:
-    """Return the SHA-256 that shows that a share is the one its maker sealed."""
-    digest = _begun(label).copy()
-    digest.update(encode_names(maker, holder) + encode_parts(share))
-    return digest.digest()
-
-
 @lru_cache(maxsize=4)
-def _begun(label: Label) -> hashlib._Hash:
-    """Return the hash of the part that all share digests of a sum have in common: the server checks n^2 of them."""
-    return hashlib.sha256(encode_purpose("self-mask share", *label))
+def shares_of(label: Label) -> bytes:
+    """Return what binds shares to one sum, 32 bytes: short, as shares come by thousands."""
+    return hashlib.sha256(encode_purpose("self-mask shares", *label)).digest()
+
+
+def share_digest(share: bytes, summed: bytes) -> bytes:
+    """Return the SHA-256 that shows that a share is the one its maker sealed. summed: `shares_of` the sum's label.
+
+    Whose share it is follows from its place in the maker's upload: no two shares are alike, as the field is large.
+    """
+    return hashlib.sha256(summed + share).digest()
 
 
 def check_confirmation(
@@ -173,27 +192,23 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
     return "survivors", roster.digest, *label, *names
 
 
-def _seal_key(seed: Extracted, label: Label, maker: str, holder: str) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(seed.derive_for(begun("seal", label) + encode_names(maker, holder)))
-
-
 class SelfMask:
-    """The fresh secret of one upload, in shares. random: the operating system's bytes, or a test's."""
+    """The fresh secret of one upload, in shares. random: the operating system's bytes, or a test's.
+
+    sealed, digests: for the silo's neighbours, and for it and them, in the order of their names.
+    """
 
     def __init__(self, agreement: Agreement, label: Label, random: Callable[[int], bytes] = os.urandom) -> None:
         me, cohort = agreement.me, agreement.cohort
         self.secret = secret = shamir.random_secret(random)
         self.mask: Mask = True, self_key(secret, label, me)
         self.commitment = commitment(secret, label, me)
-        points = {name: cohort.point(name) for name in cohort.circle(me)}
-        made = shamir.share(secret, cohort.plan.threshold, sorted(points.values()), random)
-        shares = {name: made[point] for name, point in points.items()}
-        self.own_share = shares[me]
-        self.digests = {name: share_digest(share, label, me, name) for name, share in shares.items()}
-        self.sealed = {
-            name: _seal_key(seed, label, me, name).encrypt(NONCE, shares[name], None)
-            for name, seed in agreement.extracted.items()
-        }
+        holders, summed = cohort.holders(me), shares_of(label)
+        made = shamir.share(secret, cohort.plan.threshold, list(map(cohort.point, holders)), random)
+        shares = dict(zip(holders, made.values(), strict=True))
+        self.digests = b"".join([share_digest(share, summed) for share in shares.values()])
+        self.own_share = shares.pop(me)
+        self.sealed = b"".join([agreement.seals[name][0].encrypt(share, [summed]) for name, share in shares.items()])
 
     def __repr__(self) -> str:
         return "SelfMask(<redacted>)"
@@ -259,28 +274,31 @@ class OpenSum:
                 "expected to unmask the sum of the survivors that were confirmed; with others both masks of a silo "
                 "could fall"
             )
-        circle = cohort.circle(agreement.me) & set(asked.survivors)
-        if set(asked.sealed) != circle - {agreement.me}:
+        left = cohort.neighbours[agreement.me] & set(asked.survivors)
+        sealed = pieces(asked.sealed, SEALED_BYTES)
+        if len(sealed) != len(left):
             raise PeerError("expected one share of each neighbour among the survivors, and of nobody else")
         self._check_signatures(asked)
         self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
-        shares = {agreement.me: self._own.own_share}
-        for maker, sealed in asked.sealed.items():
-            share = self._opened(maker, sealed, asked.digests[maker])
-            if share is not None:
-                shares[maker] = share
-        secret = b"" if self._credentials is None else self._own.secret
-        self._given = asked, SelfMaskShares(stamp=asked.stamp, shares=shares, secret=secret)
-        return self._given[1]
+        parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES), strict=True)
+        opened = {maker: self._opened(maker, one, digest) for maker, one, digest in parts}
+        opened[agreement.me] = self._own.own_share
+        makers = tuple(maker for maker in sorted(opened) if opened[maker])
+        shares, secret = b"".join([opened[maker] for maker in makers]), self._own.secret
+        reply = SelfMaskShares(
+            stamp=asked.stamp, makers=makers, shares=shares, secret=b"" if self._credentials is None else secret
+        )
+        self._given = asked, reply
+        return reply
 
-    def _opened(self, maker: str, sealed: bytes, digest: bytes) -> bytes | None:
-        """Return a share; None where it is not what its maker published, which is not this silo's fault."""
-        me, label = self._agreement.me, self._label
+    def _opened(self, maker: str, sealed: bytes, digest: bytes) -> bytes:
+        """Return a share; no bytes where it is not what its maker published, which is not this silo's fault."""
+        summed = shares_of(self._label)
         try:
-            share = _seal_key(self._agreement.extracted[maker], label, maker, me).decrypt(NONCE, sealed, None)
+            share = self._agreement.seals[maker][1].decrypt(sealed, [summed])
         except InvalidTag:
-            return None
-        return share if share_digest(share, label, maker, me) == digest else None
+            return b""
+        return share if share_digest(share, summed) == digest else b""
 
     def _check_time(self, stamp: Stamp) -> None:
         if stamp != self._stamp:

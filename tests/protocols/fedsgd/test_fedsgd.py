@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moretta import Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta import Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import targets
@@ -120,6 +120,44 @@ def test_fedavg_of_one_silo_is_plain_local_sgd(dtype: str, epochs: int) -> None:
     unit = float(np.finfo(dtype).eps)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=4 * ROUNDS * unit * max(1.0, np.abs(value).max()))
+
+
+class Summed(nn.Module):
+    """Adds up parameters, of which autograd gives one and the same gradient, or parts of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(3, 4, generator=drawn))
+        self.first, self.second = (nn.Parameter(torch.randn(3, generator=drawn)) for _ in range(2))
+        self.left, self.right = (nn.Parameter(torch.randn(2, 3, generator=drawn)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([self.left, self.right]).sum(0)
+        return torch.addmm(self.first + self.second, x, self.weight.T) + joined
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_gradients_that_share_memory_are_clipped_once_as_torch_does(strict: bool) -> None:
+    params = FedAvg(learning_rate=0.5, momentum=0.5, clip_norm=0.25, local_epochs=2)
+    alike = [silo(f"silo-{number}", 2 * BATCH, number) for number in range(6)]  # six with equal batches are stacked
+    settings = {"dtype": "float64", "batch_size": BATCH, "aggregation": CLEAR, "engine": Engine(strict=strict)}
+    result = Federation(Summed(), alike, params, **settings).train(1, SEED)
+    ends, clipped = [], 0
+    for one in alike:
+        model = first_weights(Summed())
+        inputs, wanted = torch.tensor(one.x, dtype=torch.float64), targets(one.y, 3, "mse", "", torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+        plan = Batches(len(one.x), BATCH, SEED, one.name)
+        for index in (rows for epoch in range(2) for rows in plan.of_epoch(epoch)):
+            optimizer.zero_grad()
+            Loss("mse")(model(inputs[index]), wanted[index]).backward()
+            clipped += float(nn.utils.clip_grad_norm_(model.parameters(), 0.25)) > 0.25
+            optimizer.step()
+        ends.append(weights(model))
+    assert clipped == 6 * 4
+    for name, value in weights(result.model).items():
+        np.testing.assert_allclose(value, sum(end[name] for end in ends) / 6, rtol=0, atol=1e-12)
 
 
 def test_fedavg_of_several_silos_is_the_mean_by_rows() -> None:

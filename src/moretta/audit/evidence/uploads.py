@@ -107,7 +107,7 @@ class Uploads:
         counted = {silo: uploads[silo] for silo in told[-1].survivors}
         shapes = shapes_of(next(iter(counted.values())).tensors)
         label = label_of(self.stamp, self.digest, shapes, self.encoding, next(iter(counted.values())).asked)
-        shares = {silo: message.shares for silo, message in self.later if isinstance(message, SelfMaskShares)}
+        shares = {silo: message.by_maker for silo, message in self.later if isinstance(message, SelfMaskShares)}
         secrets = {silo: self._secret(silo, one.committed, label, shares) for silo, one in counted.items()}
         keys = {
             silo: message.keys for silo, message in self.later if isinstance(message, Confirmed) and silo in counted

@@ -18,7 +18,6 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.data.alignment.curve import Points, as_points
 from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.messages import (
-    DIGEST_BYTES,
     Blind,
     BlindAgain,
     Blinded,
@@ -31,6 +30,7 @@ from moretta.data.alignment.messages import (
 from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
 from moretta.data.alignment.result import Alignment
 from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.secure_aggregation.asked import BYTES as DIGEST_BYTES
 from moretta.secure_aggregation.keystream import SecretRoot
 
 _POSITIONS = np.dtype("<i8")

@@ -6,8 +6,7 @@ import numpy as np
 
 from moretta.contract.messages import Array, Message, message
 from moretta.errors import PeerError
-
-DIGEST_BYTES = 32
+from moretta.secure_aggregation.asked import check_digest
 
 
 @message("alignment/blind")
@@ -106,9 +105,3 @@ def check_bytes(tag: str, content: Array) -> None:
     """Raise `moretta.errors.PeerError` unless an array is bytes."""
     if content.dtype != np.uint8 or content.ndim != 1:
         raise PeerError(f"{tag}: expected bytes, got {content.dtype}{list(content.shape)}")
-
-
-def check_digest(tag: str, digest: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless a digest has its length."""
-    if len(digest) != DIGEST_BYTES:
-        raise PeerError(f"{tag}: expected a digest of {DIGEST_BYTES} bytes, got {len(digest)}")

@@ -23,10 +23,11 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.data.alignment.curve import Points, as_points
 from moretta.data.alignment.exchange import check_rules, read_kept
 from moretta.data.alignment.ids import IdRules
-from moretta.data.alignment.messages import check_bytes, check_digest
+from moretta.data.alignment.messages import check_bytes
 from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
 from moretta.data.alignment.result import Alignment
 from moretta.errors import CodecError, ParameterError, PeerError
+from moretta.secure_aggregation.asked import check_digest
 from moretta.secure_aggregation.keystream import SecretRoot
 
 M = TypeVar("M", bound=Message)

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-WIDEST = 64  # windows beside each other: a product's cost for each place
+MOST_WINDOWS = 64  # beside each other; a product costs as much for each. PyTorch's limit is in `batched`
 
 
 class Windows(NamedTuple):
@@ -63,4 +63,4 @@ def _windows(node: onnx.NodeProto, kind: onnx.TypeProto.Tensor | None) -> Window
         return None
     if attributes.get("strides") != kernel or any(size % side for size, side in zip(sizes[1:], kernel, strict=True)):
         return None
-    return Windows(*sizes, *kernel) if sizes[2] // kernel[1] <= WIDEST else None
+    return Windows(*sizes, *kernel) if sizes[2] // kernel[1] <= MOST_WINDOWS else None

@@ -340,7 +340,7 @@ class Simulation:
         ring, shapes = self._adding.ring, {name: value.shape for name, value in parts[0][0].items()}
         weight, silos = sum(count for _, count in parts), [str(number) for number in range(len(parts))]
         wanted = plan(ring, len(parts), shapes, dict.fromkeys(shapes, self._adding.limit), weight)
-        words = [encode(ring, tensors, count, wanted.fraction_bits, len(parts)) for tensors, count in parts]
+        words = [encode(ring, tensors, count, wanted.fraction_bits, len(parts))[1] for tensors, count in parts]
         added = {name: add_up([one[name] for one in words]) for name in shapes}
         return dict(decode(ring, added, weight, silos, wanted).means)
 

@@ -114,19 +114,7 @@ class ScalePlan:
 
     @classmethod
     def _of(cls, clone: nn.Module, inputs: Sequence[Tensor]) -> ScalePlan:
-        before = copy.deepcopy(clone.state_dict())
-        training = record(clone, inputs, training=True)
-        clone.load_state_dict(before)  # running statistics as they were
-        evaluation = record(clone, inputs)
-        refuse_two_structures(evaluation, training)
-        head = _find_head(clone, evaluation)
-        selfcheck.refuse_non_finite(clone, inputs, evaluation)
-        selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
-        solver = _solver(clone)
-        history = _solve(solver, clone, inputs, evaluation)
-        if any(call.module in evaluation.idle for call in training.calls):
-            # Layers that do nothing in evaluation multiply with noise in training: those equalities hold too.
-            _solve(solver, clone, inputs, training)
+        solver, head, history = _solved(clone, inputs)
         plan = _plan(clone, solver, head)
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
         for candidate in (plan, still):
@@ -281,6 +269,24 @@ def _find_head(model: nn.Module, trace: Trace) -> Head:
     bias = None if layer.bias is None else names[id(layer.bias)]
     tied = len(users) > 1 or names[id(layer.weight)] != f"{path}.weight".lstrip(".")
     return Head(path, names[id(layer.weight)], bias, layer.out_features, layer.in_features, tied)
+
+
+def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> tuple[Solver, Head, list[tuple[Ids | None, ...]]]:
+    """Trace the model and solve its scales; what it computed, many times its size, is freed on return."""
+    before = copy.deepcopy(clone.state_dict())
+    training = record(clone, inputs, training=True)
+    clone.load_state_dict(before)  # running statistics as they were
+    evaluation = record(clone, inputs)
+    refuse_two_structures(evaluation, training)
+    head = _find_head(clone, evaluation)
+    selfcheck.refuse_non_finite(clone, inputs, evaluation)
+    selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
+    solver = _solver(clone)
+    history = _solve(solver, clone, inputs, evaluation)
+    if any(call.module in evaluation.idle for call in training.calls):
+        # Layers that do nothing in evaluation multiply with noise in training: those equalities hold too.
+        _solve(solver, clone, inputs, training)
+    return solver, head, history
 
 
 def _solver(model: nn.Module) -> Solver:

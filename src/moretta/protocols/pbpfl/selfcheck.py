@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ class Solved(Protocol):
     def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
         """Return tensors scaled by a key."""
 
-    def recover(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
+    def recover(self, tensors: Iterable[tuple[str, Any]], key: Any, /) -> dict[str, Any]:
         """Return gradients of the true parameters from those of the scaled ones."""
 
     def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
@@ -157,7 +157,8 @@ def agrees(plan: Solved, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
         )
     noisy, noisy_buffers = _train_step(model, plan.perturb(parameters, key), plan.perturb(buffers, key), inputs)
     whole = max((float(gradient.norm()) for gradient in true.values()), default=0.0)
-    recovered = plan.recover(noisy, key)
+    # Each noisy gradient is freed before the next is recovered: of a large model all of them are much memory.
+    recovered = plan.recover(((name, noisy.pop(name)) for name in list(noisy)), key)
     errors = [float((recovered[name] - gradient).norm()) for name, gradient in true.items()]
     sizes = [float(gradient.norm()) + 1e-3 * whole for gradient in true.values()]
     statistics = plan.recover_buffers(noisy_buffers, key)
@@ -171,7 +172,7 @@ def _train_step(
     model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradients of a fixed function of the outputs in training, and the buffers afterwards."""
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     after = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
