@@ -31,6 +31,7 @@ from moretta.protocols.baffle.torch_forward import TorchForward, check_rows, lay
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.crops import CROPS
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
@@ -49,8 +50,10 @@ from moretta.protocols.common.wiring import (
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
-    if setting.augment:
-        raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
+    if setting.augment and (protocol.privacy is not None or setting.augment not in CROPS):
+        raise ParameterError(
+            f'augment = "{setting.augment}": under baffle it is {" or ".join(CROPS)}, and without dp-noise; remove it'
+        )
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
     agreed = enrolment_of(
@@ -63,7 +66,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     by_batch = protocol.batch_statistics
     _check_batch_statistics(protocol, setting)
     layout = layout_of(setting.model, moving(setting.model) if by_batch else ())
-    recipe, device = protocol.recipe(setting.rounds), torch.device(setting.device)
+    recipe, device = protocol.recipe(setting.rounds, setting.augment), torch.device(setting.device)
     sharers = 1 if scheme == "none" else setting.least(scheme)
     privates, accountant = _private(protocol, setting, sharers)
     releases = None if accountant is None else Releases()
@@ -104,6 +107,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 subjects=silo.subjects,
                 classes=setting.classes,
                 medians=setting.columns.median_ranges,
+                augment=setting.augment,
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)

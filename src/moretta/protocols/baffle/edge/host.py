@@ -145,7 +145,8 @@ class EdgeSilo:
         one = slice(1)  # a small estimate first, as that loads code
         differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, inputs[one], targets[one])
         beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
-        beside = max(beside, BESIDE_SUMS if recipe.local_epochs or recipe.own_directions else 0)
+        sums = recipe.local_epochs or recipe.own_directions or recipe.clip_entry
+        beside = max(beside, BESIDE_SUMS if sums else 0)
         beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
         itemsize = np.dtype(layout.dtype).itemsize
         rows, count = self._rows_at_most(len(inputs)), directions_of(recipe.form, recipe.most)

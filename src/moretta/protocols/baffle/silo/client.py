@@ -37,6 +37,7 @@ from moretta.protocols.baffle.silo.messages import (
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
+from moretta.protocols.common.crops import cropped
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
@@ -215,12 +216,19 @@ class Client:
                 f"the losses of silo `{self._name}` are NaN or infinite in {wrong} of {len(means)} directions; look at "
                 "its rows, or lower learning-rate or sigma"
             )
-        return means, np.array([loss, weights.mean()] if self._recipe.loss.class_weights else [loss])
+        density = weights.mean() if self._recipe.loss.class_weights else 1.0
+        if self._recipe.clip_entry:
+            estimate = gradient(self._recipe.form, means / density, work.directions(), self._combine)
+            means *= min(1.0, self._recipe.clip_entry / (float(np.abs(estimate).max()) or 1.0))
+        return means, np.array([loss, density] if self._recipe.loss.class_weights else [loss])
 
     def _work(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
     ) -> LossWork:
         inputs, targets = self._rows.take(index, at.dtype)
+        if self._recipe.augment:  # once, before losses are compared; and the same whenever these rows are asked for
+            rng = np.random.Generator(np.random.PCG64([*self._rows.batches.entropy, int(purpose[1]), *index.tolist()]))
+            inputs = cropped(inputs, self._recipe.augment, rng)
         seed = self._seed.own() if self._recipe.own_directions else self._seed.seed
         directions = partial(self._recipe.directions, k, forward.layout.size, seed, *purpose)
         about = (k, seed, *purpose)
