@@ -31,7 +31,8 @@ class BAFFLE(PrivateTraining):
         (`moretta.protocols.baffle`).
     directions: "shared", the same for all roles, so that a silo uploads K scalars; "own", each silo draws its own from
         its secret and uploads its estimate, as long as the model. C silos then have C K directions a round, as in the
-        authors' code, and the server knows none of them. At the epoch level "own" hides each step's from the server.
+        authors' code, each with the error of one silo's gradient; the server knows none of them. At the epoch level
+        "own" hides each step's from the server.
     orthogonal: make the directions of a round orthogonal to each other.
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
     ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
