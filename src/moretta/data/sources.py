@@ -95,11 +95,11 @@ def load(
     _refuse_idle(source, "image-size", image_size, pictures, "images")
     _refuse_idle(source, "channel-mean", channel_mean, pictures, "images")
     _refuse_idle(source, "channel-deviation", channel_deviation, pictures, "images")
-    image = ImageForm(image_size, channels, window, spacing, channel_mean, channel_deviation)
     _refuse_idle(source, "group-column", group_column, folder and schema is None, "image-folder without a schema")
     of_images = {"labels": labels, "channels": channels, "window": window, "spacing": spacing}
     for key, value in of_images.items():
         _refuse_idle(source, key, value, folder, "image-folder, images with a table of labels")
+    image = ImageForm(image_size, channels, window, spacing, channel_mean, channel_deviation)
     if bank:
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
