@@ -49,10 +49,11 @@ Watch = Callable[[str, int, int], None]
 
 
 class Level(Section):
-    """One level of an axis: its name in the table, and the keys of the run file that it sets."""
+    """One level of an axis: its name in the table, the keys that it sets, and its own run file, if it has one."""
 
     name: str
     set: tuple[str, ...] = ()
+    run: str | None = None
 
 
 class Axis(Section):
@@ -84,7 +85,7 @@ class Experiment(Section):
     """One table or figure of a paper.
 
     run: the run file, beside the file that names it. epochs: of the silo with most rows; a round is one batch a silo,
-    or one epoch where the protocol is fedavg. rounds: instead of epochs. set: overrides of every cell. on: the rows
+    or one epoch where silos take epochs of steps. rounds: instead of epochs. set: overrides of every cell. on: the rows
     that figures are measured on. curve: a figure of the history, such as "test_accuracy", kept along the way.
     printed: the paper's figures of a row, by its levels' names joined by ", ". notes: why ours differ.
     """
@@ -147,11 +148,12 @@ class Experiment(Section):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of an experiment: the levels that make it, their overrides, its seed."""
+    """One training run of an experiment: the levels that make it, their overrides, its seed, its run file."""
 
     levels: tuple[str, ...]
     overrides: tuple[str, ...]
     seed: int
+    run: str
 
     @property
     def label(self) -> str:
@@ -184,13 +186,14 @@ class Reproduction:
         of, found = self.experiment, []
         for levels in itertools.product(*(axis.levels for axis in of.axes)):
             overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
-            found += [Cell(tuple(level.name for level in levels), overrides, seed) for seed in of.seeds]
+            (run,) = {level.run for level in levels if level.run} or {of.run}
+            found += [Cell(tuple(level.name for level in levels), overrides, seed, run) for seed in of.seeds]
         return found
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """Return what a cell's figures depend on, as far as the experiment and its run file say it."""
         of = self.experiment
-        tables = tomllib.loads((self.home / of.run).read_text(encoding="utf-8"))
+        tables = tomllib.loads((self.home / cell.run).read_text(encoding="utf-8"))
         keys = {f"{name}.{key}": _text(value) for name, table in tables.items() for key, value in table.items()}
         for override in cell.overrides:
             place, _, value = override.partition("=")
@@ -205,7 +208,7 @@ class Reproduction:
 
         Raises `moretta.errors.ParameterError` where they are not there.
         """
-        run_file = run_files.load(self.home / self.whole.run, [*cell.overrides, f"run.seed={cell.seed}"])
+        run_file = run_files.load(self.home / cell.run, [*cell.overrides, f"run.seed={cell.seed}"])
         wanted = run_file.data.path
         if wanted is None:
             return run_file
@@ -237,7 +240,7 @@ class Reproduction:
                 out=federation.out,
                 feature_names=federation.feature_names,
             )
-        epoch = 1 if run_file.protocol.name == "fedavg" else _batches(federation)
+        epoch = 1 if run_file.protocol.steps_at_silos else _batches(federation)
         rounds = of.rounds or epoch * (of.epochs or 1)
         record: dict[str, Any] = {
             "levels": list(cell.levels),

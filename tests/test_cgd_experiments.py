@@ -168,7 +168,7 @@ def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
     dp, random = script("dp"), np.random.default_rng(4)
     model = catalogue.build("mlp", inputs=shape, outputs=3, seed=1, hidden=hidden)
     x, y = random.normal(size=(40, *shape)).astype(np.float32), torch.tensor(np.arange(40) % 3)
-    rows = SiloRows(x, y, Batches(40, 10, 0, "silo"), torch.float32, "cpu", augment=False)
+    rows = SiloRows(x, y, Batches(40, 10, 0, "silo"), torch.float32, "cpu")
     root = SecretRoot.insecure(0, "silo")
     private = PrivateGradient(Privacy(1.0, clip, 1e-5), rows, 10, Loss("cross-entropy"), root, b"")
     for lot in (np.arange(0, 40, 3), np.arange(0)):

@@ -276,7 +276,7 @@ def test_a_message_that_was_declared_otherwise_is_unknown() -> None:
 def test_the_bytes_beside_what_is_said_are_few() -> None:
     """Beside numbers and three digests: the run's id, 35 bytes with its marks, and stamp, type, shapes and names."""
     upload = MaskedUpload(
-        stamp=Stamp("0123456789abcdef" * 2, 100, 0), tensors={"sums": np.zeros(500, np.uint64)},
+        stamp=Stamp("0123456789abcdef" * 2, 100, 0), maker="north", tensors={"sums": np.zeros(500, np.uint64)},
         weight=np.zeros((), np.uint64), asked=bytes(32), committed=bytes(32), sealed=b"", digests=bytes(32),
     )  # fmt: skip
-    assert len(MORETTA.encode(upload)) - 8 * 501 - 96 <= 35 + 72
+    assert len(MORETTA.encode(upload)) - 8 * 501 - 96 <= 35 + 80

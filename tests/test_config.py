@@ -268,11 +268,15 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
     }  # fmt: skip
     rows: list[tuple[list[str], dict[str, Any]]] = [
         (["orthogonal=true", "directions=own"], {"orthogonal": True, "directions": "own"}),
+        (["ema-each=epoch", "epoch-rounds=3", "clip-entry=0.3", "first-rate=0.02", "betas=[0.9, 0.99]"],
+         {"ema_each": "epoch", "epoch_rounds": 3, "clip_entry": 0.3, "first_rate": 0.02, "betas": (0.9, 0.99)}),
+        (["lr-schedule=milestones", "milestones=[60, 120]", "milestone-factor=0.2"],
+         {"lr_schedule": "milestones", "milestones": (60, 120), "milestone_factor": 0.2}),
         (["batch-statistics=true"], {"batch_statistics": True}),
         (["direction=gaussian", "seed-pool=16384"], {"direction": "gaussian", "seed_pool": 16384}),
         (["local-epochs=2", "optimizer=sgd"], {"local_epochs": 2, "optimizer": "sgd"}),
         (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6"], {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6}),
-    ]
+    ]  # fmt: skip
     used = set()
     for words, values in rows:
         run_file = run_files.load(write(SMALL), [*BAFFLE_RUN, *(f"protocol.{word}" for word in [*shared, *words])])
@@ -524,7 +528,7 @@ BAD = [
     ([*CGD_RUN, "protocol.momentum=0.9"], PLAIN_STEPS),
     ([*CGD_RUN, "protocol.optimizer=adam"], PLAIN_STEPS),
     ([*CGD_RUN, "protocol.clip-norm=1"], PLAIN_STEPS),
-    ([*CGD_RUN, "protocol.lr-schedule=cosine"], "cgd has a schedule of its own; remove lr-schedule, use"
+    ([*CGD_RUN, "protocol.lr-schedule=cosine"], "cgd has a schedule of its own; remove lr-schedule and first-rate, use"
      ' schedule = "inverse-square"'),
     ([*CGD_RUN, "protocol.class-weights=[1, 2]"], "cgd weighs participants by their rows; remove class-weights"),
     ([*CGD_RUN, "protocol.warm-start=a.pt"], 'warm-start needs around = "model", as starts confined around zero forget'

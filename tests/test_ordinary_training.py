@@ -12,7 +12,8 @@ from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
 from moretta.errors import ParameterError
-from moretta.protocols.common.augmentation import PADDING, crop_and_flip
+from moretta.protocols.common.augmentation import PADDING, crop_and_flip, turned
+from moretta.protocols.common.crops import CROPS, cropped
 from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.training import Training
 
@@ -299,6 +300,51 @@ def test_a_crop_moves_an_image_by_at_most_four_pixels_and_may_mirror_it() -> Non
     assert 20 < mirrored < 60  # of 80, each with chance 1/2: seven deviations are 31
 
 
+@pytest.mark.parametrize("how", CROPS)
+def test_crops_without_torch_are_as_those_with_it(how: str) -> None:
+    """Each is one of the 162 crops of the padded image; padding by zeros, or mirrored about the edge's pixels."""
+    images = np.arange(2 * 3 * 9 * 9, dtype=np.float32).reshape(2, 3, 9, 9) + 1
+    mode = "reflect" if how == "reflect-crop-flip" else "constant"
+    padded = nn.functional.pad(torch.tensor(images), [PADDING] * 4, mode=mode).numpy()
+    rng, seen = np.random.default_rng(0), set[int]()
+    for _ in range(20):
+        by_numpy = cropped(images, how, rng)
+        by_torch = crop_and_flip(torch.tensor(images), reflect=how == "reflect-crop-flip").numpy()
+        for found in (by_numpy, by_torch):
+            assert found.dtype == np.float32
+            for image, whole in zip(found, padded, strict=True):
+                crops = [
+                    np.flip(whole[:, i : i + 9, j : j + 9], 2) if flip else whole[:, i : i + 9, j : j + 9]
+                    for i in range(2 * PADDING + 1)
+                    for j in range(2 * PADDING + 1)
+                    for flip in (False, True)
+                ]
+                match = [place for place, crop in enumerate(crops) if np.array_equal(image, crop)]
+                assert match
+                seen.update(match)
+    assert len(seen) > 40  # of 80 draws out of 162
+
+
+def test_a_turn_moves_pixels_and_changes_light_within_its_bounds() -> None:
+    torch.manual_seed(0)
+    still = turned(torch.full((200, 1, 8, 8), 0.5))
+    assert float(still.std(dim=(1, 2, 3)).max()) < 1e-6  # whatever lies beyond an edge is mirrored into it
+    light = still.mean(dim=(1, 2, 3))
+    assert 0.2 - 1e-6 <= float(light.min()) < 0.3  # 0.5 times 0.8 to 1.2, and 0.2 more or less
+    assert 0.7 < float(light.max()) <= 0.8 + 1e-6
+    spot = torch.zeros(400, 1, 21, 21)
+    spot[:, :, 10, 14] = 1.0  # four pixels right of the middle
+    found = turned(spot).clamp(min=0)
+    found = (found - found.flatten(1).median(dim=1).values[:, None, None, None]).clamp(min=0)[:, 0]
+    weight = found.sum(dim=(1, 2))
+    places = torch.arange(21.0) - 10
+    x = (found.sum(dim=1) * places).sum(dim=1) / weight
+    y = (found.sum(dim=2) * places).sum(dim=1) / weight
+    assert float(torch.hypot(x, y).max()) < 1.1 * 4 + 1.5 * 21 * 0.1  # scaled by a tenth, shifted by a tenth each way
+    quarters = {(bool(a > 0), bool(b > 0)) for a, b in zip(x, y, strict=True)}
+    assert len(quarters) == 4
+
+
 def test_images_are_varied_alike_in_every_protocol() -> None:
     """PBPFL on varied images is still FedSGD on varied images: both draw from seed, silo and round."""
     generator = np.random.default_rng(2)
@@ -306,13 +352,19 @@ def test_images_are_varied_alike_in_every_protocol() -> None:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
-    def trained(protocol: Training, augment: bool) -> np.ndarray:
+    def trained(protocol: Training, augment: bool | str) -> np.ndarray:
         federation = Federation(net, silos, protocol, aggregation=PLAIN, dtype="float64", batch_size=4, augment=augment)
         return weights(federation.train(8, seed=5))
 
     plain, varied = trained(FedSGD(), False), trained(FedSGD(), True)
     assert np.abs(plain - varied).max() > 1e-3
     np.testing.assert_allclose(trained(PBPFL(), True), varied, rtol=0, atol=1e-10)
+    for how in ("reflect-crop-flip", "turn"):
+        other = trained(FedSGD(), how)
+        assert np.abs(other - varied).max() > 1e-3
+        np.testing.assert_allclose(trained(PBPFL(), how), other, rtol=0, atol=1e-10)
+    with pytest.raises(ParameterError, match="augment = 'flip' is unknown; use one of crop-flip"):
+        trained(FedSGD(), "flip")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -345,6 +397,7 @@ def test_a_warm_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ({"evaluate_every": 2.5}, r"evaluate_every = 2\.5: expected a whole number, at least 1, or None"),
         ({"participation": 0.0}, r"participation = 0\.0: expected more than 0"),
         ({"augment": True}, r"augment is for images"),
+        ({"augment": "turn"}, r"augment is for images"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], sentence: str) -> None:

@@ -46,8 +46,9 @@ def test_listing_names_every_table_of_the_papers() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_run(name: str, tmp_path: Path) -> None:
-    for folder in ("bank_marketing", "ham10000_subset", "cifar10", "cifar100_subset", "mnist"):
+    for folder in ("bank_marketing", "ham10000_subset", "cifar10", "cifar100_subset", "mnist", "aptos2019"):
         (tmp_path / folder).mkdir()
+    (tmp_path / "bank_marketing" / "bank-full.csv.gz").touch()
     for quick in (False, True):
         chosen = choose(name, EXPERIMENTS, tmp_path, quick)
         marks = [json.dumps(chosen.settings(cell)) for cell in chosen.cells()]

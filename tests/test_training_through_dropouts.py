@@ -30,14 +30,18 @@ class Ledger:
         self.sums, self.short = 0, 0
         upload, add_up = PairwiseContributor.upload, PairwiseAggregator.sum
 
-        def watched_upload(silo: Any, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int]) -> Any:
+        def watched_upload(
+            silo: Any, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], **about: Any
+        ) -> Any:
             _, words = encode(RING, tensors, weight, encoding, len(silo._keys.agreed[0].cohort.names))
             self.put.setdefault((stamp, frozenset(words)), {})[silo._name] = weight, words
-            return upload(silo, stamp, tensors, weight, encoding)
+            return upload(silo, stamp, tensors, weight, encoding, **about)
 
-        def watched_sum(server: Any, ask: Any, wanted: Wanted, *, whole: bool = False) -> Any:
+        def watched_sum(
+            server: Any, ask: Any, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
+        ) -> Any:
             stamp = stamp_of(ask)
-            found = yield from add_up(server, ask, wanted, whole=whole)
+            found = yield from add_up(server, ask, wanted, expected, whole=whole)
             if not isinstance(found, Aborted):
                 self.verify(self.put[stamp, frozenset(wanted.shapes)], found, wanted)
                 self.short += len(found.silos) < len(server.cohort)

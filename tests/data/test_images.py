@@ -1,6 +1,7 @@
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,59 @@ def test_mnist(tmp_path: Path, compress: bool) -> None:
     np.testing.assert_array_equal(data.x_test[:, 0], x[10:].astype(np.float32) / np.float32(255))
     assert data.y_test.tolist() == [0, 1]
     assert not data.standardise
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """Twelve images, of which two are for tests."""
+    x, y = pixels(12, 28, 28), np.arange(12, dtype=np.uint8) % 10
+    for part, rows in (("train", slice(0, 10)), ("t10k", slice(10, 12))):
+        idx(tmp_path / f"{part}-images-idx3-ubyte", x[rows], False)
+        idx(tmp_path / f"{part}-labels-idx1-ubyte", y[rows], False)
+    return tmp_path
+
+
+def test_images_of_a_set_become_squares_of_another_size(mnist: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    plain, larger = load("mnist", path=mnist), load("mnist", path=mnist, image_size=32)
+    assert larger.x_train.shape == (10, 1, 32, 32)
+    assert larger.x_test.shape == (2, 1, 32, 32)
+    one = image.fromarray((plain.x_test[1, 0] * 255).round().astype(np.uint8))  # as torchvision's Resize does it
+    wanted = np.asarray(one.resize((32, 32), image.Resampling.BILINEAR))
+    assert np.array_equal((larger.x_test[1, 0] * 255).round().astype(np.uint8), wanted)
+    assert np.array_equal(load("mnist", path=mnist, image_size=28).x_train, plain.x_train)
+
+
+def test_channels_are_standardised_by_constants_of_the_run(tmp_path: Path) -> None:
+    for name, rows in (("train.bin", 5), ("test.bin", 3)):
+        records = np.concatenate([pixels(rows, 2) % 20, pixels(rows, 3072)], axis=1)
+        (tmp_path / name).write_bytes(records.tobytes())
+    plain = load("cifar100", path=tmp_path)
+    mean, deviation = (0.5, 0.25, 0.0), (0.25, 0.5, 1.0)
+    scaled = load("cifar100", path=tmp_path, channel_mean=mean, channel_deviation=deviation)
+    for raw, found in ((plain.x_train, scaled.x_train), (plain.x_test, scaled.x_test)):
+        wanted = (raw - np.reshape(mean, (3, 1, 1))) / np.reshape(deviation, (3, 1, 1))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"channel_mean": (0.5,)}, "expected a number of each for every channel, deviations above 0; got .0.5. and"),
+        ({"channel_mean": (0.5,), "channel_deviation": (0.0,)}, "deviations above 0"),
+        ({"channel_mean": (float("nan"),), "channel_deviation": (1.0,)}, "expected a number of each"),
+        ({"channel_mean": (0.5,) * 3, "channel_deviation": (1.0,) * 3}, "has 3 numbers, and images have 1 channels"),
+        ({"image_size": 0}, "image-size: expected 1 or more pixels"),
+    ],
+)
+def test_forms_of_images_that_cannot_be(mnist: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        load("mnist", path=mnist, **settings)
+
+
+def test_channels_are_for_images() -> None:
+    with pytest.raises(ParameterError, match='channel-mean is for images, but source = "digits" is none'):
+        load("digits", channel_mean=(0.5,), channel_deviation=(1.0,))
 
 
 def test_a_torn_idx_file_is_refused(tmp_path: Path) -> None:

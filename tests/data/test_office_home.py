@@ -158,9 +158,9 @@ def test_an_unreadable_image_is_named(tmp_path: Path, content: str) -> None:
         load("office-home", path=tmp_path)
 
 
-def test_image_size_is_for_folders_of_images_alone(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match='image-size is for a folder of images, but source = "mnist"'):
-        load("mnist", path=tmp_path, image_size=32)
+def test_image_size_is_for_images_alone() -> None:
+    with pytest.raises(ParameterError, match='image-size is for images, but source = "digits"'):
+        load("digits", image_size=32)
 
 
 def test_a_missing_pillow_says_which_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

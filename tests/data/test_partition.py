@@ -53,6 +53,13 @@ def test_sizes_are_relative() -> None:
     assert [len(rows) for rows in partition(LABELS, 2, "by-label", 0, sizes=[3, 1])] == [150, 50]
 
 
+def test_silos_may_all_have_the_same_first_rows() -> None:
+    assert [rows.tolist() for rows in partition(LABELS, 5, "same-rows", 3)] == [list(range(40))] * 5
+    assert [rows.tolist() for rows in partition(LABELS, 1, "same-rows", 3)] == [list(range(200))]
+    with pytest.raises(ParameterError, match='sizes are for partition = "iid" and "by-label", not for "same-rows"'):
+        partition(LABELS, 2, "same-rows", 0, sizes=[1, 2])
+
+
 def test_by_label_gives_each_silo_few_classes() -> None:
     for rows in partition(LABELS, 5, "by-label", 0):
         assert len(np.unique(LABELS[rows])) == 2

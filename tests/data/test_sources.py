@@ -74,7 +74,21 @@ def test_bank_marketing_as_published(public: Path) -> None:
     assert {"job=unknown", "default=unknown"} <= set(data.feature_names)
     full = load("bank-marketing", path=public / "bank_marketing" / "bank-full.csv.gz", encoding="ordinal")
     assert full.inputs == (16,)
+    # PBPFL's released code takes 48 numbers: three columns of yes and no as one number each, the duration too
+    yes_no = load("bank-marketing", path=public / "bank_marketing" / "bank-full.csv.gz", encoding="yes-no")
+    assert yes_no.inputs == (48,)
+    assert {"default", "housing", "loan", "duration", "month=may"} <= set(yes_no.feature_names)
+    loan = yes_no.x_train[:, yes_no.feature_names.index("loan")]
+    assert set(loan.tolist()) == {0.0, 1.0}
     assert sum(len(part[1]) for part in full.parts()) == 45211
+
+
+def test_only_columns_of_yes_and_no_become_one_number(tmp_path: Path) -> None:
+    lines = [f"{('no', 'yes')[i % 2]},{'ab'[i % 2]},{i % 3}\n" for i in range(40)]
+    (tmp_path / "t.csv").write_text("owns,kind,y\n" + "".join(lines))
+    data = load("t.csv", base=tmp_path, encoding="yes-no")
+    assert data.feature_names == ("owns", "kind=a", "kind=b")
+    assert np.array_equal(data.x_train[:, 0], data.x_train[:, 2])
 
 
 def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def weights(result: Any) -> np.ndarray[Any, Any]:
         {"protocol": {"local_epochs": 1}},
         {"protocol": {"local_epochs": 1, "optimizer": "adam", "learning_rate": 0.02}},
         {"protocol": {"directions": "own"}},
+        {"protocol": {"clip_entry": 0.01}},
         # Of all rows and without noise, as those are bound to what runs the model: an ONNX graph, or PyTorch's module.
         {"protocol": {"dp_noise": 0.0, "dp_clip": 1.0}, "batch_size": 0},
         {"protocol": {"form": "central", "class_weights": (1.0, 2.0, 0.5)}},
@@ -123,6 +124,24 @@ def test_an_edge_silo_computes_what_the_others_do(options: Any) -> None:
         assert ("local_forward" in one["seconds"]) == ("dp_clip" not in options.get("protocol", {}))
     assert edge.record["facts"]["edge_peak_mib"] == max(line["edge_peak_mib"] for line in edge.history)
     assert "edge_peak_mib" not in plain.record["facts"]
+
+
+def test_an_edge_silo_varies_images_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_export, "graph_of", EXPORT)
+    random = np.random.default_rng(2)
+    parts = [Silo(name, random.normal(size=(20, 1, 6, 6)), random.integers(0, 3, 20)) for name in ("north", "south")]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+    def trained(edge: tuple[str, ...], augment: str) -> Any:
+        protocol = BAFFLE(loss="cross-entropy", k=16, optimizer="sgd", learning_rate=0.5)
+        given: dict[str, Any] = {"batch_size": 8, "dtype": "float64", "insecure_secret_seed": 5, "augment": augment}
+        return weights(Federation(model, parts, protocol, engine=Engine(edge=edge), **given).train(1, seed=3))
+
+    varied = trained(("south",), "reflect-crop-flip")
+    np.testing.assert_allclose(varied, trained((), "reflect-crop-flip"), rtol=0, atol=1e-9)
+    assert np.abs(varied - trained((), "")).max() > 1e-3
 
 
 def test_its_process_belongs_to_the_worker_that_plays_it() -> None:

@@ -20,6 +20,12 @@ ACTIVATIONS = {"hardswish": nn.Hardswish, "relu": nn.ReLU, "selu": nn.SELU}
 SMALL: dict[str, dict[str, Any]] = {"lenet": {}, "wrn": {"width": 1}, "mobilenet": {"width": 0.25}}
 
 
+AUTHORS_LENET: dict[str, Any] = {
+    "norm": "none", "channels": [16, 64], "padding": True, "pool": "max", "hidden": 0, "bias": True
+}  # fmt: skip
+AUTHORS_WRN: dict[str, Any] = {"group_size": 16, "affine": False, "stem_bias": True, "start": "he-uniform"}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Many small layers: on busy cores PyTorch's threads wait for one another, twenty times as long as one computes."""
@@ -49,6 +55,14 @@ def images(inputs: tuple[int, ...], rows: int = 4) -> Any:
         ("mobilenet", COLOUR, 10, {}, 2_236_682),
         ("mobilenet", COLOUR, 100, {}, 2_351_972),
         ("mobilenet", COLOUR, 10, {"width": 0.5}, 700_490),
+        # BAFFLE's released code, counted from model/lenet.py and model/wideresnet.py
+        ("lenet", (1, 32, 32), 10, AUTHORS_LENET, 26_730),
+        ("lenet", COLOUR, 10, AUTHORS_LENET, 27_530),
+        ("lenet", COLOUR, 10, AUTHORS_LENET | {"norm": "group", "group_size": 16, "affine": False}, 27_530),
+        ("lenet", COLOUR, 100, AUTHORS_LENET | {"channels": [32, 128]}, 117_860),
+        ("wrn", (1, 32, 32), 10, AUTHORS_WRN, 302_506),
+        ("wrn", COLOUR, 10, AUTHORS_WRN, 302_794),
+        ("wrn", COLOUR, 100, AUTHORS_WRN, 314_404),
     ],
 )
 def test_parameter_counts(
@@ -63,6 +77,31 @@ def test_lenet_is_flat() -> None:
     found = [type(layer) for layer in build("lenet", inputs=GREY, outputs=10)]
     block = [nn.Conv2d, norm, act, nn.AvgPool2d]
     assert found == [*block, *block, nn.Flatten, nn.Linear, act, nn.Linear]
+
+
+def test_the_authors_lenet_is_theirs() -> None:
+    arguments = AUTHORS_LENET | {"norm": "group", "group_size": 16, "affine": False}
+    layers = list(build("lenet", inputs=COLOUR, outputs=10, **arguments))
+    block = [nn.Conv2d, nn.GroupNorm, nn.Hardswish]
+    assert [type(layer) for layer in layers] == [
+        *block, nn.MaxPool2d, *block, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear
+    ]  # fmt: skip
+    assert [layers[place].num_groups for place in (1, 5)] == [2, 4]  # max(2, channels / 16)
+    assert not list(layers[1].parameters())
+    assert nn.Sequential(*layers[:7])(images(COLOUR)).shape == (4, 64, 16, 16)
+
+
+def test_a_wrn_with_the_authors_start() -> None:
+    model = build("wrn", inputs=COLOUR, outputs=10, **AUTHORS_WRN)
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            fans = (layer.weight[0].numel(), 0) if isinstance(layer, nn.Conv2d) else layer.weight.shape
+            most = (6 / sum(fans)) ** 0.5  # the bound of both, He's for a ReLU and Xavier's
+            assert 0.9 * most < layer.weight.abs().max() <= most
+            assert layer.bias is None or not layer.bias.any()
+        if isinstance(layer, nn.GroupNorm):
+            assert layer.num_groups == max(2, layer.num_channels // 16)
+            assert layer.weight is None
 
 
 @pytest.mark.parametrize(
@@ -154,8 +193,6 @@ def test_weights_depend_on_the_seed_alone(source: str) -> None:
 def test_bad_words_and_shapes(source: str) -> None:
     with pytest.raises(ParameterError, match="norm = 'grup' is unknown; did you mean \"group\"\\? Known: batch, froz"):
         build(source, inputs=COLOUR, outputs=2, norm="grup")
-    with pytest.raises(ParameterError, match="norm = 'none' is unknown"):
-        build(source, inputs=COLOUR, outputs=2, norm="none")
     with pytest.raises(ParameterError, match="activation = 'hardwish' is unknown; did you mean \"hardswish\""):
         build(source, inputs=COLOUR, outputs=2, activation="hardwish")
     with pytest.raises(ParameterError, match=f'model "{source}" has no argument "growth"'):
@@ -173,9 +210,23 @@ def test_bad_words_and_shapes(source: str) -> None:
         ("wrn", {"width": 0}, "width must be an integer of 1 or more, got 0"),
         ("mobilenet", {"width": 0}, "width must be a number above 0, got 0"),
         ("mobilenet", {"width": "1"}, "width must be a number above 0, got '1'"),
+        ("mobilenet", {"norm": "none"}, "norm = 'none' is unknown"),
         ("mobilenet", {"width": True}, "width must be a number above 0, got True"),
         ("mobilenet", {"width": float("nan")}, "width must be a number above 0, got nan"),
         ("lenet", {"inputs": (1, 15, 28)}, "a lenet does not pad, so images need 16 x 16 pixels or more"),
+        ("lenet", {"inputs": (1, 3, 9), "padding": True}, "a lenet halves images twice, so images need 4 x 4 pixels"),
+        ("lenet", {"padding": 2}, "padding must be true or false, got 2"),
+        ("lenet", {"channels": [16]}, "channels must be two numbers such as"),
+        ("lenet", {"channels": [16, 0]}, "each of channels must be an integer of 1 or more, got 0"),
+        ("lenet", {"pool": "median"}, "pool = 'median' is unknown"),
+        ("lenet", {"hidden": -1}, "hidden must be an integer of 0 or more, got -1"),
+        ("lenet", {"bias": "no"}, "bias must be true or false, got 'no'"),
+        ("lenet", {"channels": [7, 16], "group_size": 4}, "group-size = 4 makes 2 groups, which do not divide 7"),
+        ("lenet", {"norm": "batch", "group_size": 4}, 'group-size belongs to norm = "group", and norm is "batch"'),
+        ("wrn", {"group_size": -1}, "group-size must be an integer of 0 or more, got -1"),
+        ("wrn", {"norm": "none", "affine": False}, 'affine = false belongs to norm = "group" or "batch"'),
+        ("wrn", {"stem_bias": 1}, "stem-bias must be true or false, got 1"),
+        ("wrn", {"start": "he"}, "start = 'he' is unknown"),
     ],
 )
 def test_bad_arguments(source: str, arguments: dict[str, Any], message: str) -> None:

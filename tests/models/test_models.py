@@ -11,6 +11,7 @@ from moretta.errors import MissingExtra, ParameterError  # noqa: E402
 from moretta.models.catalogue import build  # noqa: E402
 
 IMAGE = (3, 32, 32)
+AUTHORS_RESNET: dict[str, Any] = {"norm": "none", "shortcut": "B", "bias": False, "start": "he-normal"}
 
 
 def parameters(model: Any) -> int:
@@ -62,13 +63,31 @@ def test_mlp_flattens_images_only() -> None:
         ("resnet", {"depth": 32}, 464_154),
         ("resnet", {"depth": 56}, 853_018),
         ("resnet", {"depth": 20, "shortcut": "B"}, 272_474),
+        # PBPFL's released code: LDC/resnet.py has 7 outputs, ABD/resnet.py one
+        ("resnet", {"depth": 20, "outputs": 7, **AUTHORS_RESNET}, 270_704),
+        ("resnet", {"depth": 56, "outputs": 7, **AUTHORS_RESNET}, 851_312),
+        ("resnet", {"depth": 20, "outputs": 1, **AUTHORS_RESNET}, 270_320),
+        # and UMBD/mlp.py: MLP-3, 5, 7 of 48 inputs and n + 1 weight layers
+        ("mlp", {"inputs": (48,), "outputs": 1, "layers": 4, "width": 50, "bias": False}, 7_450),
+        ("mlp", {"inputs": (48,), "outputs": 1, "layers": 6, "width": 50, "bias": False}, 12_450),
+        ("mlp", {"inputs": (48,), "outputs": 1, "layers": 8, "width": 50, "bias": False}, 17_450),
         # Huang et al. 2017, table 2: DenseNet-BC (L = 100, k = 12) 0.8M
         ("densenet", {"depth": 100, "growth": 12}, 769_162),
         ("densenet", {"depth": 40, "growth": 12}, 176_122),
     ],
 )
 def test_parameter_counts_are_the_papers(source: str, arguments: dict[str, Any], count: int) -> None:
-    assert parameters(build(source, inputs=IMAGE, outputs=10, **arguments)) == count
+    assert parameters(build(source, **{"inputs": IMAGE, "outputs": 10, **arguments})) == count
+
+
+def test_a_resnet_without_biases_starts_by_fan_in() -> None:
+    model = build("resnet", inputs=IMAGE, outputs=7, depth=20, **AUTHORS_RESNET)
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    assert all(layer.bias is None for layer in layers)
+    for layer in layers:
+        deviation = (2 / layer.weight[0].numel()) ** 0.5
+        slack = 5 / (2 * layer.weight.numel()) ** 0.5  # five standard errors of a normal sample's deviation
+        assert abs(float(layer.weight.detach().std()) / deviation - 1) < slack
 
 
 def test_concatenation_grows_by_each_blocks_channels() -> None:

@@ -126,13 +126,14 @@ SETTINGS = [
     Training(momentum=0.9, weight_decay=0.1),
     Training(optimizer="adam", learning_rate=0.01),
     Training(optimizer="adam", learning_rate=0.01, weight_decay=0.1),
+    Training(optimizer="adam", learning_rate=0.01, weight_decay=5e-4, betas=(0.8, 0.99)),
 ]
 
 
 def torchs(settings: Training, model: nn.Module) -> torch.optim.Optimizer:
     chosen = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), **chosen)
+        return torch.optim.Adam(model.parameters(), betas=settings.betas, **chosen)
     return torch.optim.SGD(model.parameters(), momentum=settings.momentum, **chosen)
 
 

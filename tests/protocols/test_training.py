@@ -27,7 +27,9 @@ def test_every_protocol_has_the_shared_settings_with_the_same_defaults(params: t
         ("learning_rate", 0.0), ("learning_rate", -1.0), ("learning_rate", float("nan")),
         ("learning_rate", float("inf")), ("momentum", 1.0), ("momentum", -0.1), ("weight_decay", -1e-9),
         ("weight_decay", float("inf")), ("clip_norm", 0.0), ("lr_schedule", "linear"), ("label_smoothing", 1.0),
-        ("class_weights", (1.0, 0.0)), ("loss", "mae"), ("optimizer", "rmsprop"), ("epochs", 3),
+        ("betas", (0.9, 1.0)), ("betas", (0.9,)), ("milestones", (0,)), ("milestone_factor", 1.0),
+        ("first_rate", 0.0), ("epoch_rounds", 0), ("class_weights", (1.0, 0.0)), ("loss", "mae"),
+        ("optimizer", "rmsprop"), ("epochs", 3),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(setting: str, value: object) -> None:
@@ -61,6 +63,30 @@ def test_fedavg_steps_by_sgd_only() -> None:
 def test_the_rate_of_each_round(schedule: Any, rates: list[float]) -> None:
     settings = Training(learning_rate=2.0, lr_schedule=schedule)
     assert [settings.rate(number, 8) for number in range(1, 9)] == pytest.approx(rates, rel=1e-14)
+
+
+def test_rates_fall_after_their_milestones() -> None:
+    """Epochs of two rounds: a fifth of the rate after the first, and after the third."""
+    by_epoch: dict[str, Any] = {"lr_schedule": "milestones", "milestones": (1, 3), "milestone_factor": 0.2}
+    settings = Training(learning_rate=2.0, epoch_rounds=2, **by_epoch)
+    assert [settings.rate(number, 9) for number in range(1, 10)] == pytest.approx([2.0] * 2 + [0.4] * 4 + [0.08] * 3)
+    assert not settings.rate_depends_on_rounds
+    first = Training(learning_rate=2.0, epoch_rounds=2, first_rate=0.02, **by_epoch)
+    assert [first.rate(number, 9) for number in range(1, 4)] == pytest.approx([0.02] * 2 + [0.4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr_schedule": "milestones"}, "belong together; give both"),
+        ({"milestones": (3,)}, "belong together; give both"),
+        ({"lr_schedule": "milestones", "milestones": (3, 3)}, "in ascending order, such as"),
+        ({"betas": (0.9, 0.99)}, 'betas belong to optimizer = "adam"; set it'),
+    ],
+)
+def test_schedules_that_are_half_said_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Training(**settings)
 
 
 @pytest.mark.parametrize(

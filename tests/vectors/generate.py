@@ -308,6 +308,7 @@ class Uploads:
         for name, values in sorted(self.data[me][1].items()):
             tensors[name], entries = entries[: len(values)], entries[len(values) :]
         return {
+            "maker": me,
             "tensors": tensors,
             "weight": weight,
             "asked": self.asked.hex(),
@@ -1139,6 +1140,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
         "secure-aggregation/masked": (
             "chosen here; uint64, with the ring's largest element",
             {
+                "maker": "anna",
                 "tensors": {"w": u64(range(6)).reshape(2, 3), "b": u64([2**64 - 1])},
                 "weight": u64(7),
                 "asked": "a5" * 32,

@@ -81,7 +81,7 @@ OF_ROWS_HERE = (
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
 NOT_OF_FILES = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
-    "labels", "group_column", "channels", "window", "spacing",
+    "labels", "group_column", "channels", "window", "spacing", "channel_mean", "channel_deviation",
     *(name for name in OF_SITES if name != "test"),
 )  # fmt: skip
 
@@ -116,7 +116,8 @@ class Data(Section):
     files: a table for each silo by its name: a path, of a file that is written as `separator` and so on say, or a
         section `FileOfRows`. All are read by `schema`. In a grid they stand row part by row part.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
-    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "by-domain", whole domains to
+    partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "same-rows", the first of `silos`
+        equal parts of the rows, which every silo has; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
         "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.grid`.
     sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
@@ -134,24 +135,29 @@ class Data(Section):
     task: None lets the type of the targets decide.
     test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
         or the source's own default (bank-marketing: 0.1 and 0.1).
-    encoding: of text columns; None is "one-hot".
+    encoding: of text columns: "one-hot", which None is; "yes-no", the same but for columns of yes and no, which become
+        1 and 0; or "ordinal".
     missing: without a schema, an absent value is an error, or becomes the column's mean, or that with one more column
         to mark it ("indicator"); "median" is refused, as a median is counted within a range that a schema declares.
     schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
         [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
         needs one.
     separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
-    image_size: the pixels of a side of the square images of "office-home", where None is 64, and of "image-folder",
-        where None takes them as they are.
+    image_size: the pixels of a side of the square images of "office-home", where None is 64, and of all other image
+        sources, where None takes them as they are.
     labels: of "image-folder", the .csv file that names files below `path` in its column "file", and their targets.
     group_column: of "image-folder", the column of `labels` that says whom an image is about.
     channels: of "image-folder", 1 for grey images and 3 for coloured ones; None: as all of them are.
     window: of DICOM images, center and width of the values that become 0 to 1; None: as each file says.
     spacing: of DICOM images, the mm from pixel to pixel that they are resampled to; None: as they are. Of rows at sites
         too, as are `window` and the shape in `inputs`.
+    channel_mean, channel_deviation: of image sources and of images at sites, what is taken from each channel of pixels
+        in [0, 1], and what the rest is divided by: public constants of the run, never computed from its rows.
     standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
         those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
-    augment: vary training images each time they are used: "none", or random crops and mirror images, "crop-flip".
+    augment: vary training images each time they are used: "none"; random crops and mirror images, "crop-flip", with
+        zeros at their edges, or "reflect-crop-flip", with mirrored pixels; or "turn": turns by any angle, shifts and
+        scales by up to a tenth, contrast and brightness by up to a fifth (`moretta.protocols.common.augmentation`).
     inputs: of rows at sites, the shape of a sample, or the shape of each of its arrays by name
         (`moretta.data.layout`). tokens: whether samples are token ids, or the names of the arrays that hold such.
     classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
@@ -167,7 +173,7 @@ class Data(Section):
     source: Words
     files: Annotated[dict[Words, Words | FileOfRows], SERVER] = {}  # noqa: RUF012  # pydantic copies it
     silos: PositiveInt = 3
-    partition: Literal["iid", "dirichlet", "by-label", "by-domain", "by-feature", "grid"] = "iid"
+    partition: Literal["iid", "dirichlet", "by-label", "same-rows", "by-domain", "by-feature", "grid"] = "iid"
     alpha: Positive | None = None
     sizes: tuple[Positive, ...] | None = None
     grid: tuple[int, int] | None = None
@@ -181,7 +187,7 @@ class Data(Section):
     task: Literal["classification", "regression"] | None = None
     test_fraction: Fraction | None = None
     validation_fraction: Fraction | None = None
-    encoding: Literal["one-hot", "ordinal"] | None = None
+    encoding: Literal["one-hot", "yes-no", "ordinal"] | None = None
     missing: Literal["error", "mean", "median", "indicator"] = "error"
     separator: Annotated[Separator | None, SERVER] = None
     decimal: Annotated[Literal[".", ","], SERVER] = "."
@@ -193,8 +199,10 @@ class Data(Section):
     channels: Literal[1, 3] | None = None
     window: tuple[float, float] | None = None
     spacing: Positive | None = None
+    channel_mean: tuple[float, ...] | None = None
+    channel_deviation: tuple[Positive, ...] | None = None
     standardise: bool | tuple[Words, ...] | None = None
-    augment: Literal["none", "crop-flip"] = "none"
+    augment: Literal["none", "crop-flip", "reflect-crop-flip", "turn"] = "none"
     inputs: tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]] | None = None
     tokens: bool | tuple[Words, ...] = False
     classes: Annotated[int, Field(ge=2)] | None = None
@@ -208,6 +216,11 @@ class Data(Section):
     def form(self) -> Format:
         """How .csv files are written."""
         return Format(self.separator, self.decimal, self.file_encoding, self.absent)
+
+    @property
+    def varied(self) -> str:
+        """How training images are varied; empty: not."""
+        return "" if self.augment == "none" else self.augment
 
     @property
     def at_sites(self) -> bool:
@@ -285,6 +298,14 @@ class Data(Section):
         if self.partition != "dirichlet" and self.alpha is not None:
             raise ParameterError(
                 f'[data] alpha belongs to partition = "dirichlet", not to "{self.partition}"; remove it'
+            )
+        if self.domains is not None and self.channel_mean is not None:
+            raise ParameterError(
+                "[data] domains are made of pixels in [0, 1]; remove it, or channel-mean and -deviation"
+            )
+        if self.augment == "turn" and self.channel_mean is not None:
+            raise ParameterError(
+                '[data] augment = "turn" is for pixels in [0, 1]; remove it, or channel-mean and channel-deviation'
             )
         self._check_place()
         test, validation = self.test_fraction or 0.0, self.validation_fraction or 0.0

@@ -43,7 +43,7 @@ class Specification:
     dtype: str = "float32"
     device: str = "cpu"
     name: str = "run"
-    augment: bool = False
+    augment: str = ""
     early_stopping: int | None = None
     participation: float = 1.0
     checkpoint_every: int = 10
@@ -104,7 +104,7 @@ class Specification:
                 "early-stopping": self.early_stopping or 0,
             },
             "data": {
-                **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment},
+                **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment or "none"},
                 "missing": self.missing,
                 **({"score-at-silos": True} if self.score_at_silos else {}),
             },
@@ -157,7 +157,7 @@ def of_run_file(
         dtype=run.dtype,
         device=run.device if device is None else device,
         name=run.name,
-        augment=data.augment == "crop-flip",
+        augment=data.varied,
         early_stopping=run.early_stopping,
         participation=run.participation,
         checkpoint_every=run.checkpoint_every,

@@ -11,6 +11,7 @@ from moretta.contract.messages import Array
 from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.folder import LabelledImages
+from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import scaled
 from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.split import RowNumbers, split
@@ -183,7 +184,7 @@ def from_parts(
     arrays: Mapping[str, Array],
     wish: Wish,
     *,
-    pixels: bool = False,
+    pixels: ImageForm | None = None,
     class_names: tuple[str, ...] = (),
     layout: SampleLayout | None = None,
 ) -> Dataset:
@@ -193,8 +194,8 @@ def from_parts(
         raise ParameterError(f"{wish.name}: y_train {list(y_train.shape)} and y_test {list(y_test.shape)} do not match")
     y, task, classes = as_targets(np.concatenate([y_train, y_test]), wish.name, wish.task)
     y_train, y_test = y[: len(y_train)], y[len(y_train) :]
-    if pixels:
-        x, x_test = scaled(arrays["x_train"]), scaled(arrays["x_test"])
+    if pixels is not None:
+        x, x_test = (pixels.standardised(scaled(arrays[key])) for key in ("x_train", "x_test"))
     else:
         x, x_test = (as_features(arrays[key], f"{wish.name}: {key}") for key in ("x_train", "x_test"))
     _check_rows(wish.name, x, y_train)

@@ -3,13 +3,15 @@
     iid        a seeded shuffle, cut into near-equal parts (or by `sizes`)
     dirichlet  each class dealt by shares drawn from Dirichlet(alpha): the smaller alpha, the less alike the silos
     by-label   sorted by label and cut: a silo sees few classes (or a range of a regression target)
+    same-rows  every silo has the same rows: of so many equal parts of all, in the source's order, the first. For tables
+               of papers whose code deals rows so, and to see what is lost by it
     by-domain  whole domains (hospitals, devices) to silos, in turn; of more silos than domains each gets an equal part
                of one domain, in turn
 
 Domains count in the sorted order of their names. The partitions grid and by-feature deal columns too: see
-`moretta.data.grid`. Every row goes to exactly one silo, or to one row part of a grid; the same seed gives the same
-silos on every machine. Where rows have groups (a patient's visits), whole groups are dealt, and all of a group's rows
-are in one silo; sizes are counted in rows and are off by at most a group.
+`moretta.data.grid`. Every row goes to exactly one silo, or to one row part of a grid, but for same-rows; the same seed
+gives the same silos on every machine. Where rows have groups (a patient's visits), whole groups are dealt, and all of a
+group's rows are in one silo; sizes are counted in rows and are off by at most a group.
 """
 
 import logging
@@ -31,7 +33,7 @@ from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
 
-HOW = ("iid", "dirichlet", "by-label", "by-domain")
+HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +123,7 @@ def partition(
     domain: NDArray[Any] | None = None,
     groups: NDArray[Any] | None = None,
 ) -> list[RowNumbers]:
-    """The row numbers of each silo, sorted int64, every row of the targets y exactly once.
+    """The row numbers of each silo, sorted int64, every row of the targets y exactly once (but under "same-rows").
 
     silos >= 1; `alpha` > 0 is for dirichlet alone, `sizes` (a positive relative size per silo) for iid and by-label,
     `domain` [rows] for by-domain. `groups` [rows] are dealt whole. Under dirichlet a group is of the class that
@@ -134,6 +136,8 @@ def partition(
     rng = generator(seed)
     if how == "dirichlet":
         parts = _dirichlet(units.labels(_classes(y)), units.sizes, silos, alpha if alpha is not None else 1.0, rng)
+    elif how == "same-rows":
+        parts = [cut(np.arange(len(units.sizes)), silos, None, units.sizes)[0]] * silos
     elif how == "by-domain":
         parts = _by_domain(_domains(domain, units), units.sizes, silos, rng)
     else:

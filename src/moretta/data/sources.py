@@ -13,7 +13,7 @@ from moretta.data.checks import as_features, as_targets
 from moretta.data.dataset import Dataset
 from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.office_home import SIZE, load_office_home
-from moretta.data.images.pixels import ImageForm
+from moretta.data.images.pixels import ImageForm, squares
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split
@@ -47,6 +47,8 @@ def load(
     channels: int | None = None,
     window: tuple[float, float] | None = None,
     spacing: float | None = None,
+    channel_mean: tuple[float, ...] | None = None,
+    channel_deviation: tuple[float, ...] | None = None,
     seed: int = 0,
     base: Path = Path("."),
 ) -> Dataset:
@@ -54,7 +56,8 @@ def load(
 
     `path` is the folder of an image set, or the folder or file of bank-marketing. `schema` says what a table's columns
     mean and `form` how its file is written; without a schema it is inferred, by `target`, `id_column` and `encoding`.
-    `image_size` is for folders of images, which become squares of so many pixels a side; office-home's by default 64.
+    `image_size` is for images, which become squares of so many pixels a side; office-home's by default 64.
+    `channel_mean` and `channel_deviation` are for images too, whose pixels are in [0, 1] without them.
     `labels` is the table of image-folder, `group_column` the column in it that says whom an image is about, and
     `channels`, `window` and `spacing` say what its images become (`moretta.data.images.pixels.ImageForm`). The
     fractions are of all rows, stratified by class (office-home: by domain and class) and drawn from `seed`; by default
@@ -88,22 +91,25 @@ def load(
     _refuse_idle(source, "path", path, source in files, "a built-in set of files")
     place = None if path is None else base / path
     _refuse_idle(source, "id-column", id_column, table and schema is None, "a table without a schema")
-    _refuse_idle(source, "image-size", image_size, folder or source == "office-home", "a folder of images")
+    pictures = folder or source == "office-home" or source in SETS
+    _refuse_idle(source, "image-size", image_size, pictures, "images")
+    _refuse_idle(source, "channel-mean", channel_mean, pictures, "images")
+    _refuse_idle(source, "channel-deviation", channel_deviation, pictures, "images")
     _refuse_idle(source, "group-column", group_column, folder and schema is None, "image-folder without a schema")
     of_images = {"labels": labels, "channels": channels, "window": window, "spacing": spacing}
     for key, value in of_images.items():
         _refuse_idle(source, key, value, folder, "image-folder, images with a table of labels")
+    image = ImageForm(image_size, channels, window, spacing, channel_mean, channel_deviation)
     if bank:
         return _bank(place, target, encoding or "one-hot", wish)
     if source in SETS:
-        return _images(load_images(source, place), wish)
+        return _images(load_images(source, place), wish, image)
     if source == "office-home":
-        return _images(load_office_home(place, SIZE if image_size is None else image_size), wish)
+        return _images(load_office_home(place, SIZE if image_size is None else image_size), wish, image)
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
     wanted = Hints(target, task, id_column, encoding or "one-hot", missing)
     if folder:
-        image = ImageForm(image_size, channels, window, spacing)
         names = None if labels is None else base / labels
         return _image_folder(place, names, image, schema, wanted, group_column, form or Format(), wish)
     if table:
@@ -171,21 +177,21 @@ def _scikit(source: str, wish: Wish) -> Dataset:
     )
 
 
-def _images(images: Images, wish: Wish) -> Dataset:
+def _images(images: Images, wish: Wish, form: ImageForm) -> Dataset:
     if images.x_test is not None and images.y_test is not None:
         arrays: dict[str, Array] = {
-            "x_train": images.x,
+            "x_train": squares(images.x, form.size),
             "y_train": images.y,
-            "x_test": images.x_test,
+            "x_test": squares(images.x_test, form.size),
             "y_test": images.y_test,
         }
-        return from_parts(arrays, wish, pixels=True, class_names=images.class_names)
+        return from_parts(arrays, wish, pixels=form, class_names=images.class_names)
     y, task, classes = as_targets(images.y, wish.name, wish.task)
     parts = None if images.domain is None else _parts_of_domains(images, images.domain, wish)
     names = images.class_names if task == "classification" else ()
     return split_rows(
         wish,
-        scaled(images.x),
+        form.standardised(scaled(squares(images.x, form.size))),
         y,
         task,
         classes,

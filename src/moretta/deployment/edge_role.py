@@ -118,6 +118,7 @@ class EdgeRole:
             subjects=silo.subjects,
             classes=shared_settings.classes_of_look(self._run_file, hello.outputs),
             medians=() if table is None else rules_of(table).median_ranges,
+            augment=data.varied,
         )
         return client, schema_of(self._edge.MESSAGES)
 
@@ -142,7 +143,7 @@ class EdgeRole:
             [silo.name for silo in self.silos],
             schema=hello.tensors,
             batch_size=data.batch_size,
-            augment=data.augment == "crop-flip",
+            augment=data.varied,
             seed=run.seed,
             layout=data.layout,
         )

@@ -264,7 +264,9 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
         classes, rules = len(table.classes) or None, rules_of(table)
         outputs = None if classes else 1
         if data.inputs is not None:  # images, as `RunFile` has seen to
-            image = ImageForm(data.shape[1], data.shape[0], data.window, data.spacing)
+            image = ImageForm(
+                data.shape[1], data.shape[0], data.window, data.spacing, data.channel_mean, data.channel_deviation
+            )
             return ExpectedRows(data.shape, False, classes, outputs, table=table, image=image)
         return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
     if data.inputs is None:  # `RunFile` has seen to it

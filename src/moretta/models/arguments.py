@@ -7,11 +7,16 @@ from moretta.contract.wording import did_you_mean
 from moretta.errors import ParameterError
 
 
+def at_least(least: int, value: object, name: str) -> int:
+    """`value` if it is an integer from `least` on, else ParameterError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ParameterError(f"model: {name} must be an integer of {least} or more, got {value!r}")
+    return value
+
+
 def positive(value: object, name: str) -> int:
     """`value` if it is an integer above 0, else ParameterError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ParameterError(f"model: {name} must be an integer of 1 or more, got {value!r}")
-    return value
+    return at_least(1, value, name)
 
 
 def above_zero(value: object, name: str) -> float:

@@ -1,15 +1,20 @@
 """Layers that the convolutional models share."""
 
 import math
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from moretta.errors import ParameterError
+from moretta.models.arguments import at_least, flag, one_of
+
 NORMALISATIONS = ("group", "batch", "frozen-batch")
 NORMS = (*NORMALISATIONS, "none")
 ACTIVATIONS = {"hardswish": nn.Hardswish, "relu": nn.ReLU, "selu": nn.SELU}
+STARTS = ("he-fan-out", "he-normal", "he-uniform")
 
 
 class FrozenBatchNorm(nn.BatchNorm2d):
@@ -32,16 +37,48 @@ class FrozenBatchNorm(nn.BatchNorm2d):
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-def normalisation(norm: str, channels: int) -> nn.Module:
-    """BatchNorm, frozen or not, GroupNorm of 8 groups (fewer where 8 does not divide the channels), or nothing."""
-    if norm == "batch":
-        return nn.BatchNorm2d(channels)
-    if norm == "frozen-batch":
+@dataclass(frozen=True)
+class Norm:
+    """What stands behind a convolution. kind: one of `NORMS`.
+
+    group_size: channels of a group, at least two groups; 0 is 8 groups, fewer where 8 does not divide the channels.
+    affine: whether normalisation is followed by a scale and a shift of each channel that train.
+    """
+
+    kind: str
+    group_size: int = 0
+    affine: bool = True
+
+
+def norm_of(norm: object, choices: tuple[str, ...], group_size: object = 0, affine: object = True) -> Norm:
+    """Return the normalisation of a model's arguments. Raises `moretta.errors.ParameterError` where they do not fit."""
+    kind = one_of(norm, "norm", choices)
+    found = Norm(kind, at_least(0, group_size, "group-size"), flag(affine, "affine"))
+    if found.group_size and kind != "group":
+        raise ParameterError(f'model: group-size belongs to norm = "group", and norm is "{kind}"; remove it')
+    if not found.affine and kind in ("frozen-batch", "none"):
+        raise ParameterError(f'model: affine = false belongs to norm = "group" or "batch", and norm is "{kind}"')
+    return found
+
+
+def normalisation(norm: Norm, channels: int) -> nn.Module:
+    """BatchNorm, frozen or not, GroupNorm, or nothing."""
+    if norm.kind == "batch":
+        return nn.BatchNorm2d(channels, affine=norm.affine)
+    if norm.kind == "frozen-batch":
         return FrozenBatchNorm(channels)
-    return nn.GroupNorm(math.gcd(8, channels), channels) if norm == "group" else nn.Identity()
+    if norm.kind == "none":
+        return nn.Identity()
+    groups = max(2, channels // norm.group_size) if norm.group_size else math.gcd(8, channels)
+    if channels % groups:
+        raise ParameterError(
+            f"model: group-size = {norm.group_size} makes {groups} groups, which do not divide {channels} "
+            "channels; give another"
+        )
+    return nn.GroupNorm(groups, channels, affine=norm.affine)
 
 
-def activated(norm: str, activation: str, channels: int) -> list[nn.Module]:
+def activated(norm: Norm, activation: str, channels: int) -> list[nn.Module]:
     """Normalisation, then the activation."""
     return [normalisation(norm, channels), ACTIVATIONS[activation]()]
 
@@ -53,3 +90,21 @@ def convolution(
     layer = nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=bias)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
+
+
+def started(model: nn.Sequential, start: str) -> nn.Sequential:
+    """Draw a model's first weights anew, unless `start` is "he-fan-out", which `convolution` has; return the model.
+
+    "he-normal": He's normal numbers by fan-in, linear layers too. "he-uniform": He's uniform numbers by fan-in, and
+    Xavier's uniform numbers in linear layers. Biases are 0.
+    """
+    if one_of(start, "start", STARTS) == "he-fan-out":
+        return model
+    draws = nn.init.kaiming_normal_ if start == "he-normal" else nn.init.kaiming_uniform_
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            draw = nn.init.xavier_uniform_ if start == "he-uniform" and isinstance(layer, nn.Linear) else draws
+            draw(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return model

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from moretta.models.arguments import above_zero, image, one_of
-from moretta.models.layers import ACTIVATIONS, NORMALISATIONS, activated, convolution, normalisation
+from moretta.models.layers import ACTIVATIONS, NORMALISATIONS, Norm, activated, convolution, norm_of, normalisation
 
 # table 2: the expansion, the channels, the number of blocks, the stride of the first
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -18,7 +18,7 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 class Block(nn.Module):
     """float[n, channels, h, w] -> float[n, own, h / stride, w / stride], no activation at its end."""
 
-    def __init__(self, channels: int, own: int, stride: int, expansion: int, norm: str, activation: str) -> None:
+    def __init__(self, channels: int, own: int, stride: int, expansion: int, norm: Norm, activation: str) -> None:
         super().__init__()
         wide = channels * expansion
         widen = [_activated(norm, activation, channels, wide, 1)] if expansion > 1 else []
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 def _activated(
-    norm: str, activation: str, channels: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1
+    norm: Norm, activation: str, channels: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
     layer = convolution(channels, outputs, kernel, stride=stride, groups=groups)
     return nn.Sequential(layer, *activated(norm, activation, outputs))
@@ -59,20 +59,20 @@ def mobilenet(
     "frozen-batch", `activation`, in place of ReLU6, "hardswish", "relu" or "selu". Raises ParameterError otherwise.
     """
     channels = image(inputs, "mobilenet")
-    norm, activation = one_of(norm, "norm", NORMALISATIONS), one_of(activation, "activation", tuple(ACTIVATIONS))
+    normed, activation = norm_of(norm, NORMALISATIONS), one_of(activation, "activation", tuple(ACTIVATIONS))
     width = above_zero(width, "width")
     small = min(inputs[1:]) < 64
     first = _divisible(32 * width)
-    parts: list[nn.Module] = [_activated(norm, activation, channels, first, 3, stride=1 if small else 2)]
+    parts: list[nn.Module] = [_activated(normed, activation, channels, first, 3, stride=1 if small else 2)]
     channels = first
     for number, (expansion, base, blocks, stride) in enumerate(STAGES):
         own = _divisible(base * width)
         for block in range(blocks):
             strided = block == 0 and not (small and number == 1)
-            parts.append(Block(channels, own, stride if strided else 1, expansion, norm, activation))
+            parts.append(Block(channels, own, stride if strided else 1, expansion, normed, activation))
             channels = own
     last = _divisible(1280 * max(1.0, width))
-    parts.append(_activated(norm, activation, channels, last, 1))
+    parts.append(_activated(normed, activation, channels, last, 1))
     return nn.Sequential(
         OrderedDict[str, nn.Module](
             features=nn.Sequential(*parts),

@@ -46,6 +46,7 @@ from moretta.errors import ParameterError
 from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
 from moretta.protocols.common.counted import counted_classes
+from moretta.protocols.common.crops import CROPS, PADDING
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
@@ -82,14 +83,15 @@ class Federation:
     whole-number targets for classes. validation: inputs and targets for early stopping: after `early_stopping` rounds
     that have not lowered the loss on them, the run stops and returns to its best round; patience is counted in rounds
     and judged at evaluations. participation: the part of the silos that takes part in a round. augment: vary training
-    images each time they are used (`moretta.protocols.common.augmentation`). evaluate_every: rounds from one evaluation
-    on test and validation rows to the next, None for about 50 in a run; the last round always is. insecure_secret_seed:
-    for tests only, all secrets follow from it. run_file: the run file as resolved and its digest, kept in the run
-    folder and compared on `resume`. least_rows: the fewest rows that any silo has, where rows are remote.
-    score_at_silos: at the end, have the silos score the outcome on the rows that each holds back (`Silo.held_out`), and
-    sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built
-    by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python. look:
-    count rows and classes of all silos together before round one, for `data` in the result.
+    images each time they are used (`moretta.protocols.common.augmentation.varied`); true is "crop-flip".
+    evaluate_every: rounds from one evaluation on test and validation rows to the next, None for about 50 in a run; the
+    last round always is. insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as
+    resolved and its digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo
+    has, where rows are remote. score_at_silos: at the end, have the silos score the outcome on the rows that each holds
+    back (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest
+    of what the model was built by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a
+    module given from Python. look: count rows and classes of all silos together before round one, for `data` in the
+    result.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -111,7 +113,7 @@ class Federation:
         device: str = "cpu",
         task: str | None = None,
         name: str = "run",
-        augment: bool = False,
+        augment: bool | str = False,
         early_stopping: int | None = None,
         participation: float = 1.0,
         checkpoint_every: int = 10,
@@ -141,7 +143,7 @@ class Federation:
             dtype=dtype,
             device=device,
             name=name,
-            augment=augment,
+            augment=("crop-flip" if augment else "") if isinstance(augment, bool) else augment,
             early_stopping=early_stopping,
             participation=participation,
             checkpoint_every=checkpoint_every,
@@ -425,6 +427,10 @@ class Federation:
             raise ParameterError(f'device = "{spec.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
         if spec.augment and self.silos[0].x.ndim != 4:
             raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
+        if spec.augment == "reflect-crop-flip" and min(self.silos[0].x.shape[2:]) <= PADDING:
+            raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
+        if spec.augment not in ("", *CROPS, "turn"):
+            raise ParameterError(f"augment = {spec.augment!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")
 
     def _check_scores(self) -> None:
         """Check that every silo here has rows to score models on, and that no score is of a single silo."""

@@ -14,6 +14,7 @@ from torch import nn
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.data.images.pixels import ImageForm
+from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
 from moretta.data.tables import schema
 from moretta.data.tables.files import Format
@@ -113,9 +114,10 @@ def load(
 
 def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...]) -> ImageForm | None:
     """Return what files of images become in a run on such; None in another."""
-    if run_file is None or (run_file.data.source != "image-folder" and (table is None or table.features)):
+    if run_file is None or (run_file.data.source not in ("image-folder", *SETS) and (table is None or table.features)):
         return None
-    return ImageForm(shape[1], shape[0], run_file.data.window, run_file.data.spacing)
+    data = run_file.data
+    return ImageForm(shape[1], shape[0], data.window, data.spacing, data.channel_mean, data.channel_deviation)
 
 
 def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | None:

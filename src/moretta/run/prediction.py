@@ -130,7 +130,9 @@ def _array(path: Path, arrays: Mapping[str, Array], model: FinishedModel) -> Arr
     if "x" not in arrays:
         raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
     pixels = model.source in SETS and arrays["x"].dtype == np.uint8
-    x: Array = scaled(arrays["x"]) if pixels else as_features(arrays["x"], str(path))
+    x: Array = as_features(arrays["x"], str(path)) if not pixels else scaled(arrays["x"])
+    if pixels and model.image is not None and x.shape[1:] == model.shape:
+        x = model.image.standardised(x)
     schema = _of_arrays(model)
     if schema is not None and x.ndim == 2 and x.shape[1] == len(schema.features) < len(model.columns):
         x = expansion_of(schema).apply(x)  # with marks of what is absent

@@ -44,6 +44,8 @@ def load_rows(run_file: RunFile) -> tuple[Dataset, Distributed]:
         channels=wanted.channels,
         window=wanted.window,
         spacing=wanted.spacing,
+        channel_mean=wanted.channel_mean,
+        channel_deviation=wanted.channel_deviation,
         missing=wanted.missing,
         seed=run.seed,
         base=run_file.base,

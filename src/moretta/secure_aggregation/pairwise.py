@@ -62,12 +62,13 @@ RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 class MaskedUpload(Message):
     """y_k by tensor and the weight, uint32 or uint64, masked; and the self-mask's secret in sealed shares.
 
-    asked: the digest of what this answers. committed: `moretta.secure_aggregation.unmasking.commitment`. sealed,
-    digests: one behind the other, in the order of the holders' names; the silo's own share has only a digest.
+    maker: whose upload it is, so that another's is noticed before masks are opened. asked: the digest of what this
+    answers. committed: `moretta.secure_aggregation.unmasking.commitment`. sealed, digests: one behind the other, in the order of the holders' names; the silo's own share has only a digest.
     """
 
     SHARES: ClassVar[frozenset[str]] = frozenset({"committed", "sealed", "digests"})
 
+    maker: str
     tensors: Tensors
     weight: Array
     asked: bytes
@@ -161,6 +162,7 @@ class PairwiseContributor:
         self._open = OpenSum(agreement, stamp, label, own, asked, self._helped, self._credentials)
         return MaskedUpload(
             stamp=stamp,
+            maker=self._name,
             tensors=words,
             weight=whole[:1].reshape(()),
             asked=asked.digest,
@@ -286,6 +288,8 @@ class PairwiseAggregator:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
 
         def check(silo: str, upload: MaskedUpload) -> None:
+            if upload.maker != silo:
+                raise PeerError("expected the silo's own upload, got another's")
             check_tensors(wanted.shapes, upload.tensors)
             if upload.weight.dtype != self._ring.dtype:
                 raise PeerError(f"expected elements of Z_2^{self._ring.bits}, got {upload.weight.dtype}")

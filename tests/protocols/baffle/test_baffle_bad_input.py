@@ -76,6 +76,7 @@ def _quiet() -> Iterator[None]:
             {"local_epochs": 1, **SGD, "dp_noise": 1.0, "dp_clip": 1.0},
             "dp-noise goes on the scalars of the batch level; remove local-epochs"
         ),
+        ({"clip_entry": 0.3, "dp_noise": 1.0, "dp_clip": 1.0}, "remove clip-entry, or dp-noise and dp-clip"),
         ({"dp_noise": 1.0}, "dp-noise is given and dp-clip is not"),
         (
             {"dp_noise": 1.0, "dp_clip": 1.0, "loss": "cross-entropy", "class_weights": (1.0, 2.0)},
@@ -93,7 +94,8 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], said: str
     "settings",
     [
         {"k": 1}, {"k": 0}, {"k": 2**14 + 1}, {"k_last": 1}, {"k_last": 2**15}, {"sigma": 0.0}, {"sigma": -1e-3},
-        {"sigma": float("inf")}, {"ema": 1.0}, {"ema": -0.1}, {"form": "forward"}, {"direction": "cauchy"},
+        {"sigma": float("inf")}, {"ema": 1.0}, {"ema": -0.1}, {"ema_each": "step"}, {"clip_entry": 0.0},
+        {"form": "forward"}, {"direction": "cauchy"},
         {"local_epochs": 0}, {"seed_pool": 0}, {"seed_pool": -8}, {"beta": 1},
     ],
     ids=str,
@@ -161,12 +163,15 @@ def test_a_model_of_which_nothing_is_trained() -> None:
         make(learning(trainable=("2",)), model=model).train(1, SEED)
 
 
-def test_augmented_rows_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("augment", "settings"), [("turn", {}), ("crop-flip", {"dp_noise": 1.0, "dp_clip": 1.0})], ids=["turn", "noise"]
+)
+def test_augmented_rows_are_refused(augment: str, settings: dict[str, Any]) -> None:
     x = np.zeros((12, 1, 4, 4), np.float32)
     parts = [Silo(name, x, np.zeros(12, np.int64)) for name in "ab"]
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
-    with pytest.raises(ParameterError, match="augment varies rows by chance"):
-        make(silos=parts, model=model, augment=True, aggregation=CLEAR).train(1, SEED)
+    with pytest.raises(ParameterError, match="under baffle it is crop-flip or reflect-crop-flip, and without dp-noise"):
+        make(learning(**settings), silos=parts, model=model, augment=augment, aggregation=CLEAR).train(1, SEED)
 
 
 @pytest.mark.parametrize(("dtype", "sigma", "works"), [("float32", 1e-9, "1e-07"), ("float64", 1e-18, "1e-16")])

@@ -34,7 +34,7 @@ from torch import nn
 from moretta import BAFFLE, Engine, FedSGD, SecureAggregation, Silo
 from moretta.contract.messages import Message
 from moretta.contract.roles import answered
-from moretta.errors import RunFailed
+from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.local_steps import LocalSteps
@@ -42,6 +42,7 @@ from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.crops import cropped
 from moretta.protocols.common.first_weights import first_weights
 from moretta.run.result import Result
 from moretta.secure_aggregation.plain import PlainUpload
@@ -246,7 +247,8 @@ def test_own_directions_are_in_no_message() -> None:
 
 def test_local_adam_is_pytorchs_over_all_rounds_between_which_weights_are_set() -> None:
     """Each silo's Adam goes on where it was, from the mean of all silos' weights."""
-    protocol = learning(k=8, local_epochs=1, learning_rate=0.02, weight_decay=1e-2, clip_norm=1.0)
+    settings: dict[str, Any] = {"learning_rate": 0.02, "weight_decay": 1e-2, "clip_norm": 1.0, "betas": (0.8, 0.99)}
+    protocol = learning(k=8, local_epochs=1, **settings)
     at, seen, gradients = dict[tuple[str, int], Any](), list[Any](), dict[str, list[Any]]()
 
     class Kept(LocalSteps):
@@ -268,7 +270,7 @@ def test_local_adam_is_pytorchs_over_all_rounds_between_which_weights_are_set() 
     for silo in silos():
         taken = iter(gradients[str(id(client_of(players[0], silo.name)._steps))])
         parameter = torch.zeros(len(seen[0]), dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.Adam([parameter], lr=0.02, weight_decay=1e-2)
+        optimizer = torch.optim.Adam([parameter], lr=0.02, weight_decay=1e-2, betas=(0.8, 0.99))
         for number in (1, 2, 3):
             sent, upload = at[silo.name, number]
             with torch.no_grad():
@@ -282,7 +284,11 @@ def test_local_adam_is_pytorchs_over_all_rounds_between_which_weights_are_set() 
         assert next(taken, None) is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0), "form": "central"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0), "form": "central"}, {"clip_entry": 0.05}],
+    ids=str,
+)
 def test_an_epoch_is_a_silos_own_steps_one_batch_after_the_other(settings: dict[str, Any]) -> None:
     protocol = learning(**{**SGD, "k": 10, "local_epochs": 2, "lr_schedule": "step", **settings})
     one, seen = silos()[0], list[Any]()
@@ -306,11 +312,81 @@ def test_an_epoch_is_a_silos_own_steps_one_batch_after_the_other(settings: dict[
                 purpose = (ask.stamp.run, number, ask.parameter_hash, one.name, steps)
                 total, weight = total + loss(np.zeros(len(at))) * density, weight + density
                 rate = 0.2 if number == 1 else 0.02
-                at = at - rate * own_estimate(protocol, dense(protocol, 10, len(at), seed, *purpose), loss)
+                along = own_estimate(protocol, dense(protocol, 10, len(at), seed, *purpose), loss)
+                at = at - rate * min(1.0, (protocol.clip_entry or np.inf) / np.abs(along).max()) * along
                 steps += 1
         assert result.history[number - 1]["loss"] == pytest.approx(total / weight, rel=1e-2)
     assert farthest(weights(result), dict(layout.split(at))) < 1e-11
     assert steps == 2 * 3
+
+
+def test_images_are_varied_once_a_round_before_losses_are_compared() -> None:
+    """The silo's estimate is that of one crop, the same whenever the round's rows are asked for."""
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(12, 1, 6, 6)).astype(np.float32)
+    part = Silo("a", x, generator.integers(0, 4, 12))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    protocol = learning(**SGD, k=10)
+    given: dict[str, Any] = {"model": model, "silos": [part], "aggregation": CLEAR, "dtype": "float64", "batch_size": 4}
+    seen = list[Any]()
+    with casting(answering("a", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
+        result = make(protocol, augment="reflect-crop-flip", **given).train(1, SEED)
+    layout, ask = layout_of(first_weights(model).double()), seen[0]
+    batches = Batches(12, 4, SEED, "a")
+    index = batches.of_round(1)
+    rng = np.random.Generator(np.random.PCG64([*batches.entropy, 1, *index.tolist()]))
+    inputs = cropped(x[index].astype(np.float64), "reflect-crop-flip", rng)
+    seed = server_of(players[0])._seed.seed
+    rows = dense(protocol, 10, layout.size, seed, ask.stamp.run, 1, ask.parameter_hash)
+
+    def loss(moved: NDArray[np.float64]) -> float:
+        start = first_weights(model).double()
+        return float(row_losses(start, layout, ask.parameters + moved, inputs, part.y[index], protocol).mean())
+
+    wanted = layout.split(ask.parameters - 0.2 * own_estimate(protocol, rows, loss))
+    assert farthest(weights(result), dict(wanted)) < 1e-11
+    plain = make(protocol, **given).train(1, SEED)
+    assert farthest(weights(result), weights(plain)) > 1e-3
+
+
+@pytest.mark.parametrize("weighted", [{}, {"class_weights": (1.0, 3.0, 0.5, 2.0)}], ids=["", "class weights"])
+@pytest.mark.parametrize("scheme", ["none", "pairwise"])
+def test_no_entry_of_a_silos_estimate_is_larger_than_asked(scheme: Any, weighted: dict[str, Any]) -> None:
+    """One silo's estimate is scaled, and the others' stay, as their entries are smaller."""
+    protocol = learning(**{**SGD, "k": 10, "form": "base", "direction": "gaussian", "ema": 0.0, **weighted})
+    seen, parts = list[Any](), silos()
+    parts[0] = Silo("silo-0", 10 * parts[0].x, parts[0].y)
+    given: dict[str, Any] = {"silos": parts, "aggregation": SecureAggregation(scheme=scheme), "dtype": "float64"}
+    with casting(answering("silo-0", Estimate, lambda honest, ask: (seen.append(ask), honest(ask))[1])) as players:
+        free = make(protocol, **given).train(1, SEED)
+    model = first_weights(network())
+    layout, ask = layout_of(model), seen[0]
+    at = layout.flat({name: value.detach().numpy() for name, value in model.named_parameters()})
+    rows = dense(protocol, 10, len(at), server_of(players[0])._seed.seed, ask.stamp.run, 1, ask.parameter_hash)
+    estimates, densities, sizes = [], [], []
+    for silo in parts:
+        index = Batches(len(silo.x), 16, SEED, silo.name).of_round(1)
+        x, y = silo.x[index].astype(np.float64), silo.y[index]
+        density = float(np.array(protocol.class_weights or (1.0,) * CLASSES)[y].mean())
+
+        def loss(moved: NDArray[np.float64], x: Any = x, y: Any = y, d: float = density) -> float:
+            return float(row_losses(model, layout, at + moved, x, y, protocol).mean() / d)
+
+        estimates.append(own_estimate(protocol, rows, loss))
+        densities.append(density)
+        sizes.append(len(index))
+    largest = [float(np.abs(one).max()) for one in estimates]
+    most = (sorted(largest)[-2] + largest[0]) / 2
+    assert largest.index(max(largest)) == 0
+    clipped = make(protocol.model_copy(update={"clip_entry": most}), **given).train(1, SEED)
+    weigh = np.array(sizes) * np.array(densities)
+    bounded = [one * min(1.0, most / top) for one, top in zip(estimates, largest, strict=True)]
+    step = sum(weight * one for weight, one in zip(weigh / weigh.sum(), bounded, strict=True))
+    assert farthest(weights(clipped), dict(layout.split(at - 0.2 * step))) < 1e-10
+    assert farthest(weights(free), weights(clipped)) > 1e-3
+    assert clipped.history[0]["loss"] == pytest.approx(free.history[0]["loss"], rel=1e-12)
 
 
 def test_the_epoch_levels_loss_is_the_class_weighted_mean() -> None:
@@ -323,8 +399,6 @@ def test_the_epoch_levels_loss_is_the_class_weighted_mean() -> None:
 
 
 def test_clip_norm_is_kept_or_refused_on_the_epoch_level() -> None:
-    from moretta.errors import ParameterError
-
     try:
         protocol = learning(**SGD, local_epochs=1, clip_norm=1e-6)
     except ParameterError:
@@ -361,6 +435,19 @@ def test_what_is_released_is_the_average_of_the_parameters_over_rounds(ema: floa
     assert farthest(weights(result), dict(layout_of(network()).split(seen[-1]))) > 1e-3
     assert result.released is not None
     assert same_bytes(weights(result), {name: value.numpy() for name, value in result.released.state_dict().items()})
+
+
+def test_the_average_may_follow_each_epoch_as_the_authors_code_has_it() -> None:
+    """torch_ema's count: after n epochs the kept part is at most (1 + n) / (10 + n)."""
+    protocol = learning(ema=0.2, ema_each="epoch", epoch_rounds=4)
+    result, seen = parameters_by_round(protocol, 14, aggregation=CLEAR, dtype="float64")
+    average = seen[0].astype(np.float64)
+    for epoch in (1, 2, 3):
+        kept = min(0.2, (1 + epoch) / (10 + epoch))
+        average = kept * average + (1 - kept) * seen[4 * epoch]
+    assert farthest(weights(result), dict(layout_of(network().double()).split(average))) < 1e-14
+    with pytest.raises(ParameterError, match=r"averages after each 15 rounds .*run has 14; lower epoch-rounds"):
+        make(learning(ema=0.2, ema_each="epoch", epoch_rounds=15), aggregation=CLEAR).train(14, SEED)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

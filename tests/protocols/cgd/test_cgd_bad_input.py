@@ -205,6 +205,7 @@ def test_a_mapping_of_deltas_that_lacks_somebody(engine: str) -> None:
         {"momentum": 0.9},
         {"clip_norm": 1.0},
         {"lr_schedule": "cosine"},
+        {"first_rate": 0.1},
         {"class_weights": (1.0, 2.0)},
         {"mu": 0.5},
         {"decay_from": 3},

@@ -22,13 +22,14 @@ from moretta.run.result import Result
 
 IMAGE = (3, 16, 16)
 MLPS: dict[str, dict[str, Any]] = {f"mlp-{layers}": {"layers": layers, "width": 32} for layers in (3, 5, 7)}
+MLPS["mlp-authors"] = {"layers": 4, "width": 50, "bias": False}
 RESNETS: dict[str, dict[str, Any]] = {
     f"resnet-{depth}-{shortcut}-{norm}": {"depth": depth, "shortcut": shortcut, "norm": norm}
     for depth in (20, 32, 56)
     for shortcut in ("A", "B", "concat")
     for norm in ("batch", "group", "none")
     if depth == 20 or (shortcut != "concat" and norm != "none")
-}
+} | {"resnet-20-authors": {"depth": 20, "shortcut": "B", "norm": "none", "bias": False, "start": "he-normal"}}
 DENSENETS: dict[str, dict[str, Any]] = {
     f"densenet-{depth}-{norm}": {"depth": depth, "norm": norm} for depth in (22, 40) for norm in ("batch", "group")
 }
@@ -78,6 +79,7 @@ def test_multilayer_perceptrons(name: str, settings: dict[str, Any], partitions:
         ("resnet-20-B-group", {"loss": "cross-entropy"}, 3),
         ("resnet-20-concat-none", {"loss": "mse"}, OUTPUTS),
         ("resnet-20-concat-batch", {"loss": "cross-entropy", "variant": "paper"}, 1),
+        ("resnet-20-authors", {"loss": "mse"}, OUTPUTS),
         ("densenet-22-batch", {"loss": "cross-entropy"}, 1),
         ("densenet-22-group", {"loss": "mse"}, 3),
     ],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moretta.data.layout import SampleLayout
+
+if TYPE_CHECKING:
+    from moretta.protocols.common.training import Training
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,16 @@ class PublicRun:
     def augmented(self) -> bool:
         """Whether silos vary their rows anew in each round."""
         return self.setting("augment", "data") not in (None, "none")
+
+    @property
+    def schedule(self) -> Training:
+        """The rate of each round, of a protocol without a schedule of its own, and the betas of its Adam."""
+        from moretta.protocols.common.training import Training
+
+        names = ["learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"]
+        names += ["optimizer", "betas"] if self.setting("optimizer") == "adam" else []
+        told = {name: self.setting(name) for name in names}
+        return Training.model_validate({name: value for name, value in told.items() if value is not None})
 
     @property
     def loss(self) -> str:

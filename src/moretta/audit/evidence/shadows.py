@@ -26,7 +26,7 @@ from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.lazy_tensor import chunks
-from moretta.protocols.common.training import Training
+from moretta.protocols.common.training import BETAS
 from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LEAST_STEPS = 10
 MOST_ROWS = 64  # whose own gradients are held at once
 ROW_ENTRIES = 10  # multiplications that an entry of a row's own gradient is worth: it is clipped and added up
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, PyTorch's
+EPSILON = 1e-8  # of Adam, PyTorch's
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TrainingPlan:
     """How the run trains, in steps of one party that holds all rows.
 
     steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. row_clip, noise: the
-    largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum.
+    largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum. betas: of Adam.
     """
 
     steps: int
@@ -55,6 +55,7 @@ class TrainingPlan:
     adam: bool
     row_clip: float = 0.0
     noise: float = 0.0
+    betas: tuple[float, float] = BETAS
 
 
 def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
@@ -67,8 +68,7 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
     batch = [min(size, count) or count for count in rows]
     local = int(run.setting("local-epochs") or 0)
     each = local * max(1, min(math.ceil(n / b) for n, b in zip(rows, batch, strict=True))) if local else 1
-    schedule = run.setting("lr-schedule") or "constant"
-    told = Training(learning_rate=float(run.setting("learning-rate")), lr_schedule=schedule)
+    told = run.schedule
     row_clip, noise = _private(run)
     return TrainingPlan(
         steps=run.rounds * each,
@@ -80,6 +80,7 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
         adam=run.setting("optimizer") == "adam",
         row_clip=row_clip,
         noise=noise,
+        betas=told.betas,
     )
 
 
@@ -140,7 +141,7 @@ class Steps:
                 scale = min(1.0, plan.clip / (length or 1.0))
             for at, slope, first, second in zip(self._trained, slopes, self._first, self._second, strict=True):
                 full = slope * scale + plan.decay * at
-                step = _adam(full, first, second, number) if plan.adam else _sgd(full, first, plan.momentum)
+                step = _adam(full, first, second, number, plan.betas) if plan.adam else _sgd(full, first, plan.momentum)
                 at.sub_(rate * step)
 
     def _gradient(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
@@ -178,11 +179,11 @@ def _sgd(slope: Tensor, first: Tensor, momentum: float) -> Tensor:
     return first.mul_(momentum).add_(slope) if momentum else slope
 
 
-def _adam(slope: Tensor, first: Tensor, second: Tensor, number: int) -> Tensor:
-    first.mul_(BETAS[0]).add_(slope, alpha=1 - BETAS[0])
-    second.mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
-    root = (second / (1 - BETAS[1] ** number)).sqrt_().add_(EPSILON)
-    return (first / (1 - BETAS[0] ** number)) / root
+def _adam(slope: Tensor, first: Tensor, second: Tensor, number: int, betas: tuple[float, float]) -> Tensor:
+    first.mul_(betas[0]).add_(slope, alpha=1 - betas[0])
+    second.mul_(betas[1]).addcmul_(slope, slope, value=1 - betas[1])
+    root = (second / (1 - betas[1] ** number)).sqrt_().add_(EPSILON)
+    return (first / (1 - betas[0] ** number)) / root
 
 
 def train(

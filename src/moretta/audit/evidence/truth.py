@@ -299,7 +299,7 @@ def _public(record: Mapping[str, Any], federation: Trained, recorded: tuple[int,
     """Return what everybody in the run knows."""
     settings = json.loads(json.dumps(record["settings"], default=str))
     data = {key: value for key, value in settings.get("data", {}).items() if key in PUBLIC}
-    data["augment"] = data.get("augment") or "none"  # which from Python is true or false
+    data["augment"] = data.get("augment") or "none"
     protocol = {key: value for key, value in settings["protocol"].items() if key not in UNTOLD}
     secure = {k: v for k, v in settings.get("secure-aggregation", {}).items() if k not in UNTOLD_SECURE}
     summed = record["secure_aggregation"]

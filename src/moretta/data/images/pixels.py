@@ -33,12 +33,15 @@ class ImageForm:
     size: pixels a side; None takes square images of one size as they are. channels: 1 or 3; None takes images that are
     all grey or all coloured. window: center and width, of DICOM images. spacing: mm from pixel to pixel, of DICOM
     images: they are resampled to it, then cut or filled with 0 about their middle; None squeezes images to a square.
+    channel_mean, channel_deviation: of each channel: pixels in [0, 1] become (pixel - mean) / deviation; None: as are.
     """
 
     size: int | None = None
     channels: int | None = None
     window: tuple[float, float] | None = None
     spacing: float | None = None
+    channel_mean: tuple[float, ...] | None = None
+    channel_deviation: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
@@ -51,6 +54,29 @@ class ImageForm:
             raise ParameterError(f"spacing: expected mm from pixel to pixel, got {self.spacing}")
         if self.spacing is not None and self.size is None:
             raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
+        mean, deviation = self.channel_mean or (), self.channel_deviation or ()
+        positive = all(0 < one < math.inf for one in deviation)
+        if len(mean) != len(deviation) or not all(map(math.isfinite, mean)) or not positive:
+            raise ParameterError(
+                "channel-mean and channel-deviation: expected a number of each for every channel, deviations above 0; "
+                f"got {list(mean)} and {list(deviation)}"
+            )
+
+    def standardised(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return images [..., channels, height, width] by the channels' means and deviations, in their own memory.
+
+        Raises ParameterError for another number of channels.
+        """
+        if self.channel_mean is None or self.channel_deviation is None:
+            return x
+        if x.shape[-3] != len(self.channel_mean):
+            raise ParameterError(
+                f"channel-mean has {len(self.channel_mean)} numbers, and images have {x.shape[-3]} channels; give one "
+                "for each"
+            )
+        x -= np.array(self.channel_mean, np.float32)[:, None, None]
+        x /= np.array(self.channel_deviation, np.float32)[:, None, None]
+        return x
 
 
 def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
@@ -73,8 +99,21 @@ def formed(pixels: Pixels, spacing: tuple[float, float] | None, form: ImageForm,
     """
     pixels = _in_channels(pixels, form.channels)
     if form.spacing is not None and form.size is not None:
-        return _cut(_spaced(pixels, spacing, form.spacing, where), form.size)
-    return pixels if form.size is None else _resized(pixels, form.size, form.size)
+        pixels = _cut(_spaced(pixels, spacing, form.spacing, where), form.size)
+    elif form.size is not None:
+        pixels = _resized(pixels, form.size, form.size)
+    return pixels if form.channel_mean is None else form.standardised(pixels.copy())
+
+
+def squares(x: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
+    """Return images [n, channels, height, width] as squares of another size, as `_resized`; None: as they are."""
+    if size is None or x.shape[2:] == (size, size):
+        return x
+    pillow = _pillow()
+    made = np.empty((*x.shape[:2], size, size), np.uint8)
+    for place in np.ndindex(x.shape[:2]):
+        made[place] = pillow.fromarray(x[place]).resize((size, size), pillow.Resampling.BILINEAR)
+    return made
 
 
 def _pillow() -> Any:

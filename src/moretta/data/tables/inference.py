@@ -34,7 +34,7 @@ from moretta.data.tables.schema import (
 from moretta.errors import ParameterError
 
 Task = Literal["classification", "regression"]
-Encoding = Literal["one-hot", "ordinal"]
+Encoding = Literal["one-hot", "yes-no", "ordinal"]
 Missing = Literal["error", "mean", "median", "indicator"]
 
 MOST_CATEGORIES = 30  # and in more than a tenth of the rows: probably names or free text
@@ -59,6 +59,8 @@ MEDIAN = (
     "lacks values, and a median is counted within a range, which a schema declares (moretta schema init FILE); give "
     'one, or set missing = "mean"'
 )
+
+YES_NO = ("no", "yes")
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _of_words(name: str, column: Column, wanted: Hints, form: Format) -> Guess:
         )
     words = tuple(str(word) for word in distinct)
     blank = bool((column == "").any())
-    if wanted.encoding == "ordinal" and len(words) > 1:
+    if len(words) > 1 and (wanted.encoding == "ordinal" or (wanted.encoding == "yes-no" and words == YES_NO)):
         how: Blanks = _BLANKS[wanted.missing] if blank else "refuse"
         return Guess(Ordered(categories=words, blanks=how))
     return Guess(Category(categories=words, blanks="category" if blank and wanted.missing != "error" else "refuse"))

@@ -1,5 +1,5 @@
 """BAFFLE: training by forward passes alone (Feng, Pang, Du, Chen, Yan, Lin: "BAFFLE: A Baseline of
-Backpropagation-Free Federated Learning", 2023).
+Backpropagation-Free Federated Learning", arXiv 2301.12195v3, ECCV).
 
 **Theory.** The n parameters w of a model are moved by a small sigma along K directions d_k that all roles draw from one
 seed. Each silo runs its batch forward at w + sigma d_k and uploads the differences of its K losses in a secure sum. The

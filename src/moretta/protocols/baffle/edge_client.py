@@ -147,6 +147,7 @@ def edge_client(
     subjects: Subjects | None = None,
     classes: int = 0,
     medians: MedianRanges = (),
+    augment: str = "",
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
@@ -155,7 +156,7 @@ def edge_client(
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
     tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
     the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). classes: how
-    many a look before training counts. subjects: whom
+    many a look before training counts. augment: how images of a batch are varied. subjects: whom
     rows are about, which the process is not told. Raises
     `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
@@ -163,7 +164,7 @@ def edge_client(
     def root() -> SecretRoot:
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, name)
 
-    recipe, privacy, x, y = protocol.recipe(rounds), protocol.privacy, loaded(rows[0]), rows[1]
+    recipe, privacy, x, y = protocol.recipe(rounds, augment), protocol.privacy, loaded(rows[0]), rows[1]
     sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
     credentials = secure.credentials(name, roster)
     keys = None if insecure is None else root()

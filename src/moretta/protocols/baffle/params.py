@@ -35,9 +35,10 @@ class BAFFLE(PrivateTraining):
     k_last: K of the last round; K grows, or falls, to it by the same factor each round. None leaves it at k.
     sigma: how far parameters are moved along each direction.
     form: the finite difference (`moretta.protocols.baffle.silo.estimate`); with blocks, where the loss at w is known
-        anyway, "base" (then the default) or "central". direction: "rademacher", entries -1 and +1,
-        or "gaussian". Differs from the paper: its form is "twice-forward" and its directions are Gaussian; "mean" and
-        Rademacher directions lose less to the curvature (`moretta.protocols.baffle`).
+        anyway, "base" (then the default) or "central". direction: "rademacher", entries -1 and +1, or "gaussian".
+        Differs from the paper: its form is "twice-forward", of which its code has "base" at twice the K, the same, and
+        its directions are Gaussian; "mean" and Rademacher directions lose less to the curvature
+        (`moretta.protocols.baffle`).
     directions: "shared", the same for all roles, so that a silo uploads K scalars; "own", each silo draws its own from
         its secret and uploads its estimate, as long as the model. C silos then have C K directions a round, as in the
         authors' code, each with the error of one silo's gradient; the server knows none of them. At the epoch level
@@ -46,6 +47,10 @@ class BAFFLE(PrivateTraining):
     seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
     ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
         ema is at most t / (t + 9), so that the start is soon forgotten.
+    ema_each: when the average follows: after each "round", or each "epoch" of `epoch_rounds` rounds; after n epochs ema
+        is at most (1 + n) / (10 + n), as in the authors' code. What follows the last whole epoch is then left out.
+    clip_entry: the largest entry of a silo's estimate of the gradient. A silo knows the directions, so it scales its K
+        scalars such that no entry is larger; the authors' code has 0.3. None does not scale.
     trainable: names of parameters or of modules; all others are frozen. Without names all are trained.
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
         level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
@@ -69,6 +74,8 @@ class BAFFLE(PrivateTraining):
     orthogonal: bool = False
     seed_pool: PositiveInt | None = None
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.995
+    ema_each: Literal["round", "epoch"] = "round"
+    clip_entry: Positive | None = None
     trainable: tuple[str, ...] = ()
     local_epochs: PositiveInt | None = None
     batch_statistics: bool = False
@@ -160,6 +167,8 @@ class BAFFLE(PrivateTraining):
                 f"seed-pool = {self.seed_pool}: expected a multiple of {BLOCK}, and at least the {most} directions of "
                 "a round"
             )
+        if self.clip_entry is not None and self.privacy:
+            raise ParameterError("dp-clip bounds what each row adds; remove clip-entry, or dp-noise and dp-clip")
         if self.local_epochs is not None and self.privacy:
             raise ParameterError(
                 "dp-noise goes on the scalars of the batch level; remove local-epochs, with which a silo's whole "
@@ -188,8 +197,8 @@ class BAFFLE(PrivateTraining):
         table = self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
         return Rule(tuple(table.items()), self.linear)
 
-    def recipe(self, rounds: int) -> Recipe:
-        """Return the settings of a silo in a run of so many rounds."""
+    def recipe(self, rounds: int, augment: str = "") -> Recipe:
+        """Return the settings of a silo in a run of so many rounds. augment: how images of a batch are varied."""
         epochs = self.local_epochs or 0
         return Recipe(
             self.form,
@@ -205,6 +214,9 @@ class BAFFLE(PrivateTraining):
             self.clip_norm or 0.0,
             epochs > 0 and self.optimizer == "adam",
             self.weight_decay,
-            self.batch_statistics,
-            self.rule(),
+            batch_statistics=self.batch_statistics,
+            betas=self.betas,
+            clip_entry=self.clip_entry or 0.0,
+            augment=augment,
+            rule=self.rule(),
         )

@@ -32,6 +32,7 @@ from moretta.protocols.baffle.torch_forward import TorchForward, check_model, ch
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.crops import CROPS
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
@@ -50,8 +51,10 @@ from moretta.protocols.common.wiring import (
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
-    if setting.augment:
-        raise ParameterError("augment varies rows by chance, and BAFFLE compares losses of the same rows; remove it")
+    if setting.augment and (protocol.privacy is not None or setting.augment not in CROPS):
+        raise ParameterError(
+            f'augment = "{setting.augment}": under baffle it is {" or ".join(CROPS)}, and without dp-noise; remove it'
+        )
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
     agreed = enrolment_of(
@@ -103,6 +106,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 subjects=silo.subjects,
                 classes=setting.classes,
                 medians=setting.columns.median_ranges,
+                augment=setting.augment,
             )
             continue
         batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
@@ -146,7 +150,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
-    recipe = protocol.recipe(setting.rounds)
+    recipe = protocol.recipe(setting.rounds, setting.augment)
     if recipe.rule is None:
         return TorchForward(setting.model, layout, setting.device, by_batch=protocol.batch_statistics), recipe
     from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch

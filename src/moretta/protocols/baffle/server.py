@@ -69,6 +69,11 @@ class Server:
         self._seed, self._combine = Seed(SERVER, root), combine
         self._statistics = batch_statistics.shapes(self._model) if params.batch_statistics else {}
         self._average = self._parameters().astype(np.float64)
+        if params.ema and params.ema_each == "epoch" and params.epoch_rounds > rounds:
+            raise ParameterError(
+                f'ema-each = "epoch" averages after each {params.epoch_rounds} rounds (epoch-rounds), and the run '
+                f"has {rounds}; lower epoch-rounds"
+            )
         self._releases, self._forwards = releases or Releases(), 0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -169,9 +174,15 @@ class Server:
         """Let the average follow the parameters.
 
         Differs from the paper, whose coefficient is the same from the first round on: after t rounds the start would
-        still weigh ema^t.
+        still weigh ema^t. The authors' code does that too, by epochs.
         """
-        kept = min(self._params.ema, number / (number + 9))
+        if self._params.ema_each == "epoch" and self._params.ema:
+            epochs, early = divmod(number, self._params.epoch_rounds)
+            if early:
+                return
+            kept = min(self._params.ema, (1 + epochs) / (10 + epochs))
+        else:
+            kept = min(self._params.ema, number / (number + 9))
         self._average += (1.0 - kept if self._params.ema else 1.0) * (self._parameters() - self._average)
 
     def _averaged(self) -> dict[str, Array]:

@@ -98,8 +98,10 @@ class CGD(Training):
                 "cgd takes plain gradient steps, the same for every participant; remove optimizer, momentum and "
                 "clip-norm"
             )
-        if self.lr_schedule != "constant":
-            raise ParameterError('cgd has a schedule of its own; remove lr-schedule, use schedule = "inverse-square"')
+        if self.lr_schedule != "constant" or self.first_rate is not None:
+            raise ParameterError(
+                'cgd has a schedule of its own; remove lr-schedule and first-rate, use schedule = "inverse-square"'
+            )
         if self.class_weights:
             raise ParameterError("cgd weighs participants by their rows; remove class-weights")
         if self.schedule == "constant" and (self.mu or self.decay_from):

@@ -1,23 +1,51 @@
-"""Augmentation of training images at each use: random crops and mirror images (He et al., CVPR 2016)."""
+"""Augmentation of training images at each use: random crops and mirror images (He et al., CVPR 2016), or turns."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-PADDING = 4  # pixels
+from moretta.protocols.common.crops import PADDING
+
+SHIFT, SCALE, LIGHT = 0.1, 0.1, 0.2
 
 
-def crop_and_flip(images: Tensor) -> Tensor:
-    """Shift each image by up to 4 pixels either way, with zeros at its edges, and mirror half of them left to right.
+def varied(images: Tensor, how: str) -> Tensor:
+    """Return images [B, C, H, W] varied as `[data] augment` says: "crop-flip", "reflect-crop-flip" or "turn".
 
-    images: [B, C, H, W]. Draws from torch's global generator of the CPU, so that every device varies alike.
+    Draws from torch's global generator of the CPU, so that every device varies alike.
+    """
+    return turned(images) if how == "turn" else crop_and_flip(images, reflect=how == "reflect-crop-flip")
+
+
+def crop_and_flip(images: Tensor, *, reflect: bool = False) -> Tensor:
+    """Shift each image by up to 4 pixels either way, and mirror half of them left to right.
+
+    images: [B, C, H, W]. Edges are filled with zeros, or with what lies before them, mirrored.
     """
     rows, _, height, width = images.shape
-    padded = torch.nn.functional.pad(images, [PADDING] * 4)
+    padded = torch.nn.functional.pad(images, [PADDING] * 4, mode="reflect" if reflect else "constant")
     down, right = torch.randint(0, 2 * PADDING + 1, (2, rows, 1))
     mirrored = torch.rand(rows, 1) < 0.5
     down_to, right_to = down + torch.arange(height), right + torch.arange(width)
     right_to = torch.where(mirrored, right_to.flip(1), right_to)
     row = torch.arange(rows)[:, None, None]
     return padded[row, :, down_to[:, :, None], right_to[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def turned(images: Tensor) -> Tensor:
+    """Turn each image by any angle about its middle, shift and scale it by up to a tenth, and change its light.
+
+    images: [B, C, H, W] in [0, 1], as is what is returned. Edges are filled with what lies before them, mirrored.
+    Contrast is up to a fifth more or less, and so is brightness.
+    """
+    draw = (torch.rand(6, len(images)) * 2 - 1).to(images)
+    angle, scale = math.pi * draw[0], 1 + SCALE * draw[1]
+    cosine, sine, ratio = angle.cos() / scale, angle.sin() / scale, images.shape[2] / images.shape[3]
+    rows = torch.stack([cosine, -sine * ratio, 2 * SHIFT * draw[2], sine / ratio, cosine, 2 * SHIFT * draw[3]], dim=1)
+    grid = torch.nn.functional.affine_grid(rows.view(-1, 2, 3), list(images.shape), align_corners=False)
+    moved = torch.nn.functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+    contrast, brightness = ((1 + LIGHT * draw[4]), LIGHT * draw[5])
+    return (moved * contrast[:, None, None, None] + brightness[:, None, None, None]).clamp(0, 1)

@@ -40,7 +40,7 @@ from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.apart import AskApart, Comparison, OneList
-from moretta.protocols.common.augmentation import crop_and_flip
+from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.counted import CLASSES, Counted, restored
 from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
@@ -120,7 +120,7 @@ class SiloRows:
     """A silo's rows, its batches and its half of the enrolment.
 
     x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
-    [rows, outputs] or int64[rows]. augment: whether inputs are images that are varied at each use (`crop_and_flip`).
+    [rows, outputs] or int64[rows]. augment: how inputs, images, are varied at each use (`varied`); empty: not.
     held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
     whom its rows are about. classes: how many a look before training counts; 0 for no look.
     """
@@ -133,7 +133,7 @@ class SiloRows:
         dtype: torch.dtype,
         device: str = "cpu",
         *,
-        augment: bool = False,
+        augment: str = "",
         held_out: HeldOut | None = None,
         table: str = "",
         subjects: Subjects | None = None,
@@ -171,7 +171,7 @@ class SiloRows:
     @property
     def varied(self) -> bool:
         """Whether inputs are varied at each use."""
-        return self._augment
+        return bool(self._augment)
 
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
@@ -180,7 +180,7 @@ class SiloRows:
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
         rows = torch.from_numpy(index).to(self.y.device)
-        return crop_and_flip(self.x[rows]) if self._augment else self.x[rows], self.y[rows]
+        return varied(self.x[rows], self._augment) if self._augment else self.x[rows], self.y[rows]
 
     def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:
         """Answer a message of the set-up, or one that asks for a score: of `model`, whose weights that overwrites.

@@ -71,7 +71,7 @@ def settings_digest(
     *,
     schema: str,
     batch_size: int,
-    augment: bool,
+    augment: str,
     seed: int,
     layout: SampleLayout | None,
 ) -> bytes:
@@ -123,7 +123,7 @@ class Setting:
     device: str
     seed: int
     rounds: int
-    augment: bool = False
+    augment: str = ""
     session: int = 0
     insecure: int | None = field(default=None, repr=False)
     roster: Roster | None = None

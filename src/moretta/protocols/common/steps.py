@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moretta.protocols.common.training import Training
 
-BETAS, EPS = (0.9, 0.999), 1e-8  # PyTorch's defaults of Adam (Kingma and Ba, 2015)
+EPS = 1e-8  # PyTorch's default of Adam
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def take_step(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate
     if params.weight_decay:
         gradient = gradient.add(parameter, alpha=params.weight_decay)
     if params.optimizer == "adam":
-        _adam(parameter, gradient, kept, rate)
+        _adam(parameter, gradient, kept, rate, params.betas)
     elif params.momentum:
         if kept:
             kept["momentum_buffer"].mul_(params.momentum).add_(gradient)
@@ -37,13 +37,15 @@ def take_step(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate
         parameter.add_(gradient, alpha=-rate)
 
 
-def _adam(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate: float) -> None:
+def _adam(
+    parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate: float, betas: tuple[float, float]
+) -> None:
     if not kept:
         kept |= {"step": torch.tensor(0.0, dtype=torch.float32)}
         kept |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
     kept["step"] += 1
-    mean = kept["exp_avg"].lerp_(gradient, 1 - BETAS[0])
-    square = kept["exp_avg_sq"].mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-    first, second = (1 - beta ** kept["step"].item() for beta in BETAS)
+    mean = kept["exp_avg"].lerp_(gradient, 1 - betas[0])
+    square = kept["exp_avg_sq"].mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    first, second = (1 - beta ** kept["step"].item() for beta in betas)
     deviation = (square.sqrt() / math.sqrt(second)).add_(EPS)
     parameter.addcdiv_(mean, deviation, value=-rate / first)

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section
 from moretta.errors import ParameterError
@@ -17,6 +17,8 @@ from moretta.protocols.common.accountant import Privacy
 
 if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
+
+BETAS = (0.9, 0.999)  # PyTorch's defaults of Adam (Kingma and Ba, 2015)
 
 
 class Training(Section):
@@ -27,11 +29,14 @@ class Training(Section):
     label_smoothing, class_weights: of cross-entropy, as `torch.nn.functional.cross_entropy` has them.
     learning_rate: of the optimizer, which steps at the server.
     lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
-    rounds on and a hundredth from three quarters on (He et al., CVPR 2016).
+    rounds on and a hundredth from three quarters on (He et al., CVPR 2016); "milestones", times `milestone_factor`
+    after each of `milestones`, which are numbers of epochs in ascending order.
+    first_rate: the rate of the first epoch, in the place of what the schedule says; None: what it says.
+    epoch_rounds: how many rounds count as an epoch, for `milestones`, `first_rate` and whatever goes by epochs.
     clip_norm: the largest norm of a step's gradient over all parameters; None does not clip.
     warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
-    optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults.
-    weight_decay: as `torch.optim` has it, L2 on all parameters.
+    optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults, but for `betas`.
+    weight_decay: as `torch.optim` has it, L2 on all parameters: it is added to the gradient, times the parameter.
     """
 
     if TYPE_CHECKING:
@@ -41,16 +46,25 @@ class Training(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: tuple[Positive, ...] = ()
     learning_rate: Positive = 0.1
-    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
+    lr_schedule: Literal["constant", "cosine", "step", "milestones"] = "constant"
+    milestones: tuple[PositiveInt, ...] = ()
+    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    first_rate: Positive | None = None
+    epoch_rounds: PositiveInt = 1
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: Momentum = 0.0
+    betas: tuple[Momentum, Momentum] = BETAS
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
     warm_start: Annotated[Path | None, SERVER] = None
 
     def rate(self, number: int, rounds: int) -> float:
         """Return the learning rate of round `number`, from 1 to `rounds`."""
-        done = (number - 1) / rounds
+        done, epochs = (number - 1) / rounds, (number - 1) // self.epoch_rounds
+        if self.first_rate is not None and not epochs:
+            return self.first_rate
+        if self.lr_schedule == "milestones":
+            return float(self.learning_rate * self.milestone_factor ** sum(epochs >= one for one in self.milestones))
         if self.lr_schedule == "cosine":
             return self.learning_rate * (1.0 + math.cos(math.pi * done)) / 2.0
         if self.lr_schedule == "step":
@@ -60,7 +74,7 @@ class Training(Section):
     @property
     def rate_depends_on_rounds(self) -> bool:
         """Whether the rate of a round depends on how many rounds there are in all."""
-        return self.lr_schedule != "constant"
+        return self.lr_schedule in ("cosine", "step")
 
     @property
     def privacy(self) -> Privacy | None:
@@ -88,6 +102,12 @@ class Training(Section):
                 f'momentum = {self.momentum:g} belongs to optimizer = "sgd", and optimizer is "adam", which has its '
                 "own; remove one of them"
             )
+        if self.optimizer == "sgd" and self.betas != BETAS:
+            raise ParameterError('betas belong to optimizer = "adam"; set it or remove them')
+        if (self.lr_schedule == "milestones") != bool(self.milestones):
+            raise ParameterError('milestones and lr-schedule = "milestones" belong together; give both or remove both')
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ParameterError("milestones: expected numbers of epochs in ascending order, such as [60, 120, 160]")
         return self
 
 

@@ -1,7 +1,9 @@
 """PBPFL: the server perturbs the model, silos train on it exactly, masks hide their gradients.
 
-Sources: Yang et al., "An Efficient and Privacy-Preserving Federated Learning Scheme" (`pbpfl.txt`), and Feng et al.,
-"A Practical Privacy-preserving Method in Federated Deep Learning" (`practical.md`), whose numbering is used.
+Sources: "Practical and Bilateral Privacy-preserving Federated Learning" (`pbpfl.txt`, arXiv 2002.09843), and Feng et
+al., "A Practical Privacy-preserving Method in Federated Deep Learning" (`practical.md`), a later version of the same
+entry, whose numbering is used. Its last version is "An Accuracy-Lossless Perturbation Method for Defending Privacy
+Attacks in Federated Learning" (WWW 2022).
 
 One round; W are the true weights, R the scales, r = gamma o r_a the offset, h the head's input, alpha_n = sum_j h_nj:
 

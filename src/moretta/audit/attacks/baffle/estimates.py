@@ -70,6 +70,8 @@ def fits(run: PublicRun) -> str:
         return "with batch-statistics a loss is of a whole batch, and no row's is computed again here"
     if run.scheme == "additive-shares" and run.setting("dp-noise"):
         return "the sums that the server opened have noise in them, and are not put together from shares again here"
+    if run.augmented:
+        return "rows are augmented anew in every round, and there is no record of what to compare with"
     return "" if run.recorded else "no round of training was recorded"
 
 
@@ -84,6 +86,7 @@ def recipe_of(run: PublicRun) -> Recipe:
         direction=run.setting("direction"),
         orthogonal=bool(run.setting("orthogonal")),
         seed_pool=int(run.setting("seed-pool") or 0),
+        clip_entry=float(run.setting("clip-entry") or 0.0),
     )
 
 

@@ -97,7 +97,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
     held, batches = truth.rows(name), _batches(truth, name, truth.run.rows[name])
-    augment = bool(truth.federation.spec.augment)
+    augment = truth.federation.spec.augment
     rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
     module = copy.deepcopy(truth.federation.model).train()
     weights = participant(truth, name, number).model()

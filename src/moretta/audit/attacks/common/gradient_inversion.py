@@ -86,7 +86,8 @@ def _one_step(run: PublicRun, silo: str) -> bool:
         return True
     steps = int(run.setting("local-epochs")) * -(-run.rows[silo] // rows_of(run, silo, 1))
     plain = not run.setting("clip-norm") and not run.setting("weight-decay")
-    return steps == 1 and plain and run.setting("lr-schedule") in (None, "constant")
+    same = run.setting("lr-schedule") in (None, "constant") and run.setting("first-rate") is None
+    return steps == 1 and plain and same
 
 
 def given(truth: Truth) -> Given:

@@ -132,11 +132,8 @@ def _equations(
     case: Case, network: Any, at: Any, after: Any, number: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return Q - T, [outputs, labels], and g_others, [outputs]; of numeric targets the mean of q in the place of Q."""
-    from moretta.protocols.common.training import Training
-
     run, index = case.run, case.arrays[f"{OWN}{number}"]
-    schedule = run.setting("lr-schedule") or "constant"
-    rate = Training(learning_rate=float(run.setting("learning-rate")), lr_schedule=schedule).rate(number, run.rounds)
+    rate = run.schedule.rate(number, run.rounds)
     everybodys = (at[run.head_bias].astype(np.float64) - after[run.head_bias].astype(np.float64)) / rate
     x = np.concatenate([case.arrays["x"], case.arrays["known/x"]])
     targets = as_outputs(np.concatenate([case.arrays["y"], case.arrays["known/y"]]), run.outputs)

@@ -158,7 +158,7 @@ class EdgeSilo:
 
         run(inputs[:1])  # a small estimate first, as that loads code
         beside = BESIDE_GAUSSIAN if recipe.direction == "gaussian" else BESIDE
-        sums = recipe.local_epochs or recipe.own_directions or recipe.blocks
+        sums = recipe.local_epochs or recipe.own_directions or recipe.clip_entry or recipe.blocks
         beside = max(beside, BESIDE_SUMS if sums else 0)
         beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
         itemsize = np.dtype(layout.dtype).itemsize

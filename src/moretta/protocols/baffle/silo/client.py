@@ -30,6 +30,7 @@ from moretta.protocols.baffle.silo.messages import (
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
+from moretta.protocols.common.crops import cropped
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
@@ -38,6 +39,8 @@ from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
 
 BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
+
+Estimated = NDArray[np.float64]
 
 
 class Client:
@@ -144,17 +147,16 @@ class Client:
             purpose += ask.stamp.drawn[1:]  # each take has its own
         work = self._work(self._forward, at, index, ask.k, purpose)
         statistics = self._statistics(self._forward, work)
-        found = yield work
-        derivatives, loss = self._means(work, found)
+        derivatives, estimate, loss = self._means(work, (yield work))
         if self._recipe.own_directions:
             with self.phase("update"):
-                estimate = work.gradient(derivatives, found.estimate)
-            tensors = Parts.of(layout).tensors(self._name, estimate, loss)
+                whole = work.gradient(derivatives, estimate)
+            tensors = Parts.of(layout).tensors(self._name, whole, loss)
         else:
             tensors = {"scalars": np.concatenate([derivatives, loss])}
-            if found.estimate is not None:
+            if estimate is not None:
                 parts = Parts.of(layout, self._recipe.units)
-                tensors |= parts.tensors(self._name, parts.taken(found.estimate), np.zeros(0))
+                tensors |= parts.tensors(self._name, parts.taken(estimate), np.zeros(0))
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, tensors | statistics, len(index), ask.encoding, asked=about)
 
@@ -172,22 +174,34 @@ class Client:
         self._contributor.check(ask.stamp, about)
         return about
 
-    def _means(self, work: LossWork | BlockWork, found: Differences) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the batch's x_k, float64[K], and its loss; with class weights also their mean."""
-        weights, means, loss = self._recipe.loss.weights(work.targets), found.derivatives.mean(axis=1), found.losses.mean()
-        if not np.isfinite(means).all() or not np.isfinite(loss):
-            wrong = int(np.count_nonzero(~np.isfinite(means)))
+    def _means(self, work: LossWork | BlockWork, found: Differences) -> tuple[Estimated, Estimated | None, Estimated]:
+        """Return the batch's x_k, float64[K], the estimate of layers of units, float64[n], if any, and the loss.
+
+        The loss is followed by the mean weight of rows where classes have weights.
+        """
+        weights, means, estimate = self._recipe.loss.weights(work.targets), found.derivatives.mean(axis=1), found.estimate
+        loss, whole = found.losses.mean(), means if estimate is None else np.concatenate([means, estimate])
+        if not np.isfinite(whole).all() or not np.isfinite(loss):
+            wrong = int(np.count_nonzero(~np.isfinite(whole)))
             raise ParameterError(
-                f"the losses of silo `{self._name}` are NaN or infinite in {wrong} of {len(means)} directions; look at "
+                f"the losses of silo `{self._name}` are NaN or infinite in {wrong} of {len(whole)} directions; look at "
                 "its rows, or lower learning-rate or sigma"
             )
-        return means, np.array([loss, weights.mean()] if self._recipe.loss.class_weights else [loss])
+        density = weights.mean() if self._recipe.loss.class_weights else 1.0
+        if self._recipe.clip_entry:
+            largest = float(np.abs(work.gradient(means, estimate)).max()) / density
+            kept = min(1.0, self._recipe.clip_entry / (largest or 1.0))
+            means, estimate = means * kept, None if estimate is None else estimate * kept
+        return means, estimate, np.array([loss, density] if self._recipe.loss.class_weights else [loss])
 
     def _work(
         self, forward: Forward, at: Array, index: NDArray[np.int64], k: int, purpose: tuple[int | str | bytes, ...]
     ) -> LossWork | BlockWork:
         recipe = self._recipe
         inputs, targets = self._rows.take(index, at.dtype)
+        if recipe.augment:  # once, before losses are compared; and the same whenever these rows are asked for
+            rng = np.random.Generator(np.random.PCG64([*self._rows.batches.entropy, int(purpose[1]), *index.tolist()]))
+            inputs = cropped(inputs, recipe.augment, rng)
         seed = self._seed.own() if recipe.own_directions else self._seed.seed
         if recipe.blocks:
             if not isinstance(forward, MovesBlocks):
@@ -234,11 +248,10 @@ class Client:
             for index in batches.of_epoch(epoch):
                 own = (*purpose, self._name, steps)
                 work = self._work(forward, at, index, ask.k, own)
-                found = work.alone()
-                means, loss = self._means(work, found)
+                means, estimate, loss = self._means(work, work.alone())
                 with self.phase("update"):
                     density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
-                    self._steps.step(at, work.gradient(means, found.estimate) / density, recipe.rates[number - 1])
+                    self._steps.step(at, work.gradient(means, estimate) / density, recipe.rates[number - 1])
                 total, counted = total + loss[0] * len(index), counted + density * len(index)
                 steps += 1
         if not np.isfinite(at).all():

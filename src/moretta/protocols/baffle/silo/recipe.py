@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from moretta.protocols.baffle.silo.blocks import Block, Rule, key_of
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
-from moretta.protocols.baffle.silo.local_steps import LocalSteps
+from moretta.protocols.baffle.silo.local_steps import BETAS, LocalSteps
 from moretta.protocols.common.row_losses import RowLosses
 
 
@@ -16,11 +16,13 @@ from moretta.protocols.common.row_losses import RowLosses
 class Recipe:
     """The settings of `moretta.protocols.baffle.params.BAFFLE` that a silo needs, each as there.
 
-    loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate. At
-    the epoch level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, else
-    SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. batch_statistics: whether those of
-    BatchNorm go up too. rule: of blocks of layers that move one after the other; None where all parameters move at
-    once. blocks: of the model, once it is known; `most` is then how many moves a round has.
+    loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate.
+    clip_entry: the largest entry of a silo's estimate, 0 for any. augment: how images of a batch are varied
+    (`moretta.protocols.common.crops`), empty: not. batch_statistics: whether those of BatchNorm go up too. At the epoch
+    level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
+    else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. rule: of blocks of layers
+    that move one after the other; None where all parameters move at once. blocks: of the model, once it is known;
+    `most` is then how many moves a round has.
     """
 
     form: Form
@@ -37,6 +39,9 @@ class Recipe:
     adam: bool = False
     weight_decay: float = 0.0
     batch_statistics: bool = False
+    betas: tuple[float, float] = BETAS
+    clip_entry: float = 0.0
+    augment: str = ""
     rule: Rule | None = None
     blocks: tuple[Block, ...] = ()
 
@@ -60,7 +65,7 @@ class Recipe:
 
     def steps(self) -> LocalSteps:
         """Return what takes a silo's own steps at the epoch level."""
-        return LocalSteps(adam=self.adam, decay=self.weight_decay, clip=self.clip_norm)
+        return LocalSteps(adam=self.adam, decay=self.weight_decay, clip=self.clip_norm, betas=self.betas)
 
     def directions(self, k: int, size: int, seed: bytes, *purpose: int | str | bytes) -> Directions:
         """Return the directions of K = k for one purpose: the run, the round, the parameters' hash.
