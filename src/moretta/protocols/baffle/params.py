@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -118,15 +118,12 @@ class BAFFLE(PrivateTraining):
                 f"limit is {largest:g}; lower dp-clip or raise the limit"
             )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _usual_by_perturb(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return ({"form": "base"} if given.get("perturb") == "blocks" else {"k": ALL}) | given
-
     @model_validator(mode="after")
     def _fits_blocks(self) -> Self:
+        if self.perturb == "all" and self.k is None:
+            object.__setattr__(self, "k", ALL)
+        if self.perturb == "blocks" and "form" not in self.model_fields_set:
+            object.__setattr__(self, "form", "base")
         if self.perturb == "all":
             if self.linear != "scalars" or isinstance(self.k, dict):
                 key = "linear" if self.linear != "scalars" else "a table for k"
