@@ -243,7 +243,8 @@ def test_silos_together_have_what_each_has_alone() -> None:
         (alone,) = differences(made.recipe, made.forward, made.at, [batch], made.keys)
         np.testing.assert_allclose(found.derivatives, alone.derivatives, atol=1e-7)
         np.testing.assert_allclose(found.losses, alone.losses)
-        assert found.estimate is not None and alone.estimate is not None
+        assert found.estimate is not None
+        assert alone.estimate is not None
         np.testing.assert_allclose(found.estimate, alone.estimate, atol=1e-7)
 
 

@@ -25,7 +25,10 @@ aten = torch.ops.aten
 BY_CHANNEL = frozenset(
     getattr(getattr(aten, name), overload)
     for names, overload in (
-        ("hardswish relu gelu silu selu elu tanh sigmoid leaky_relu hardtanh relu6 hardsigmoid mish softplus", "default"),
+        (
+            "hardswish relu gelu silu selu elu tanh sigmoid leaky_relu hardtanh relu6 hardsigmoid mish softplus",
+            "default",
+        ),
         ("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d", "default"),
         ("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d", "default"),
         ("dropout", "default"),
@@ -89,9 +92,7 @@ def follow(path: Path, moved: Tensor, channels: slice, kept: Values) -> dict[Nod
     return found
 
 
-def _some(
-    node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, moves: int
-) -> tuple[Tensor, slice]:
+def _some(node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, moves: int) -> tuple[Tensor, slice]:
     """Return an operation's changed channels, [moves rows, channels, ...], and which they are."""
     if node.target is ADD:
         parts = [now[read][1] for read in node.args if read in now]

@@ -73,7 +73,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model's graph. tensors: which tensor of the model a node is, by its name there. layers: in the order of running."""
+    """A model's graph. tensors: which tensor of the model a node is, by its name there. layers: as they run."""
 
     nodes: tuple[Node, ...]
     tensors: Mapping[Node, str]
@@ -220,7 +220,9 @@ def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> di
 def _in_layer(cut: Cut, home: Node, tensor: Node, uses: Mapping[str, int]) -> bool:
     """Return whether a tensor is read by one operation alone, which is linear in it."""
     places = LINEAR_IN_WEIGHTS.get(home.target, ())
-    return uses[cut.tensors[tensor]] == 1 and any(place < len(home.args) and home.args[place] is tensor for place in places)
+    return uses[cut.tensors[tensor]] == 1 and any(
+        place < len(home.args) and home.args[place] is tensor for place in places
+    )
 
 
 def _reaching(cut: Cut) -> set[Node]:

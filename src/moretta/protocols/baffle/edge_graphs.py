@@ -21,8 +21,8 @@ _CHECKED = set[tuple[object, ...]]()
 def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], recipe: Recipe) -> None:
     """Raise ParameterError for settings under which an edge client could never take part.
 
-    graph_of: what `exporter` returned. recipe: the silos' settings. The graph is exported and loaded once for each model, so that one that ONNX or
-    ONNX Runtime cannot express in this precision is found before the run.
+    graph_of: what `exporter` returned. recipe: the silos' settings. The graph is exported and loaded once for each
+    model, so that one that ONNX or ONNX Runtime cannot express in this precision is found before the run.
     """
     engine = setting.engine
     precision = engine.edge_precision
@@ -30,7 +30,14 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], re
         return
     check_memory(engine.memory_limit_mib, "engine")
     # Roles may be built several times. Only the success is cached, not the graph; at worst a failure is found later.
-    model = (str(setting.model), layout.digest, setting.row_shape, str(setting.silos[0].x.dtype), precision, recipe.blocks)
+    model = (
+        str(setting.model),
+        layout.digest,
+        setting.row_shape,
+        str(setting.silos[0].x.dtype),
+        precision,
+        recipe.blocks,
+    )
     if model in _CHECKED:
         return
     # onnxruntime may be absent where nobody asks

@@ -80,7 +80,11 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[Block]) -> bytes:
         if moves != OUTPUTS:  # nothing comes after the last layer
             after, inputs = _part(whole, whole.after(start), start, layout, OUTPUTS)
             files.append(after)
-        entry = asdict(block) | {"reads": reads, "moves": moves, "kept": [name for name in inputs if name in whole.of_rows and name != moves]}
+        entry = asdict(block) | {
+            "reads": reads,
+            "moves": moves,
+            "kept": [name for name in inputs if name in whole.of_rows and name != moves],
+        }
         if block.kind == "channels" and moves:
             alone, _ = _part(whole, [whole.makers[moves]], [reads], layout, moves)
             files.append(alone)
@@ -111,7 +115,11 @@ def _layer(whole: _Graph, block: Block) -> tuple[str, str]:
             if not bias:
                 return product.input[0], product.output[0]
             (added,) = whole.readers(bias)
-            if added.op_type == "Add" and product.output[0] in added.input and len(whole.readers(product.output[0])) == 1:
+            if (
+                added.op_type == "Add"
+                and product.output[0] in added.input
+                and len(whole.readers(product.output[0])) == 1
+            ):
                 return product.input[0], added.output[0]
     return "", ""
 

@@ -144,7 +144,9 @@ class BAFFLE(PrivateTraining):
             "batch-statistics": self.batch_statistics,
         }.items():
             if given:
-                raise ParameterError(f'{key} is of directions of all parameters at once; remove it, or use perturb = "all"')
+                raise ParameterError(
+                    f'{key} is of directions of all parameters at once; remove it, or use perturb = "all"'
+                )
         if self.linear == "activations" and self.privacy:
             raise ParameterError(
                 'dp-noise goes on scalars; with linear = "activations" a silo uploads whole estimates of layers: use '

@@ -107,7 +107,7 @@ class TorchBlocks(TorchForward):
                 yield kept + distance * self._effects(layer, own)
 
     def _by_channels(self, block: Block, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
-        """Yield the model's outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
+        """Yield the outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
         path, kept = self._paths[block.name], self._kept[layer.node]
         moves = block.by_tensor(self.layout.shapes, signs)
         for some in _some(block.repeats, max(1, TOGETHER // kept.numel())):

@@ -45,7 +45,9 @@ def described(text: str) -> list[tuple[Block, str, str, list[str]]]:
     """
     return [
         (
-            Block(str(one["name"]), one["kind"], tuple(map(str, one["tensors"])), int(one["repeats"]), int(one["pieces"])),
+            Block(
+                str(one["name"]), one["kind"], tuple(map(str, one["tensors"])), int(one["repeats"]), int(one["pieces"])
+            ),
             str(one["reads"]),
             str(one["moves"]),
             list(map(str, one["kept"])),

@@ -33,7 +33,9 @@ class _Part:
         try:
             found: list[Array] = self.session.run(list(outputs), {name: values[name] for name in self.inputs})
         except KeyError as error:
-            raise ParameterError(f"this cut model reads {error}, which nothing gives; have the server export it again") from None
+            raise ParameterError(
+                f"this cut model reads {error}, which nothing gives; have the server export it again"
+            ) from None
         except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
             raise cannot_run(error) from None
         return found
@@ -180,7 +182,9 @@ class OnnxBlocks:
                 yield {name: self._kept[name] + side for name, side in zip(block.tensors, sides, strict=False)}
             return
         for own in self._tensors(block, signs):
-            for channels in block.channels_of(len(own[block.tensors[0]])) if block.kind == "channels" else [slice(None)]:
+            for channels in (
+                block.channels_of(len(own[block.tensors[0]])) if block.kind == "channels" else [slice(None)]
+            ):
                 moved = {name: self._kept[name].copy() for name in own}
                 for name, tensor in moved.items():
                     tensor[channels] += own[name][channels] * step
@@ -189,9 +193,13 @@ class OnnxBlocks:
     def _feeds(self, flat: NDArray[np.floating], x: Array) -> Feeds:
         layout = self.layout
         if flat.shape != (layout.size,) or flat.dtype != layout.dtype:
-            raise ParameterError(f"expected weights as {layout.dtype}[{layout.size}], got {flat.dtype}{list(flat.shape)}")
+            raise ParameterError(
+                f"expected weights as {layout.dtype}[{layout.size}], got {flat.dtype}{list(flat.shape)}"
+            )
         if x.shape[1:] != self.row_shape or (x.dtype.kind == "f") != (self._x_dtype.kind == "f"):
-            raise ParameterError(f"this model takes {self._x_dtype} rows of shape {self.row_shape}, not {x.dtype} {x.shape[1:]}")
+            raise ParameterError(
+                f"this model takes {self._x_dtype} rows of shape {self.row_shape}, not {x.dtype} {x.shape[1:]}"
+            )
         return {**layout.split(np.ascontiguousarray(flat)), "x": np.ascontiguousarray(x, self._x_dtype)}
 
 

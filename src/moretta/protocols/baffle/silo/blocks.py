@@ -166,8 +166,8 @@ class Rule:
                 fits = len({shapes[name][0] for name in block.tensors}) == 1
             if not fits or block != self.block(block.name, block.kind, block.tensors, shapes):
                 raise ParameterError(
-                    f"the block `{block.name}` of this cut model has other moves than this silo is set for; use the same "
-                    "k and linear everywhere"
+                    f"the block `{block.name}` of this cut model has other moves than this silo is set for; use the "
+                    "same k and linear everywhere"
                 )
 
 
@@ -243,7 +243,9 @@ def differences(
             parts.append((np.concatenate(found), own))
     derivatives, losses = (np.concatenate(all_rows, axis=-1) for all_rows in zip(*parts, strict=True))
     return [
-        Differences(derivatives[:, silo_of == silo], losses[silo_of == silo], _mean(forward.layout, sums[silo], len(rows)))
+        Differences(
+            derivatives[:, silo_of == silo], losses[silo_of == silo], _mean(forward.layout, sums[silo], len(rows))
+        )
         for silo, (rows, _) in enumerate(batches)
     ]
 

@@ -30,8 +30,8 @@ from moretta.protocols.baffle.silo.messages import (
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
-from moretta.protocols.common.crops import cropped
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
+from moretta.protocols.common.crops import cropped
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
 from moretta.secure_aggregation.asked import Asked, asked
@@ -132,7 +132,9 @@ class Client:
                 "the model, or the ONNX graph, of this set-up"
             )
         if self._recipe.blocks and ask.k != self._recipe.most:
-            raise PeerError(f"expected {self._recipe.most} moves of the model's blocks, as this silo is set, got {ask.k}")
+            raise PeerError(
+                f"expected {self._recipe.most} moves of the model's blocks, as this silo is set, got {ask.k}"
+            )
         if ask.k > self._recipe.most:
             raise PeerError(f"expected a K of at most {self._recipe.most}, as this silo is set, got {ask.k}")
         check_sigma(self._recipe.sigma, at)
@@ -179,7 +181,11 @@ class Client:
 
         The loss is followed by the mean weight of rows where classes have weights.
         """
-        weights, means, estimate = self._recipe.loss.weights(work.targets), found.derivatives.mean(axis=1), found.estimate
+        weights, means, estimate = (
+            self._recipe.loss.weights(work.targets),
+            found.derivatives.mean(axis=1),
+            found.estimate,
+        )
         loss, whole = found.losses.mean(), means if estimate is None else np.concatenate([means, estimate])
         if not np.isfinite(whole).all() or not np.isfinite(loss):
             wrong = int(np.count_nonzero(~np.isfinite(whole)))

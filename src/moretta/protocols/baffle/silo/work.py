@@ -17,6 +17,7 @@ from moretta.protocols.baffle.silo.estimate import Combine, differences_together
 from moretta.protocols.baffle.silo.forward import Forward
 from moretta.protocols.baffle.silo.recipe import Recipe
 
+
 @dataclass(frozen=True)
 class LossWork:
     """The losses of a silo's batch in all directions of a round, which all silos of a cohort share.
@@ -89,4 +90,3 @@ class BlockWork:
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Return the estimate that the moves' mean x and that of layers of units give, float64[n]."""
         return blocks.gradient(self.recipe.blocks, self.forward.layout, means, estimate, self.keys)
-
