@@ -18,6 +18,8 @@ PLAIN = Case(
 EPOCHS = BAFFLE(learning_rate=0.02, k=16, local_epochs=1, form="central", ema=0, seed_pool=64)  # by each silo's Adam
 OWN = BAFFLE(learning_rate=0.02, k=32, directions="own")
 PRIVATE = BAFFLE(learning_rate=0.02, k=16, dp_noise=0.5, dp_clip=5, orthogonal=True)
+BLOCKS = BAFFLE(learning_rate=0.02, perturb="blocks", k=12)
+UNITS = BAFFLE(learning_rate=0.02, perturb="blocks", linear="activations")
 CASES = (
     PLAIN,
     replace(PLAIN, name="baffle-epochs", protocol=EPOCHS),

@@ -30,6 +30,7 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
 from moretta.protocols.baffle import onnx_export
 from moretta.protocols.baffle import roles as casting
+from moretta.protocols.baffle.silo.blocks import Block
 from moretta.protocols.baffle.silo.messages import Commit, Committed, Revealed
 from moretta.protocols.baffle.silo.seeds import Seed, agree
 from moretta.protocols.baffle.torch_forward import layout_of
@@ -67,9 +68,11 @@ pytestmark = pytest.mark.usefixtures("started")
 
 
 @functools.cache
-def exported(shapes: tuple[str, ...], row_shape: tuple[int, ...], dtype: torch.dtype, precision: str) -> bytes:
+def exported(
+    shapes: tuple[str, ...], row_shape: tuple[int, ...], dtype: torch.dtype, precision: str, blocks: tuple[Block, ...]
+) -> bytes:
     model = mlp().to(dtype)
-    return EXPORT(model, layout_of(model), row_shape, dtype, precision)
+    return EXPORT(model, layout_of(model), row_shape, dtype, precision, blocks)
 
 
 ANSWER = ChildClient.answer
@@ -81,9 +84,14 @@ def one_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """Export the one model of these tests once for each precision: it takes a second."""
 
     def graph_of(
-        model: nn.Module, layout: Any, row_shape: tuple[int, ...], dtype: torch.dtype, precision: str
+        model: nn.Module,
+        layout: Any,
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        precision: str,
+        blocks: tuple[Block, ...] = (),
     ) -> bytes:
-        return exported(tuple(layout.shapes), row_shape, dtype, precision)
+        return exported(tuple(layout.shapes), row_shape, dtype, precision, blocks)
 
     monkeypatch.setattr(onnx_export, "graph_of", graph_of)
 
@@ -108,6 +116,12 @@ def weights(result: Any) -> np.ndarray[Any, Any]:
         # Of all rows and without noise, as those are bound to what runs the model: an ONNX graph, or PyTorch's module.
         {"protocol": {"dp_noise": 0.0, "dp_clip": 1.0}, "batch_size": 0},
         {"protocol": {"form": "central", "class_weights": (1.0, 2.0, 0.5)}},
+        {"protocol": {"perturb": "blocks"}},
+        {"protocol": {"perturb": "blocks", "linear": "activations", "class_weights": (1.0, 2.0, 0.5)}},
+        {"protocol": {"perturb": "blocks", "linear": "activations", "local_epochs": 1, "form": "central"}},
+        {"protocol": {"perturb": "blocks", "linear": "activations", "clip_entry": 0.01}},
+        {"protocol": {"perturb": "blocks", "directions": "own"}},
+        {"protocol": {"perturb": "blocks", "dp_noise": 0.0, "dp_clip": 1.0}, "batch_size": 0},
     ],
 )
 def test_an_edge_silo_computes_what_the_others_do(options: Any) -> None:

@@ -51,6 +51,13 @@ class _Layer(NamedTuple):
     after: _Part | None
     alone: _Part | None
 
+    def fits(self, block: Block, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Return whether the files read what moves, and nothing that is not there."""
+        moved = {self.moves} if self.moves else set(block.tensors)
+        known = {*moved, *self.kept, *shapes, "x"}
+        after = self.after is None or moved <= set(self.after.inputs) <= known
+        return after and (self.alone is None or set(self.alone.inputs) <= {self.reads, *shapes})
+
 
 class OnnxBlocks:
     """A cut model, of which only the trained weights change.
@@ -75,15 +82,21 @@ class OnnxBlocks:
             left = iter(others)
             self._layers = {
                 block.name: _Layer(
-                    *layer,
-                    next(left) if layer[1] != "outputs" else None,  # nothing comes after the last layer
-                    next(left) if block.kind == "channels" and layer[1] else None,
+                    reads,
+                    moves,
+                    kept,
+                    next(left) if moves != "outputs" else None,  # nothing comes after the last layer
+                    next(left) if block.kind == "channels" and moves else None,
                 )
-                for block, *layer in given
+                for block, reads, moves, kept in given
             }
         except (KeyError, TypeError, ValueError, StopIteration):
             raise _other_files() from None
-        if next(left, None) is not None or len(self._layers) != len(given):
+        fits = all(
+            layer.fits(block, self.layout.shapes)
+            for (block, *_), layer in zip(given, self._layers.values(), strict=False)
+        )
+        if not fits or next(left, None) is not None or len(self._layers) != len(given):
             raise _other_files()
         self.blocks = tuple(block for block, *_ in given)
         rule.check(self.blocks, self.layout.shapes)
