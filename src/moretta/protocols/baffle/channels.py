@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
-from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from moretta.protocols.baffle.batched import means_of_squares
-from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR, Cut, batch_norm
+from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR, Cut, Node, Values, arguments_of, batch_norm
 
 aten = torch.ops.aten
 # Operations that make each channel of its own in the first argument, and read nothing else that moves.
@@ -40,7 +37,6 @@ BY_CHANNEL = frozenset(
 ) | {means_of_squares}
 RESHAPING = (aten.flatten.using_ints, aten.reshape.default)
 GROUP_NORM, ADD = aten.group_norm.default, aten.add.Tensor
-Values = Mapping[Node, Any]
 
 
 @dataclass(frozen=True)
@@ -85,10 +81,11 @@ def follow(path: Path, moved: Tensor, channels: slice, kept: Values) -> dict[Nod
     found = {node: _whole(*now[node], kept[node], moves) for node in path.handed}
     for node in path.joining:
         values, part = now[node.args[0]]
-        apart = values.unflatten(0, (moves, rows)) - kept[node.args[0]][:, part]
-        arguments = list(map_arg(node.args, kept.__getitem__))
+        apart = values.view(moves, rows, *values.shape[1:]) - kept[node.args[0]][:, part]
+        arguments = arguments_of(node, kept)
         arguments[:3] = apart.flatten(0, 1), arguments[1][:, part], None
-        found[node] = node.target(*arguments).unflatten(0, (moves, rows)) + kept[node]
+        joined: Tensor = node.target(*arguments)
+        found[node] = joined.view(moves, rows, *joined.shape[1:]) + kept[node]
     return found
 
 
@@ -102,19 +99,19 @@ def _some(node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, mo
     values, part = now[read]
     before: Tensor = kept[read]
     if node.target is GROUP_NORM:
-        _, groups, weight, bias, *rest = map_arg(node.args, kept.__getitem__)
+        _, groups, weight, bias, *rest = arguments_of(node, kept)
         width = before.shape[1] // groups
         wide = slice(part.start // width * width, -(-part.stop // width) * width)
         if wide != part:
             whole = _repeated(before[:, wide], moves)
             whole[:, part.start - wide.start : part.stop - wide.start] = values
             values = whole
-        scale = [None if tensor is None else tensor[wide] for tensor in (weight, bias)]
-        return F.group_norm(values, (wide.stop - wide.start) // width, *scale, rest[0]), wide
+        weight, bias = (None if tensor is None else tensor[wide] for tensor in (weight, bias))
+        return F.group_norm(values, (wide.stop - wide.start) // width, weight, bias, rest[0]), wide
     if node.target is batch_norm:
-        _, *tensors = map_arg(node.args, kept.__getitem__)
-        own = [None if tensor is None else tensor[part] for tensor in tensors[:4]]
-        return node.target(values, *own, *tensors[4:]), part
+        _, weight, bias, mean, variance, *rest = arguments_of(node, kept)
+        weight, bias = (None if tensor is None else tensor[part] for tensor in (weight, bias))
+        return batch_norm(values, weight, bias, mean[part], variance[part], *rest), part
     if node.target in RESHAPING:
         factor = kept[node].shape[1] // before.shape[1]
         return values.flatten(1), slice(part.start * factor, part.stop * factor)
@@ -124,7 +121,7 @@ def _some(node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, mo
 def _whole(values: Tensor, part: slice, kept: Tensor, moves: int) -> Tensor:
     whole = _repeated(kept, moves)
     whole[:, part] = values
-    return whole.unflatten(0, (moves, len(kept)))
+    return whole.view(moves, *kept.shape)
 
 
 def _repeated(tensor: Tensor, moves: int) -> Tensor:

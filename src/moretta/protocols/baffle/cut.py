@@ -15,12 +15,13 @@ import logging
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from moretta.contract.wording import nearest
@@ -29,6 +30,10 @@ from moretta.protocols.baffle.batched import means_of_squares
 from moretta.protocols.baffle.silo.blocks import Block, Kind, Rule
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
+
+Node = Any
+"""A node of torch.fx: `target` is called on `args` and `kwargs`. Its own types are unions of twenty."""
+Values = Mapping[Node, Any]
 
 aten = torch.ops.aten
 FROZEN = aten._native_batch_norm_legit_no_training.default
@@ -46,7 +51,7 @@ LINEAR = aten.linear.default
 NORMS = (aten.group_norm.default, batch_norm)  # of channels
 SQUARES = (([2, 2],), ([2, 2], [2, 2]))  # a pooling's windows and strides
 # Operations that are linear in weight and bias, with the places of these among their arguments.
-LINEAR_IN_WEIGHTS = {
+LINEAR_IN_WEIGHTS: dict[Any, tuple[int, ...]] = {
     LINEAR: (1, 2),
     **dict.fromkeys(CONVOLUTIONS, (1, 2)),
     aten.conv_transpose1d.default: (1, 2),
@@ -122,7 +127,7 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
             output = node.args[0][0]
         else:
             raise _uncut(f"`{node.name}` is no operation of PyTorch")
-    if len(inputs) != 1 or not isinstance(output, Node):
+    if len(inputs) != 1 or not isinstance(output, torch.fx.Node):
         raise _uncut("expected one input and one output")
     cut = Cut(tuple(nodes), tensors, inputs[0], output, {})
     return Cut(cut.nodes, tensors, inputs[0], output, _layers(cut, layout))
@@ -139,6 +144,17 @@ def _in_our_terms(node: Node) -> bool:
         for user in list(node.users):
             user.replace_all_uses_with(node)
     return not (node.target is operator.getitem and node.args[0].target is batch_norm)
+
+
+def arguments_of(node: Node, values: Values) -> list[Any]:
+    """Return what a node is called on. values: of other nodes. It has no arguments by name, or plain ones."""
+    return list(map_arg(node.args, values.__getitem__))
+
+
+def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -> Any:
+    """Return a node's value. arguments: in the place of its own."""
+    given = arguments_of(node, values) if arguments is None else arguments
+    return node.target(*given, **map_arg(node.kwargs, values.__getitem__))
 
 
 def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
@@ -211,7 +227,7 @@ def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> di
     found = dict[int, str]()
     for place in LINEAR_IN_WEIGHTS.get(node.target, ()):
         read = node.args[place] if place < len(node.args) else None
-        name = cut.tensors.get(read, "") if isinstance(read, Node) else ""
+        name = cut.tensors.get(read, "") if isinstance(read, torch.fx.Node) else ""
         if name in layout.shapes and uses[name] == 1:
             found[place] = name
     return found

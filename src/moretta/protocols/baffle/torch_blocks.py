@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
-from torch.fx.node import map_arg
 
 from moretta.contract.messages import Array
 from moretta.protocols.baffle.channels import Path, follow, path_of
-from moretta.protocols.baffle.cut import CONVOLUTIONS, LINEAR_IN_WEIGHTS, Cut, Layer, constants_of
+from moretta.protocols.baffle.cut import (
+    CONVOLUTIONS,
+    LINEAR_IN_WEIGHTS,
+    Cut,
+    Layer,
+    Node,
+    arguments_of,
+    called,
+    constants_of,
+)
 from moretta.protocols.baffle.silo.blocks import Block, Signs
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
@@ -21,8 +28,6 @@ TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that 
 ROWS = 64  # that go through the model as one, so that layers' outputs stay in the cache
 FEW = 4  # moves; fewer are faster one by one
 ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default,)  # which torch.vmap does not know
-
-Values = dict[Node, Any]
 
 
 class TorchBlocks(TorchForward):
@@ -46,8 +51,8 @@ class TorchBlocks(TorchForward):
                 read |= {each for node in (*path.some, *path.joining) for each in node.all_input_nodes}
         self._last_use = {each: node for node in cut.nodes for each in node.all_input_nodes if each not in read}
         held = constants_of(self._model, cut)
-        self._constants: Values = {node: held[name] for node, name in cut.tensors.items()}
-        self._kept: Values = {}
+        self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()}
+        self._kept: dict[Node, Any] = {}
 
     @property
     def rows_at_once(self) -> int:
@@ -122,7 +127,7 @@ class TorchBlocks(TorchForward):
         """Return what signs [moves, ...], as weights, make of what a layer reads: by that its output moves."""
         if not layer.places:
             return signs[layer.tensors[0]]
-        arguments = list(map_arg(layer.node.args, self._kept.__getitem__))
+        arguments = arguments_of(layer.node, self._kept)
         moves = len(next(iter(signs.values())))
         target, places = layer.node.target, LINEAR_IN_WEIGHTS[layer.node.target]
         for place in places:
@@ -134,14 +139,14 @@ class TorchBlocks(TorchForward):
                 if place < len(arguments) and arguments[place] is not None:
                     arguments[place] = arguments[place].flatten(0, 1)
             effects: Tensor = target(*arguments)
-            return effects.unflatten(1, (moves, -1)).movedim(1, 0)
+            return effects.view(len(effects), moves, -1, *effects.shape[2:]).movedim(1, 0)
         found = list[Tensor]()
         for move in range(moves):
             own = list(arguments)
             for place in places:
                 if place < len(own) and own[place] is not None:
                     own[place] = own[place][move]
-            found.append(target(*own, **map_arg(layer.node.kwargs, self._kept.__getitem__)))
+            found.append(called(layer.node, self._kept, own))
         return torch.stack(found)
 
     def _outputs(self, nodes: Sequence[Node], moved: Mapping[Node, Tensor]) -> Tensor:
@@ -171,7 +176,6 @@ def _some(count: int, together: int) -> Iterator[slice]:
     return (slice(start, min(start + together, count)) for start in range(0, count, together))
 
 
-def _run(nodes: Sequence[Node], values: Values) -> None:
+def _run(nodes: Sequence[Node], values: dict[Node, Any]) -> None:
     for node in nodes:
-        arguments: Mapping[str, Any] = map_arg(node.kwargs, values.__getitem__)
-        values[node] = node.target(*map_arg(node.args, values.__getitem__), **arguments)  # type: ignore[operator]
+        values[node] = called(node, values)
