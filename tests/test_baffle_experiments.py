@@ -13,22 +13,32 @@ import numpy as np
 import pytest
 import torch
 from reproduction import choose, find
+from torch import nn
 
 from moretta.config import run_files
 from moretta.data import dataset
 from moretta.data.domains import DOMAINS
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.roles import _partly_trained
+from moretta.protocols.baffle.silo.block_differences import differences
+from moretta.protocols.baffle.silo.blocks import Rule, gradient
+from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.torch_blocks import TorchBlocks
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
+from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.fedsgd.params import FedSGD
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 FOLDER = EXPERIMENTS / "baffle"
 NAMES = sorted(name for name, (home, _) in find(EXPERIMENTS).items() if home == FOLDER)
-SCRIPTS = ("records", "theorem", "memory", "memory_child", "loss_differences", "equal_forwards", "domains", "slices")
+SCRIPTS = (
+    "records", "theorem", "memory", "memory_child", "loss_differences", "equal_forwards", "domains", "slices",
+    "surrogate",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ def test_the_full_run_is_masked_on_ten_silos() -> None:
 def test_tables_cover_the_paper() -> None:
     one = {f"baffle-table-1-{net}{source}" for net in ("", "wrn-") for source in ("mnist", "cifar10", "cifar100")}
     others = {"mnist", "table-2", "table-2-cifar100", "table-3", "sigma", "directions", "dp", "rate"}
-    others |= {"growing-k", "norm", "own", "epoch-level"}
+    others |= {"growing-k", "norm", "own", "epoch-level", "blocks-cifar10", "blocks-mnist"}
     authors = {f"{name}-authors" for name in (*one, "baffle-table-2")}
     assert one | {f"baffle-{name}" for name in others} | authors == set(NAMES)
 
@@ -88,6 +98,31 @@ def batch(rows: int, side: int = 16) -> tuple[np.ndarray, np.ndarray]:
     """So many grey images of noise, and classes."""
     random = np.random.default_rng(3)
     return random.random((rows, 1, side, side), dtype=np.float32), np.arange(rows) % 10
+
+
+def test_exact_scalars_give_the_estimate_that_differences_give(scripts: SimpleNamespace) -> None:
+    """The tool that settings are chosen by puts the server's estimate together, of derivatives instead of losses."""
+    surrogate, rng = scripts.surrogate, np.random.default_rng(3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = model.double().eval()
+    layout, x, y = layout_of(model), rng.normal(0, 1, (5, 1, 4, 4)), rng.integers(0, 2, 5)
+    for linear in ("scalars", "activations"):
+        rule = Rule((("*", 5),), linear)
+        graph = cut_of(model, layout, (1, 4, 4), torch.float64)
+        blocks = blocks_of(graph, layout, rule)
+        recipe = Recipe("central", 1e-5, RowLosses("cross-entropy"), 2, rule=rule).by(blocks, layout.shapes)
+        forward, keys = TorchBlocks(model, layout, graph, blocks), recipe.keys(bytes(32), "surrogate", 7)
+        at = layout.flat(modules.arrays(model))
+        (found,) = differences(recipe, forward, at, [(x, y)], keys)
+        wanted = gradient(blocks, layout, found.derivatives.mean(axis=1), found.estimate, keys)
+        loss = nn.functional.cross_entropy(model(torch.tensor(x)), torch.tensor(y))
+        named = dict(model.named_parameters())
+        exact = {
+            name: part.numpy() for name, part in zip(named, torch.autograd.grad(loss, named.values()), strict=True)
+        }
+        np.testing.assert_allclose(surrogate.estimated(blocks, layout, exact, 7), wanted, atol=1e-6)
 
 
 def test_the_estimate_is_as_far_from_the_gradient_as_the_theorem_says(scripts: SimpleNamespace) -> None:

@@ -30,7 +30,7 @@ from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
 from moretta.protocols.baffle import onnx_export
 from moretta.protocols.baffle import roles as casting
-from moretta.protocols.baffle.silo.blocks import Block
+from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.messages import Commit, Committed, Revealed
 from moretta.protocols.baffle.silo.seeds import Seed, agree
 from moretta.protocols.baffle.torch_forward import layout_of
@@ -69,7 +69,11 @@ pytestmark = pytest.mark.usefixtures("started")
 
 @functools.cache
 def exported(
-    shapes: tuple[str, ...], row_shape: tuple[int, ...], dtype: torch.dtype, precision: str, blocks: tuple[Block, ...]
+    shapes: tuple[str, ...],
+    row_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    precision: str,
+    blocks: tuple[LayerBlock, ...],
 ) -> bytes:
     model = mlp().to(dtype)
     return EXPORT(model, layout_of(model), row_shape, dtype, precision, blocks)
@@ -89,7 +93,7 @@ def one_export(monkeypatch: pytest.MonkeyPatch) -> None:
         row_shape: tuple[int, ...],
         dtype: torch.dtype,
         precision: str,
-        blocks: tuple[Block, ...] = (),
+        blocks: tuple[LayerBlock, ...] = (),
     ) -> bytes:
         return exported(tuple(layout.shapes), row_shape, dtype, precision, blocks)
 

@@ -17,7 +17,8 @@ from moretta.protocols.baffle.edge import cut_files
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.onnx_export import graph_of
-from moretta.protocols.baffle.silo.blocks import Rule, differences
+from moretta.protocols.baffle.silo.block_differences import differences
+from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
 from moretta.protocols.common.row_losses import RowLosses

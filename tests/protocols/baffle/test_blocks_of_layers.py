@@ -20,7 +20,8 @@ from moretta.errors import ParameterError
 from moretta.models.lenet import lenet
 from moretta.models.wrn import wrn
 from moretta.protocols.baffle.cut import Cut, blocks_of, cut_of
-from moretta.protocols.baffle.silo.blocks import Block, Rule, differences, gradient
+from moretta.protocols.baffle.silo.block_differences import differences
+from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
@@ -140,7 +141,7 @@ class Made:
         return {name: each.double().numpy() for name, each in zip(self.layout.shapes, found, strict=True)}
 
 
-def along(block: Block, shapes: Any, key: bytes, of: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+def along(block: LayerBlock, shapes: Any, key: bytes, of: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """The exact derivatives along a block's moves, written down move by move."""
     signs = block.signs(shapes, key)
     if block.kind == "rank-one":
@@ -195,10 +196,10 @@ def test_each_model_has_the_blocks_that_its_layers_are() -> None:
 
 SHAPES = {"w": (4, 3, 2, 2), "b": (4,), "m": (5, 6), "c": (5,), "n": (7, 2)}
 THEORY = {  # E|estimate|^2 / |G|^2, as the opening of `moretta.protocols.baffle.silo.blocks` has it
-    "channels": (Block("conv", "channels", ("w", "b"), 3, 4), 1 + (13 - 1) / 3),
-    "pairs of channels": (Block("conv", "channels", ("w", "b"), 2, 2), 1 + (26 - 1) / 2),
-    "rank-one": (Block("linear", "rank-one", ("m", "c"), 6), 1 + (5 * 7 - 1) / 6),
-    "joint": (Block("norm", "joint", ("n",), 4), 1 + (14 - 1) / 4),
+    "channels": (LayerBlock("conv", "channels", ("w", "b"), 3, 4), 1 + (13 - 1) / 3),
+    "pairs of channels": (LayerBlock("conv", "channels", ("w", "b"), 2, 2), 1 + (26 - 1) / 2),
+    "rank-one": (LayerBlock("linear", "rank-one", ("m", "c"), 6), 1 + (5 * 7 - 1) / 6),
+    "joint": (LayerBlock("norm", "joint", ("n",), 4), 1 + (14 - 1) / 4),
 }
 
 
@@ -363,7 +364,7 @@ def test_blocks_that_a_server_made_otherwise_are_refused(wrong: str) -> None:
         "left out": (first,),
         "twice": (first, first, last),
         "more": (first, replace(last, repeats=900)),
-        "units": (first, Block("last", "units", ("v",))),
+        "units": (first, LayerBlock("last", "units", ("v",))),
         "sizes": (replace(first, kind="channels", tensors=("w", "v")), replace(last, tensors=("b",))),
     }[wrong]
     with pytest.raises(ParameterError):

@@ -23,6 +23,9 @@ silos have C K directions a round (`moretta.protocols.baffle.silo.estimate_uploa
 epoch level each silo steps by itself, by SGD or its own Adam (`moretta.protocols.baffle.silo.local_steps`), and uploads
 the difference.
 
+With `perturb = "blocks"` one layer after the other moves, and a move runs only what comes after it
+(`moretta.protocols.baffle.silo.blocks`): the same exchange at about a hundredth of the multiplications.
+
 **Threat model.** `claims` says who learns what. As in the secure sum, the server learns the silos' mean of K numbers a
 round, which with the directions is the estimate of their gradient, and their mean loss; nothing of one silo. Under own
 directions it learns the estimate without the directions. Silos hold the model in the clear. That the numbers are

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.batched import means_of_squares
-from moretta.protocols.baffle.silo.blocks import Block, Kind, Rule
+from moretta.protocols.baffle.silo.blocks import Kind, LayerBlock, Rule
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
@@ -166,7 +166,7 @@ def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
     return {name: held[name] for name in cut.tensors.values()}
 
 
-def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[Block, ...]:
+def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[LayerBlock, ...]:
     """Return the blocks of a round.
 
     Raises `moretta.errors.ParameterError` for a rule that leaves a layer out or names none.

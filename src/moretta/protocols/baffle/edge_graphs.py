@@ -9,7 +9,7 @@ import torch
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge_client import check_memory
-from moretta.protocols.baffle.silo.blocks import Block
+from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import RUNS_TORCH
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -55,7 +55,7 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], re
     _CHECKED.add(model)
 
 
-def exporter(setting: Setting, layout: Layout, blocks: tuple[Block, ...] = ()) -> Callable[[str], bytes]:
+def exporter(setting: Setting, layout: Layout, blocks: tuple[LayerBlock, ...] = ()) -> Callable[[str], bytes]:
     """Return a function that gives the ONNX graph in a precision, exported when it is first asked for."""
 
     @functools.cache

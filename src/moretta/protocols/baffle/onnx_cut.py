@@ -18,7 +18,7 @@ from onnx import helper
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import cut_files, metadata
-from moretta.protocols.baffle.silo.blocks import Block
+from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.forward import Layout
 
 OUTPUTS = "outputs"
@@ -62,7 +62,7 @@ class _Graph:
         return [node for node in self.graph.node if name in node.input]
 
 
-def cut(proto: Any, layout: Layout, blocks: Sequence[Block]) -> bytes:
+def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
     """Return the files of a graph that `moretta.protocols.baffle.onnx_export` made, as `cut_files` packs them.
 
     Raises `moretta.errors.ParameterError` for a layer of units that the graph does not have as such.
@@ -97,7 +97,7 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[Block]) -> bytes:
     return cut_files.packed([each.SerializeToString() for each in (proto, *files)])
 
 
-def _layer(whole: _Graph, block: Block) -> tuple[str, str]:
+def _layer(whole: _Graph, block: LayerBlock) -> tuple[str, str]:
     """Return what a convolution or linear layer reads and makes, or two empty names."""
     weight, bias = block.tensors[0], block.tensors[1] if len(block.tensors) > 1 else ""
     if len(whole.readers(weight)) != 1 or (bias and len(whole.readers(bias)) != 1):

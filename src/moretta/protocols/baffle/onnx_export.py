@@ -18,7 +18,7 @@ from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.cut import quietly
 from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.onnx_pooling import pool_by_products
-from moretta.protocols.baffle.silo.blocks import Block
+from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
@@ -88,7 +88,7 @@ def graph_of(
     row_shape: tuple[int, ...],
     input_dtype: torch.dtype,
     precision: str = "float32",
-    blocks: Sequence[Block] = (),
+    blocks: Sequence[LayerBlock] = (),
 ) -> bytes:
     """Return the model as an ONNX file with the inputs `x`, [rows, ...], and each trained tensor by its name.
 

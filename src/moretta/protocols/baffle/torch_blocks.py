@@ -20,7 +20,7 @@ from moretta.protocols.baffle.cut import (
     called,
     constants_of,
 )
-from moretta.protocols.baffle.silo.blocks import Block, Signs
+from moretta.protocols.baffle.silo.blocks import LayerBlock, Signs
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
 
@@ -34,7 +34,7 @@ class TorchBlocks(TorchForward):
     """Runs a copy of a module. cut: its graph. blocks: those of a round, each one of the cut's layers."""
 
     def __init__(
-        self, model: nn.Module, layout: Layout, cut: Cut, blocks: Sequence[Block], device: str = "cpu"
+        self, model: nn.Module, layout: Layout, cut: Cut, blocks: Sequence[LayerBlock], device: str = "cpu"
     ) -> None:
         super().__init__(model, layout, device)
         self._cut, self.blocks = cut, tuple(blocks)
@@ -72,11 +72,11 @@ class TorchBlocks(TorchForward):
                         self._kept.pop(read, None)
             return self._numbers(self._kept[self._cut.output])
 
-    def inputs(self, block: Block) -> Array:
+    def inputs(self, block: LayerBlock) -> Array:
         """Return what a linear layer reads, float[rows, n]."""
         return self._numbers(self._kept[self._cut.layers[block.name].node.args[0]])
 
-    def moved(self, block: Block, signs: Signs, distance: float) -> Iterator[Array]:
+    def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
         """Yield the outputs at w + distance d, [moves, rows, outputs], in the scalars' order."""
         layer = self._cut.layers[block.name]
         with torch.inference_mode():
@@ -87,7 +87,7 @@ class TorchBlocks(TorchForward):
                 for values in self._moves(block, layer, signs, distance):
                     yield self._numbers(self._outputs(self._after[block.name], {layer.node: values}))
 
-    def _moves(self, block: Block, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
+    def _moves(self, block: LayerBlock, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
         """Yield a layer's moved outputs, [moves, ...], as many as go on together."""
         kept: Tensor = self._kept[layer.node]
         together = max(1, TOGETHER // kept.numel())
@@ -111,7 +111,7 @@ class TorchBlocks(TorchForward):
                 own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
                 yield kept + distance * self._effects(layer, own)
 
-    def _by_channels(self, block: Block, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
+    def _by_channels(self, block: LayerBlock, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
         """Yield the outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
         path, kept = self._paths[block.name], self._kept[layer.node]
         moves = block.by_tensor(self.layout.shapes, signs)

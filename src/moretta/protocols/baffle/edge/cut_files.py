@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.blocks import Block
+from moretta.protocols.baffle.silo.blocks import LayerBlock
 
 BLOCKS = "moretta.blocks"  # the entry of the first file's metadata that says what the others are
 MAGIC = b"moretta blocks 1"
@@ -38,14 +38,14 @@ def unpacked(data: bytes) -> list[bytes]:
     raise ParameterError("these bytes are no model that was cut into blocks; have the server export it again")
 
 
-def described(text: str) -> list[tuple[Block, str, str, list[str]]]:
+def described(text: str) -> list[tuple[LayerBlock, str, str, list[str]]]:
     """Return each block, what its layer reads and makes, and the further values that what comes after it reads.
 
     text: the entry `BLOCKS`. Raises KeyError, TypeError or ValueError for any other text.
     """
     return [
         (
-            Block(
+            LayerBlock(
                 str(one["name"]), one["kind"], tuple(map(str, one["tensors"])), int(one["repeats"]), int(one["pieces"])
             ),
             str(one["reads"]),

@@ -24,7 +24,7 @@ from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.edge.settings import Settings
-from moretta.protocols.baffle.silo import blocks
+from moretta.protocols.baffle.silo import block_differences
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.estimate import differences, directions_of
 from moretta.protocols.baffle.silo.messages import MESSAGES
@@ -152,7 +152,7 @@ class EdgeSilo:
         def run(x: Array) -> None:
             y = targets[: len(x)]
             if isinstance(forward, OnnxBlocks):
-                blocks.differences(recipe, forward, at, [(x, y)], recipe.keys(seed))
+                block_differences.differences(recipe, forward, at, [(x, y)], recipe.keys(seed))
             else:
                 differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, x, y)
 

@@ -16,7 +16,7 @@ from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import cut_files, metadata, strict
 from moretta.protocols.baffle.edge.onnx_forward import DTYPES, cannot_run, session_of
-from moretta.protocols.baffle.silo.blocks import Block, Rule, Signs
+from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, Signs
 
 Feeds = dict[str, Array]
 
@@ -51,7 +51,7 @@ class _Layer(NamedTuple):
     after: _Part | None
     alone: _Part | None
 
-    def fits(self, block: Block, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    def fits(self, block: LayerBlock, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether the files read what moves, and nothing that is not there."""
         moved = {self.moves} if self.moves else set(block.tensors)
         known = {*moved, *self.kept, *shapes, "x"}
@@ -132,11 +132,11 @@ class OnnxBlocks:
         self._kept = feeds | dict(zip(self._given, self._whole.run(self._given, feeds), strict=True))
         return self._kept["outputs"]
 
-    def inputs(self, block: Block) -> Array:
+    def inputs(self, block: LayerBlock) -> Array:
         """Return what a linear layer reads, float[rows, n]."""
         return self._kept[self._layers[block.name].reads]
 
-    def moved(self, block: Block, signs: Signs, distance: float) -> Iterator[Array]:
+    def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
         """Yield the outputs at w + distance d, [1, rows, outputs], in the scalars' order."""
         layer = self._layers[block.name]
         if not layer.moves and layer.after is not None:
@@ -147,7 +147,7 @@ class OnnxBlocks:
         for _ in self._moves(block, signs, distance, values[layer.moves]):
             yield (values["outputs"].copy() if layer.after is None else layer.after.run(["outputs"], values)[0])[None]
 
-    def _moves(self, block: Block, signs: Signs, distance: float, now: Array) -> Iterator[None]:
+    def _moves(self, block: LayerBlock, signs: Signs, distance: float, now: Array) -> Iterator[None]:
         """Move a layer's output `now` in place, once for each that is yielded."""
         layer, shapes = self._layers[block.name], self.layout.shapes
         kept = self._kept[layer.moves]
@@ -177,13 +177,13 @@ class OnnxBlocks:
                 now += kept
                 yield
 
-    def _tensors(self, block: Block, signs: Signs) -> Iterator[Feeds]:
+    def _tensors(self, block: LayerBlock, signs: Signs) -> Iterator[Feeds]:
         """Yield each repeat's signs by tensor."""
         moved = block.by_tensor(self.layout.shapes, signs)
         for repeat in range(block.repeats):
             yield {name: each[repeat].astype(self.layout.dtype) for name, each in moved.items()}
 
-    def _moved_tensors(self, block: Block, signs: Signs, distance: float) -> Iterator[Feeds]:
+    def _moved_tensors(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Feeds]:
         """Yield the trained tensors of each move."""
         step = np.dtype(self.layout.dtype).type(distance)
         if block.kind == "rank-one":

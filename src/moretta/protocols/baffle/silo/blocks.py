@@ -30,7 +30,7 @@ import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +40,13 @@ from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.secure_aggregation.keystream import Keystream, derive
 
-if TYPE_CHECKING:
-    from moretta.protocols.baffle.silo.recipe import Recipe
-
 Kind = Literal["channels", "rank-one", "joint", "anew", "units"]
 Signs = NDArray[np.int8]
 OTHERS = 16  # moves of a block that is no convolution, normalisation or linear layer, where nobody says
 
 
 @dataclass(frozen=True)
-class Block:
+class LayerBlock:
     """What is moved together, or unit by unit.
 
     name: of the layer, or of the one tensor. tensors: the trained ones, by name; the weight before the bias.
@@ -138,22 +135,22 @@ class Rule:
     k: tuple[tuple[str, int], ...] = ()
     linear: str = "scalars"
 
-    def block(self, name: str, kind: Kind, tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Block:
+    def block(self, name: str, kind: Kind, tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> LayerBlock:
         """Return a block with its moves. Raises `moretta.errors.ParameterError` for one that no pattern names."""
         shape = shapes[tensors[0]]
         if kind == "units":
-            return Block(name, kind, tuple(tensors))
+            return LayerBlock(name, kind, tuple(tensors))
         k = next((count for pattern, count in self.k if fnmatch.fnmatchcase(name, pattern)), 0)
         if not k and self.k:
             raise ParameterError(f'k: the block `{name}` is left out; add it, or "*" for all others')
         if kind != "channels":
             k = k or (sum(shape) + len(tensors) - 1 if kind == "rank-one" else OTHERS)
-            return Block(name, kind, tuple(tensors), k)
+            return LayerBlock(name, kind, tuple(tensors), k)
         k = k or (min(2 * shape[0], 32) if len(shape) == 1 else min(4 * shape[0], 64))
         pieces = -(-shape[0] // -(-shape[0] // k))
-        return Block(name, kind, tuple(tensors), -(-k // pieces), pieces)
+        return LayerBlock(name, kind, tuple(tensors), -(-k // pieces), pieces)
 
-    def check(self, blocks: Sequence[Block], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def check(self, blocks: Sequence[LayerBlock], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise `moretta.errors.ParameterError` unless blocks that another role made are those of this rule."""
         names = [name for block in blocks for name in block.tensors]
         if sorted(names) != sorted(shapes):
@@ -176,7 +173,7 @@ class MovesBlocks(Protocol):
     """A `moretta.protocols.baffle.silo.forward.Forward` that keeps layers' outputs and runs what comes after one."""
 
     layout: Layout
-    blocks: tuple[Block, ...]
+    blocks: tuple[LayerBlock, ...]
 
     @property
     def rows_at_once(self) -> int | None:
@@ -185,13 +182,13 @@ class MovesBlocks(Protocol):
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need. Returns the outputs, [rows, outputs]."""
 
-    def moved(self, block: Block, signs: Signs, distance: float) -> Iterator[Array]:
+    def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
         """Yield the outputs at w + distance d, some moves at a time, [moves, rows, outputs], in the scalars' order.
 
         Of units, whose signs are empty: one move for each unit.
         """
 
-    def inputs(self, block: Block) -> Array:
+    def inputs(self, block: LayerBlock) -> Array:
         """Return what a layer of units reads, float[rows, n]."""
 
 
@@ -212,78 +209,8 @@ def key_of(seed: bytes, number: int, *purpose: int | str | bytes) -> bytes:
     return derive(seed, "baffle blocks", *purpose, number)
 
 
-def differences(
-    recipe: Recipe,
-    forward: MovesBlocks,
-    at: Array,
-    batches: Sequence[tuple[Array, Array]],
-    keys: Sequence[bytes],
-) -> list[Differences]:
-    """Return those of several silos' batches, which go through the model as one: rows do not affect each other.
-
-    at: w, flat. batches: x and y, as `Forward.outputs` and `RowLosses` take them. keys: of each block's signs.
-    """
-    x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    silo_of = np.repeat(np.arange(len(batches)), [len(rows) for rows, _ in batches])
-    shapes = forward.layout.shapes
-    signs = [block.signs(shapes, key) for block, key in zip(recipe.blocks, keys, strict=True)]
-    sums = [dict[str, NDArray[np.float64]]() for _ in batches]
-    parts, step = list[tuple[NDArray[np.float64], NDArray[np.float64]]](), forward.rows_at_once or max(1, len(x))
-    with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
-        for start in range(0, len(x), step):
-            some = slice(start, start + step)
-            own = recipe.loss(forward.start(at, x[some])[None], y[some])[0]
-            found = [np.zeros((0, len(own)))]
-            for block, drawn in zip(recipe.blocks, signs, strict=True):
-                slopes = _slopes(recipe, forward, block, drawn, own, y[some])
-                if block.kind == "units":
-                    _add_up(sums, block, slopes, forward.inputs(block), silo_of[some])
-                else:
-                    found.append(slopes)
-            parts.append((np.concatenate(found), own))
-    derivatives, losses = (np.concatenate(all_rows, axis=-1) for all_rows in zip(*parts, strict=True))
-    return [
-        Differences(
-            derivatives[:, silo_of == silo], losses[silo_of == silo], _mean(forward.layout, sums[silo], len(rows))
-        )
-        for silo, (rows, _) in enumerate(batches)
-    ]
-
-
-def _slopes(
-    recipe: Recipe, forward: MovesBlocks, block: Block, signs: Signs, own: NDArray[np.float64], y: Array
-) -> NDArray[np.float64]:
-    """Return x of each move and row, float64[moves, rows]. own: the rows' losses."""
-
-    def losses(distance: float) -> NDArray[np.float64]:
-        return np.concatenate([recipe.loss(outputs, y) for outputs in forward.moved(block, signs, distance)])
-
-    if recipe.form == "central":
-        return (losses(recipe.sigma) - losses(-recipe.sigma)) / (2 * recipe.sigma)
-    return (losses(recipe.sigma) - own) / recipe.sigma
-
-
-def _add_up(
-    sums: Sequence[dict[str, NDArray[np.float64]]],
-    block: Block,
-    slopes: NDArray[np.float64],
-    inputs: Array,
-    silo_of: NDArray[np.intp],
-) -> None:
-    """Add rows' slopes of units times what the layer read to each silo's sums. silo_of: of each row."""
-    for silo in np.unique(silo_of):
-        own = silo_of == silo
-        products = slopes[:, own] @ inputs[own].astype(np.float64), slopes[:, own].sum(axis=1)
-        for name, product in zip(block.tensors, products, strict=False):
-            sums[silo][name] = sums[silo].get(name, 0.0) + product
-
-
-def _mean(layout: Layout, sums: Mapping[str, NDArray[np.float64]], rows: int) -> NDArray[np.float64] | None:
-    return _flat(layout, sums) / rows if sums else None
-
-
 def gradient(
-    blocks: Sequence[Block],
+    blocks: Sequence[LayerBlock],
     layout: Layout,
     scalars: NDArray[np.float64],
     estimate: NDArray[np.float64] | None,
@@ -296,10 +223,11 @@ def gradient(
             part = scalars[start : start + block.scalars]
             found |= block.estimate(layout.shapes, block.signs(layout.shapes, key), part)
             start += block.scalars
-    whole = _flat(layout, found)
+    whole = whole_of(layout, found)
     return whole if estimate is None else whole + estimate
 
 
-def _flat(layout: Layout, tensors: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+def whole_of(layout: Layout, tensors: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return tensors as one flat array, float64[n], with zeros for those that are not there."""
     zeros = (np.zeros(shape) if name not in tensors else tensors[name] for name, shape in layout.shapes.items())
     return np.concatenate([np.ravel(tensor) for tensor in zeros])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moretta.protocols.baffle.silo.blocks import Block, Rule, key_of
+from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, key_of
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.local_steps import BETAS, LocalSteps
@@ -43,9 +43,9 @@ class Recipe:
     clip_entry: float = 0.0
     augment: str = ""
     rule: Rule | None = None
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[LayerBlock, ...] = ()
 
-    def by(self, blocks: Sequence[Block], shapes: Mapping[str, tuple[int, ...]]) -> Recipe:
+    def by(self, blocks: Sequence[LayerBlock], shapes: Mapping[str, tuple[int, ...]]) -> Recipe:
         """Return the same with the blocks of a model. shapes: of its trained tensors."""
         return replace(self, blocks=tuple(blocks), most=sum(block.moves(shapes) for block in blocks))
 

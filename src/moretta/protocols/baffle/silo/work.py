@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.contract.roles import LEAST, Phase
-from moretta.protocols.baffle.silo import blocks
+from moretta.protocols.baffle.silo import block_differences, blocks
 from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, differences_together, gradient
@@ -85,7 +85,7 @@ class BlockWork:
         """Return those of several silos."""
         batches = [(work.inputs, work.targets) for work in works]
         with self.phase("local_forward"):
-            return blocks.differences(self.recipe, self.forward, self.at, batches, self.keys)
+            return block_differences.differences(self.recipe, self.forward, self.at, batches, self.keys)
 
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Return the estimate that the moves' mean x and that of layers of units give, float64[n]."""
