@@ -22,7 +22,7 @@ from moretta.contract.messages import Array
 from moretta.engines.memory import give_back_code
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.edge import metadata, strict
-from moretta.protocols.baffle.edge.blocks import LEFT_OUT, InBlocks, in_blocks, same
+from moretta.protocols.baffle.edge.blocked_convolutions import LEFT_OUT, InBlocks, in_blocks, same
 
 try:
     import onnxruntime as ort
@@ -42,7 +42,7 @@ DTYPES = {
 class OnnxForward:
     """One graph, of which only the trained weights change; they are read in place, never copied.
 
-    Those of convolutions are, where that is faster: `moretta.protocols.baffle.edge.blocks`.
+    Those of convolutions are, where that is faster: `moretta.protocols.baffle.edge.blocked_convolutions`.
 
     layout: of the flat array of weights. precision: that of the export. row_shape: of one row of inputs.
     micro_batch: how many rows run at once, None for all; it may be changed between calls. A few rows take less memory,
@@ -150,7 +150,7 @@ class OnnxForward:
 
 
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
-    """Return a session as `moretta.protocols.baffle.edge.blocks` loads them; without options, the graph's own."""
+    """Return a session as `moretta.protocols.baffle.edge.blocked_convolutions` loads them; else the graph's own."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge import blocks, onnx_forward, protobuf
+from moretta.protocols.baffle.edge import blocked_convolutions, onnx_forward, protobuf
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.onnx_export import PRECISIONS, graph_of
 from moretta.protocols.baffle.torch_forward import layout_of
@@ -120,9 +120,9 @@ def test_blocks_change_no_coarser_output(precision: str, monkeypatch: pytest.Mon
 def test_blocks_that_compute_something_else_are_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, graph, weights, x = made("wide")
     wanted = plain(graph, monkeypatch).outputs(weights, x)
-    fill, load, kept = blocks.Place.fill, onnx_forward._session, list[Any]()
+    fill, load, kept = blocked_convolutions.Place.fill, onnx_forward.session_of, list[Any]()
 
-    def filled(place: blocks.Place, flat: NDArray[np.float32]) -> None:
+    def filled(place: blocked_convolutions.Place, flat: NDArray[np.float32]) -> None:
         fill(place, flat if wrong != "order" else np.roll(flat, 1))
 
     def loaded(graph: Any, **options: Any) -> Any:
@@ -134,9 +134,9 @@ def test_blocks_that_compute_something_else_are_not_used(wrong: str, monkeypatch
             kept.append(options["arrays"])
         return load(graph, **options)
 
-    monkeypatch.setattr(blocks.Place, "fill", filled)
+    monkeypatch.setattr(blocked_convolutions.Place, "fill", filled)
     if wrong != "order":
-        monkeypatch.setattr(onnx_forward, "_session", loaded)
+        monkeypatch.setattr(onnx_forward, "session_of", loaded)
     forward = OnnxForward(graph)
     assert not forward._blocks.places
     assert np.array_equal(forward.outputs(weights, x), wanted)
