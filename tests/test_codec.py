@@ -250,6 +250,15 @@ def test_a_message_of_an_older_format_is_named() -> None:
         OURS.decode(len(older).to_bytes(8, "little") + older)
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "\r", "\x1b[2J"])
+def test_a_refusal_is_one_plain_line(name: str) -> None:
+    """A name of a peer's is in it, and it may end at a terminal or in a log."""
+    with pytest.raises(CodecError, match="64-bit whole number") as caught:
+        data = header(of_all(integers={name: 0.5}))
+        OURS.decode(data + bytes(-len(data) % 8))
+    assert str(caught.value).isprintable()
+
+
 def test_flags_are_0_or_1() -> None:
     """Of other bytes numpy's functions make different truths: `~` leaves 2 true, and a sum counts it twice."""
     data = header(of_all(array=["b1", 3]))

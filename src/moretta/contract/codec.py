@@ -108,7 +108,9 @@ class Codec:
         except CodecError:
             raise
         except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise CodecError(f"expected a message of this schema: {error}") from None
+            # A peer's names may be in it, and it may end at a terminal or in a log.
+            why = "".join(one if one.isprintable() else " " for one in str(error))
+            raise CodecError(f"expected a message of this schema: {why}") from None
 
     def _build(self, header: list[Any], behind: _Behind) -> Message:
         _, name, run, number, attempt, take, *entries = header
