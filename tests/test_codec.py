@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from moretta.contract import codec
 from moretta.contract.codec import Codec, size, type_of
 from moretta.contract.messages import DTYPES, Array, Message, Stamp, Tensors, message
 from moretta.errors import CodecError
@@ -247,6 +248,36 @@ def test_a_message_of_an_older_format_is_named() -> None:
     older = json.dumps({"__metadata__": {"moretta": "{}"}}).encode()
     with pytest.raises(CodecError, match=r"expected a header of wire format 3: .*; update the older side"):
         OURS.decode(len(older).to_bytes(8, "little") + older)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\r", "\x1b[2J"])
+def test_a_refusal_is_one_plain_line(name: str) -> None:
+    """A name of a peer's is in it, and it may end at a terminal or in a log."""
+    data = header(of_all(integers={name: 0.5}))
+    data += bytes(-len(data) % 8)
+    with pytest.raises(CodecError, match="64-bit whole number") as caught:
+        OURS.decode(data)
+    assert str(caught.value).isprintable()
+
+
+def test_flags_are_0_or_1() -> None:
+    """Of other bytes numpy's functions make different truths: `~` leaves 2 true, and a sum counts it twice."""
+    data = header(of_all(array=["b1", 3]))
+    data += bytes(-len(data) % 8)
+    OURS.decode(data + b"\0\1\1")
+    with pytest.raises(CodecError, match="flags of 0 or 1"):
+        OURS.decode(data + b"\0\1\2")
+
+
+def test_arrays_have_the_machines_own_order_whatever_the_wires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages take no others; here the wire's order is turned, which is what a big-endian machine sees."""
+    wire = {name: dtype.newbyteorder(">") for name, dtype in codec._DTYPES.items()}
+    monkeypatch.setattr(codec, "_DTYPES", wire)
+    data = header(of_all(array=["i4", 1]))
+    got = OURS.decode(data + bytes(-len(data) % 8) + b"\0\0\1\2")
+    assert isinstance(got, All)
+    assert got.array.dtype == np.int32
+    assert got.array.tolist() == [258]
 
 
 def test_text_is_no_list_of_names() -> None:

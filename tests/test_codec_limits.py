@@ -88,6 +88,15 @@ def test_a_header_of_too_many_entries_is_refused_before_it_is_read(many: str) ->
         Codec([Several]).decode(len(text).to_bytes(4, "little") + text)
 
 
+@pytest.mark.parametrize("shape", [[2**63 - 1] * 65, ["9" * 4299] * 900, [2**63]])
+def test_a_shape_of_many_large_numbers_is_refused_before_they_are_multiplied(shape: list[int | str]) -> None:
+    """The product of as many as fit into a header would take minutes."""
+    entry = f'{{"w":["f4",{",".join(map(str, shape))}]}}'
+    text = f'[3,"{type_of(Several)}","r",1,0,0,{entry}]'.encode()
+    with pytest.raises(CodecError, match="its shape: up to 64 whole numbers of 63 bits"):
+        Codec([Several]).decode(len(text).to_bytes(4, "little") + text + bytes(8))
+
+
 def test_a_message_is_no_longer_than_its_receiver_allows() -> None:
     sent = Several(stamp=Stamp("r", 1, 0), tensors={"w": np.zeros(1000)})
     data = Codec([Several]).encode(sent)

@@ -38,6 +38,7 @@ LARGEST = framing.LIMIT  # bytes of a message, unless who receives it says other
 HEADER_LIMIT = 4 << 20  # bytes: 10,000 tensors of four dimensions fit, or 10,000 silos' keys
 LENGTH = 4  # bytes of the header's length
 ALIGNED = 8  # bytes, of which an array's place is a multiple
+DIMENSIONS = 64  # of an array; the product of 100,000 large numbers would take minutes
 ENTRIES_LIMIT = 200_000
 MARKS = b",:[{"
 STAMPED = 6  # entries of a header before its fields
@@ -107,7 +108,9 @@ class Codec:
         except CodecError:
             raise
         except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise CodecError(f"expected a message of this schema: {error}") from None
+            # A peer's names may be in it, and it may end at a terminal or in a log.
+            why = "".join(one if one.isprintable() else " " for one in str(error))
+            raise CodecError(f"expected a message of this schema: {why}") from None
 
     def _build(self, header: list[Any], behind: _Behind) -> Message:
         _, name, run, number, attempt, take, *entries = header
@@ -238,8 +241,8 @@ class _Behind:
 
     def array(self, entry: object) -> Array:
         """Return the array that an entry of the header describes, as a part of the memory."""
-        if type(entry) is not list or not entry or any(type(number) is not int or number < 0 for number in entry[1:]):
-            raise CodecError("expected an array's dtype, and whole numbers as its shape")
+        if type(entry) is not list or not 1 <= len(entry) <= 1 + DIMENSIONS or not all(map(_is_length, entry[1:])):
+            raise CodecError(f"expected an array's dtype, and its shape: up to {DIMENSIONS} whole numbers of 63 bits")
         name, *shape = entry
         if name not in _DTYPES:
             raise CodecError(f"expected arrays of {sorted(_DTYPES)}; got {name!r:.20}")
@@ -249,12 +252,19 @@ class _Behind:
         self._at += math.prod(shape) * dtype.itemsize
         if self._at > len(self._memory):
             raise CodecError("expected arrays as long as their shapes say")
-        return np.ndarray(shape, dtype, buffer=self._memory[begin : self._at])
+        array: Array = np.ndarray(shape, dtype, buffer=self._memory[begin : self._at])
+        if name == "b1" and array.view(np.uint8).max(initial=0) > 1:  # what numpy makes of others differs by function
+            raise CodecError("expected flags of 0 or 1")
+        return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
     def end(self) -> None:
         """Raise CodecError where there is more."""
         if self._at != len(self._memory):
             raise CodecError("expected nothing behind the last field")
+
+
+def _is_length(number: object) -> bool:
+    return type(number) is int and 0 <= number < 2**63
 
 
 def _header_of(text: bytes) -> list[Any]:

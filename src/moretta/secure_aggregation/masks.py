@@ -80,9 +80,8 @@ def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     """
     size, chunk = sum(array.size for array in words), len(ZEROS) // words[0].itemsize
     opened = ((np.add if adds else np.subtract, Keystream(key)) for adds, key in masks)
-    streams = (
-        opened if size <= chunk else list(opened)
-    )  # in a single chunk one after the other, so that caches stay warm
+    # Those of a single chunk are opened one after the other, so that caches stay warm.
+    streams = opened if size <= chunk else list(opened)
     buffers = np.empty((2, min(size, chunk)), dtype=words[0].dtype)
     for parts in _chunks(words, chunk):
         mask, total = buffers[:, : sum(part.size for part in parts)]

@@ -159,6 +159,13 @@ def test_a_key_of_any_value_gives_a_header_or_one_error(header: Request | Reply,
     only_ours(framed(content))
 
 
+@pytest.mark.parametrize("kind", ["two\nlines", "\r", "\x1b[2J"])
+def test_a_peers_kind_does_not_reach_a_terminal_as_it_is(kind: str) -> None:
+    with pytest.raises(CodecError) as caught:
+        request_of(framed(json.dumps({"format": FORMAT, "kind": kind}).encode()))
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("key", ["two\nlines", "\r", "\x1b[2J"])
 def test_a_refusal_is_one_plain_line(key: str) -> None:
     with pytest.raises(CodecError) as caught:

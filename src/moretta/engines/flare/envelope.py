@@ -251,5 +251,6 @@ def _check_format(header: bytes) -> None:
 
 def _wrong(what: str, error: ValidationError) -> CodecError:
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"])).encode("unicode_escape").decode()  # a peer's own key may be in it
-    return CodecError(f"expected a {what} of this engine: {place[:80]}: {first['msg'][:200]}")
+    # A peer's own key may be in the place, and its `kind` in the sentence.
+    place, why = (one.encode("unicode_escape").decode() for one in (".".join(map(str, first["loc"])), first["msg"]))
+    return CodecError(f"expected a {what} of this engine: {place[:80]}: {why[:200]}")
