@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recorded import recorded
 
-from moretta.audit.attacks.baffle.estimates import OPENED, opened, seeded_rounds
+from moretta.audit.attacks.baffle.estimates import OPENED, forward_at, opened, seeded_rounds
 from moretta.audit.evidence import uploads
 
 
@@ -20,8 +20,9 @@ def test_a_lost_silo_is_not_in_what_was_opened(tmp_path, phase):
         engine={"faults": {"drop": drops}},
     )
     heard = [one for number in truth.recorded for one in truth.heard("server", number)]
-    assert seeded_rounds(truth.run, heard)[1].silos == truth.run.silos[2:]
-    assert seeded_rounds(truth.run, heard)[2].silos == truth.run.silos
+    seen = seeded_rounds(truth.run, heard, forward_at(truth))
+    assert seen[1].silos == truth.run.silos[2:]
+    assert seen[2].silos == truth.run.silos
     found = opened(truth, (1, 2))
     for number in (1, 2):
         # What the server's recorded messages come to, up to the ring's steps and float32's rounding.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.baffle.estimates import forward_of, opened, recipe_of, scalars, seeded_rounds, used
+from moretta.audit.attacks.baffle.estimates import forward_at, opened, recipe_of, scalars, seeded_rounds, used
 from moretta.audit.attacks.baffle.loss_differences import ATTACK, uniformity
 
 FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no test fails by chance
@@ -68,10 +68,10 @@ def test_noised_sums_are_opened_from_messages(tmp_path):
     truth = recorded(tmp_path, run={**FIXED, "rounds": 2}, protocol=noised, data={"batch-size": 0})
     number, sums = 2, opened(truth, (1, 2))
     # All rows are in a lot and none is clipped: but for a little noise they are the mean of all rows' numbers.
-    seen = seeded_rounds(truth.run, [one for at in (1, 2) for one in truth.heard("server", at)])[number]
+    heard, forward = [one for at in (1, 2) for one in truth.heard("server", at)], forward_at(truth)
+    seen = seeded_rounds(truth.run, heard, forward)[number]
     parts = [truth.rows(silo) for silo in truth.run.silos]
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
-    forward = forward_of(copy.deepcopy(truth.federation.model), truth.run, {})
     wanted = scalars(recipe_of(truth.run), forward, seen, x, y)
     # noise of sigma C sqrt(3 / 2) / 1400 rows = 9e-7
     np.testing.assert_allclose(sums[f"opened/{number}"], wanted, rtol=1e-4, atol=1e-4)

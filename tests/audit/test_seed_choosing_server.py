@@ -8,7 +8,7 @@ import pytest
 from recorded import attacked, claimed, recorded
 
 from moretta.audit.attacks.baffle import seed_choosing_server
-from moretta.audit.attacks.baffle.estimates import recipe_of, seed_of, seeded_rounds
+from moretta.audit.attacks.baffle.estimates import forward_at, recipe_of, seed_of, seeded_rounds
 from moretta.audit.attacks.baffle.seed_choosing_server import ATTACK, gain, in_order
 from moretta.contract.messages import Message
 from moretta.protocols.baffle.silo.messages import Agree, Agreed, Revealed
@@ -37,8 +37,9 @@ def test_agreed_seed_is_like_any(truth):
 def test_chosen_seed_is_told(truth):
     given = ATTACK.given(truth)
     case = truth.case(given.views, given.arrays, thorough=False)
-    seen = seeded_rounds(case.run, case.heard("server", Message))[1]
-    target = seed_choosing_server._target(case, seen)
+    forward = forward_at(truth)
+    seen = seeded_rounds(case.run, case.heard("server", Message), forward)[1]
+    target = seed_choosing_server._target(case, seen, forward.layout)
     purpose = (seen.ask.stamp.run, 1, seen.ask.parameter_hash)
 
     def gain_of(seed):
@@ -53,7 +54,7 @@ def test_chosen_seed_is_told(truth):
 
 
 def test_seed_is_the_one_that_roles_agreed_on(truth):
-    seen = seeded_rounds(truth.run, heard(truth))[1]
+    seen = seeded_rounds(truth.run, heard(truth), forward_at(truth))[1]
     contributions = next(one.message.contributions for one in heard(truth) if isinstance(one.message, Agree))
     # a silo's digest of its seed is in the view
     digests = {one.message.digest for one in heard(truth) if isinstance(one.message, Agreed)}

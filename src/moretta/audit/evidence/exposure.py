@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import PREFIX
-from moretta.contract.messages import Array, Tensors
+from moretta.contract.messages import Array, Stamp, Tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +50,20 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """Gradients of some layers in uploads that are not by name.
+
+    why_not: says of a run why there are none. public: what everybody knows that says where they lie, for an attacker.
+    shown: of a case, a round's ask and an upload's or a sum's tensors the whole model that was sent, and the gradients,
+    by name.
+    """
+
+    why_not: Callable[[PublicRun], str]
+    public: Callable[[Truth], dict[str, Array]]
+    shown: Callable[[Case, Stamp, Tensors], tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True)
 class Exposure:
     """What a protocol shows.
 
@@ -61,6 +75,7 @@ class Exposure:
     sent: the true models that a case's silo is sent, by round; tensors that do not travel are the given ones. None
     where models are not true, or are not sent. worked_out: models that a silo works out from those that it is sent,
     true but for what changes no output. holding: a model in silos' own states, in the place of one that travels.
+    estimated: gradients of some layers, where uploads have those and not whole ones by name.
     """
 
     attacks: frozenset[str]
@@ -71,3 +86,4 @@ class Exposure:
     sent: Callable[[Case, str, Tensors], Models] | None = None
     worked_out: Callable[[Case, str], Models] | None = None
     holding: Holding | None = None
+    estimated: Estimated | None = None

@@ -10,6 +10,7 @@ from moretta.protocols.common.shared_claims import (
     COLUMNS_OF_THE_OTHER,
     COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
+    FROM_THE_SUM,
     LABELS_OF_OTHERS,
     LISTENERS,
     NOISE,
@@ -26,7 +27,8 @@ from moretta.protocols.common.shared_claims import (
     with_all_but_one,
 )
 
-BATCH, OWN, EPOCH = "loss-difference vector", "gradient estimate", "weight change"
+BATCH, OWN, EPOCH, LAYERS = "loss-difference vector", "gradient estimate", "weight change", "linear-layer gradient"
+OF_LAYERS = ("own-estimate", "labels-from-head", "gradient-inversion")
 
 
 def sums_loss_differences(record: Record) -> bool:
@@ -49,6 +51,22 @@ def draws_own(record: Record) -> bool:
     return bool(setting(record, "protocol", "directions") == "own")
 
 
+def moves_all(record: Record) -> bool:
+    """Whether all parameters move at once (the default)."""
+    return not moves_blocks(record)
+
+
+def moves_blocks(record: Record) -> bool:
+    """Whether `perturb = "blocks"`."""
+    return bool(setting(record, "protocol", "perturb") == "blocks")
+
+
+def sums_layers(record: Record) -> bool:
+    """Whether a round is one batch of each silo, whose linear layers move unit by unit (`linear = "activations"`)."""
+    by_unit = moves_blocks(record) and setting(record, "protocol", "linear") == "activations"
+    return by_unit and not sums_weight_changes(record)
+
+
 def sums_statistics(record: Record) -> bool:
     """Whether BatchNorm's statistics are summed (`batch-statistics`)."""
     return bool(setting(record, "protocol", "batch-statistics"))
@@ -59,22 +77,42 @@ def shares_directions(record: Record) -> bool:
     return not draws_own(record)
 
 
-def _sums(upload: str) -> tuple[Claim, ...]:
-    return in_the_clear(upload), sum_only(upload), with_all_but_one(upload), *around_sums(upload)
+def _sums(upload: str, masked: str = "server-and-silos") -> tuple[Claim, ...]:
+    """Return what silos show of an upload. masked: the attack on masked words; by default one that BAFFLE has not."""
+    clear = replace(in_the_clear(upload), attacks=OF_LOSS_DIFFERENCES)
+    return clear, replace(sum_only(upload), attacks=(masked,)), with_all_but_one(upload), *around_sums(upload)
+
+
+def _of_layers() -> tuple[Claim, ...]:
+    """Return what silos show of linear layers beside all that they show of others."""
+    clear = replace(in_the_clear(LAYERS), attacks=OF_LAYERS, shared=False)
+    masked = replace(sum_only(LAYERS), place="full")
+    return under((clear, masked, with_all_but_one(LAYERS), FROM_THE_SUM), sums_layers)
 
 
 CLAIMS = (
-    *under(_sums(BATCH), sums_loss_differences),
+    *under(_sums(BATCH, "loss-differences"), sums_loss_differences),
     replace(in_the_clear(OWN), where=(is_in_the_clear, sums_estimates), attacks=("own-estimate",), shared=False),
     *(replace(claim, place="full") for claim in under(_sums(OWN)[1:], sums_estimates)),
     *(replace(claim, place="full") for claim in under(_sums(EPOCH), sums_weight_changes)),
+    *_of_layers(),
     Claim(
         "server",
         "learns",
-        "an estimate of the silos’ gradient, as long as the model, whose error is that of all silos’ directions "
-        "together",
-        "The sum is an estimate of the silos’ gradient, as long as the model, with the error of all silos’ directions "
-        "together.",
+        "the silos’ gradient of each linear layer, as under FedSGD: it has no noise of directions, only the finite "
+        "differences’ error",
+        "The sum has the silos’ gradient of each linear layer, as under FedSGD, without noise of directions.",
+        (sums_layers,),
+        attacks=("own-estimate", "labels-from-head", "gradient-inversion-of-sum"),
+        place="brief",
+    ),
+    Claim(
+        "server",
+        "learns",
+        "an estimate of the silos’ gradient, as long as the model, whose error is at most that of all silos’ "
+        "directions together",
+        "The sum is an estimate of the silos’ gradient, as long as the model, with at most the error of all silos’ "
+        "directions together.",
         (sums_estimates,),
         attacks=("own-estimate",),
     ),
@@ -93,9 +131,19 @@ CLAIMS = (
         "the silos’ gradient as far as it lies in the span of the directions, K numbers of it a round",
         "With the directions, which it knows, the sum gives the silos’ gradient as far as it lies in their span: K "
         "numbers of it a round.",
-        (sums_loss_differences,),
+        (sums_loss_differences, moves_all),
         attacks=OF_LOSS_DIFFERENCES,
         place="front",
+    ),
+    Claim(
+        "server",
+        "learns",
+        "of each block of layers that has directions the silos’ gradient as far as it lies in their span, a number of "
+        "it a move",
+        "With the moves of a block of layers, which it knows, the sum gives the silos’ gradient of the block as far as "
+        "it lies in their span: a number of it a move.",
+        (sums_loss_differences, moves_blocks),
+        attacks=OF_LOSS_DIFFERENCES,
     ),
     Claim(
         "server",
@@ -149,6 +197,7 @@ CLAIMS = (
     *SILO_STATISTICS,
     *under((of_two(BATCH),), sums_loss_differences),
     *under((of_two(OWN),), sums_estimates),
+    *under((of_two(LAYERS),), sums_layers),
     *under((of_two(EPOCH),), sums_weight_changes),
     COLUMNS_OF_THE_OTHER,
     *LISTENERS,

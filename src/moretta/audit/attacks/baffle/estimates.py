@@ -1,8 +1,8 @@
 """What BAFFLE's server sees of its rounds: parameters, directions, the loss differences x_k, and the seed's agreement.
 
 The seed follows from contributions that the server relays, so directions are derived here as any role derives them
-(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). What a secure sum opened is the
-server's own result and is in no message; `opened` computes it again for the attacker.
+(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`); so are moves of blocks.
+What a secure sum opened is the server's own result and is in no message; `opened` computes it again for the attacker.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.baffle.moves import Moves
 from moretta.audit.evidence.case import Heard
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import from_heard
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.silo.blocks import MovesBlocks, Rule
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import differences, directions_of
+from moretta.protocols.baffle.silo.estimate import Form, differences, directions_of, gradient
+from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Agree, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.row_losses import RowLosses
@@ -48,12 +51,13 @@ DRAWN = 30.0  # multiplications that an entry of a direction is worth: it is dra
 class Round:
     """One round as the server sees it.
 
-    ask: what it asked. directions: d_1 .. d_K. uploads: in the clear, x_1 .. x_K by silo, none where they were masked.
+    ask: what it asked. directions: d_1 .. d_K, or the moves of blocks. uploads: in the clear, x_1 .. x_K by
+    silo, none where they were masked.
     words: of pairwise masked uploads, by silo. silos: those whose uploads counted. seed: of the directions.
     """
 
     ask: Estimate
-    directions: Directions
+    directions: Directions | Moves
     uploads: Mapping[str, NDArray[np.float64]]
     words: Mapping[str, Array]
     silos: tuple[str, ...]
@@ -64,7 +68,7 @@ def fits(run: PublicRun) -> str:
     """Say why loss differences of a run cannot be attacked."""
     if run.setting("local-epochs"):
         return "with local-epochs no loss differences are uploaded"
-    if run.setting("directions") == "own":
+    if draws_own(run):
         return 'with directions = "own" whole estimates are uploaded, and no loss differences'
     if run.setting("batch-statistics"):
         return "with batch-statistics a loss is of a whole batch, and no row's is computed again here"
@@ -75,19 +79,55 @@ def fits(run: PublicRun) -> str:
     return "" if run.recorded else "no round of training was recorded"
 
 
-def recipe_of(run: PublicRun) -> Recipe:
-    """Return the public settings that silos estimate by."""
+def recipe_of(run: PublicRun, forward: Forward | None = None) -> Recipe:
+    """Return the public settings that silos estimate by. forward: of `forward_of`, which has the model's blocks."""
     loss = RowLosses(run.loss, float(run.setting("label-smoothing") or 0.0), tuple(run.setting("class-weights") or ()))
-    return Recipe(
+    recipe = Recipe(
         form=run.setting("form"),
         sigma=float(run.setting("sigma")),
         loss=loss,
-        most=int(run.setting("k")),
+        most=0 if by_blocks(run) else int(run.setting("k")),
         direction=run.setting("direction"),
         orthogonal=bool(run.setting("orthogonal")),
         seed_pool=int(run.setting("seed-pool") or 0),
         clip_entry=float(run.setting("clip-entry") or 0.0),
+        rule=_rule(run) if by_blocks(run) else None,
     )
+    return recipe.by(forward.blocks, forward.layout.shapes) if isinstance(forward, MovesBlocks) else recipe
+
+
+def directions_at(recipe: Recipe, layout: Layout, ask: Estimate, seed: bytes) -> Directions | Moves:
+    """Return the directions that an ask and a seed give, or the moves of blocks."""
+    purpose = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
+    if recipe.rule:
+        return Moves.of(recipe, layout, seed, *purpose)
+    return recipe.directions(ask.k, layout.size, seed, *purpose)
+
+
+def drawn_at(directions: Directions | Moves) -> float:
+    """Return what directions and their products with a gradient cost (`moretta.audit.evidence.work`)."""
+    return 4.0 * directions.products if isinstance(directions, Moves) else DRAWN * directions.count * directions.size
+
+
+def by_blocks(run: PublicRun) -> bool:
+    """Return whether layers move one after the other."""
+    return bool(run.setting("perturb") == "blocks")
+
+
+def draws_own(run: PublicRun) -> bool:
+    """Return whether each silo draws its own directions, and uploads its estimate."""
+    return bool(run.setting("directions") == "own")
+
+
+def uploads_layers(run: PublicRun) -> bool:
+    """Return whether silos upload estimates of linear layers, without noise of directions."""
+    return by_blocks(run) and run.setting("linear") == "activations"
+
+
+def _rule(run: PublicRun) -> Rule:
+    k = run.setting("k")
+    table = k if isinstance(k, Mapping) else {"*": int(k)} if k else {}
+    return Rule(tuple((name, int(count)) for name, count in table.items()), run.setting("linear"))
 
 
 def rounds_seen(truth: Truth, most: int = ROUNDS) -> tuple[int, ...]:
@@ -103,9 +143,9 @@ def seed_of(contributions: Mapping[str, bytes]) -> bytes:
     return derive(hashlib.sha256(joined).digest(), "baffle seed", digest)
 
 
-def seeded_rounds(run: PublicRun, heard: Sequence[Heard]) -> Mapping[int, Round]:
-    """Return the rounds of a server's view whose seed it shows, by number."""
-    recipe, seed, found = recipe_of(run), b"", dict[int, Round]()
+def seeded_rounds(run: PublicRun, heard: Sequence[Heard], forward: Forward) -> Mapping[int, Round]:
+    """Return the rounds of a server's view whose seed it shows, by number. forward: of `forward_of`."""
+    recipe, seed, found = recipe_of(run, forward), b"", dict[int, Round]()
     ask: Estimate | None = None
     came: dict[str, Any] = {}
     for one in heard:
@@ -117,20 +157,17 @@ def seeded_rounds(run: PublicRun, heard: Sequence[Heard]) -> Mapping[int, Round]
                 ask = one.message
             case PlainUpload() | MaskedUpload() | SealedShares() if ask and seed and one.message.stamp == ask.stamp:
                 came[one.peer] = one.message
-                found[one.round] = _round(recipe, seed, ask, came)
+                found[one.round] = _round(directions_at(recipe, forward.layout, ask, seed), seed, ask, came)
             case Unmask() if one.round in found and one.message.stamp == found[one.round].ask.stamp:
                 found[one.round] = replace(found[one.round], silos=one.message.survivors)  # others were lost since
     return found
 
 
-def _round(recipe: Recipe, seed: bytes, ask: Estimate, came: Mapping[str, Any]) -> Round:
-    count = directions_of(recipe.form, ask.k)
-    purpose = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
-    directions = recipe.directions(ask.k, ask.parameters.size, seed, *purpose)
+def _round(directions: Directions | Moves, seed: bytes, ask: Estimate, came: Mapping[str, Any]) -> Round:
     clear, words = dict[str, NDArray[np.float64]](), dict[str, Array]()
     for silo, upload in came.items():
         if isinstance(upload, PlainUpload):
-            clear[silo] = np.asarray(upload.tensors["scalars"][:count], np.float64)
+            clear[silo] = np.asarray(upload.tensors["scalars"][: directions.count], np.float64)
         elif isinstance(upload, MaskedUpload):
             words[silo] = upload.tensors["scalars"]
     return Round(ask, directions, clear, words, tuple(sorted(came)), seed)
@@ -145,10 +182,14 @@ def partly_trained(model: nn.Module, run: PublicRun) -> nn.Module:
     return model
 
 
-def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array]) -> Forward:
-    """Return what runs the architecture at flat parameters. fixed: tensors that are not trained, by name."""
+def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, tokens: bool = False) -> Forward:
+    """Return what runs the architecture at flat parameters, and moves its blocks where the run does.
+
+    fixed: tensors that are not trained, by name. tokens: whether inputs are whole numbers.
+    """
     import torch
 
+    from moretta.audit.evidence.case import torch_dtype
     from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 
     model = partly_trained(model, run)
@@ -156,7 +197,26 @@ def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array]) -> 
     with torch.no_grad():
         for name, value in fixed.items():
             held[name].copy_(torch.tensor(value))
-    return TorchForward(model, layout_of(model))
+    layout = layout_of(model)
+    if not by_blocks(run):
+        return TorchForward(model, layout)
+    from moretta.protocols.baffle import cut, torch_blocks
+
+    graph = cut.cut_of(model, layout, run.shape, torch.int64 if tokens else torch_dtype(run))
+    return torch_blocks.TorchBlocks(model, layout, graph, cut.blocks_of(graph, layout, _rule(run)))
+
+
+def forward_at(truth: Truth) -> Forward:
+    """Return `forward_of` the run's own model."""
+    tokens = truth.rows(truth.run.silos[0]).x.dtype.kind in "iu"
+    return forward_of(_copied(truth), truth.run, {}, tokens=tokens)
+
+
+def check_scalars(truth: Truth) -> None:
+    """Raise `moretta.errors.ParameterError` where the model's blocks have no scalars."""
+    if by_blocks(truth.run):
+        forward = forward_at(truth)
+        Moves.of(recipe_of(truth.run, forward), forward.layout, b"")
 
 
 def fixed_of(truth: Truth) -> dict[str, Array]:
@@ -173,27 +233,27 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
 
     Computed again from the rows, or where silos added noise, from the recorded messages.
     """
+    forward, found = forward_at(truth), dict[str, Array]()
     if truth.run.setting("dp-noise"):
-        return _unmasked(truth, rounds)
+        return _unmasked(truth, rounds, forward)
     heard = [one for number in rounds for one in truth.heard("server", number)]
-    forward, found = forward_of(_copied(truth), truth.run, {}), dict[str, Array]()
-    for number, seen in seeded_rounds(truth.run, heard).items():
+    for number, seen in seeded_rounds(truth.run, heard, forward).items():
         parts = {silo: truth.rows(silo).part(truth.batch(silo, number)) for silo in seen.silos}
         x, y = (np.concatenate([getattr(part, key) for part in parts.values()]) for key in ("x", "y"))
         found[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, x, y)
     return found
 
 
-def _unmasked(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
+def _unmasked(truth: Truth, rounds: Sequence[int], forward: Forward) -> dict[str, Array]:
     """Return the noised sums of rounds, as `evidence.uploads` puts them together from the server's messages."""
     upto = [number for number in truth.run.recorded if number <= max(rounds)]
     heard = [one for number in upto for one in truth.heard("server", number)]
-    found = dict[str, Array]()
+    found, recipe = dict[str, Array](), recipe_of(truth.run, forward)
     for number in rounds:
         held = from_heard(truth.run, heard, number)
         ask = [one.message for one in heard if isinstance(one.message, Estimate) and one.round == number][-1]
-        total = held.total().means["scalars"]
-        found[f"{OPENED}{number}"] = np.asarray(total[: directions_of(recipe_of(truth.run).form, ask.k)], np.float64)
+        count = recipe.scalars or directions_of(recipe.form, ask.k)
+        found[f"{OPENED}{number}"] = np.asarray(held.total().means["scalars"][:count], np.float64)
     return found
 
 
@@ -218,7 +278,7 @@ def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *,
 
     count = seen.directions.count
     forward = work.of_passes(model, work.of_row(model, shape, tokens=tokens), rows, 1.0)
-    return count * (forward + DRAWN * seen.directions.size)
+    return count * forward + drawn_at(seen.directions)
 
 
 def scalars(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> NDArray[np.float64]:
@@ -226,8 +286,19 @@ def scalars(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -
     return np.asarray(by_row(recipe, forward, seen, x, y).mean(axis=1))
 
 
+def estimate_of(form: Form, seen: Round, found: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the estimate of the gradient that x_k give, float64[n]."""
+    if isinstance(seen.directions, Moves):
+        return seen.directions.estimate(found)
+    return gradient(form, found, seen.directions)
+
+
 def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> NDArray[np.float64]:
     """Return the x_k that each of these rows would give in a round, float64[K, rows]."""
+    if isinstance(seen.directions, Moves):
+        if not isinstance(forward, MovesBlocks):
+            raise ParameterError("expected a model that was cut into blocks")
+        return seen.directions.by_row(forward, seen.ask.parameters, x, y)
     found, _ = differences(recipe.form, recipe.sigma, seen.directions, forward, recipe.loss, seen.ask.parameters, x, y)
     return found
 

@@ -1,27 +1,93 @@
-"""BAFFLE's silos are sent the true model each round, flat, and upload loss differences in the place of gradients."""
+"""BAFFLE's silos are sent the true model each round, flat, and upload loss differences in the place of gradients.
+
+With `linear = "activations"` they also upload gradients of linear layers, as long as these.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.exposure import Exposure, Models
-from moretta.contract.messages import Tensors
+from moretta.audit.evidence.exposure import Estimated, Exposure, Models
+from moretta.audit.evidence.public_run import PublicRun
+from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.messages import Estimate
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import Truth
+
+PLACES = "places/"  # of layers in an upload's estimate
+GRADIENTS = frozenset({"gradient-inversion", "gradient-inversion-of-sum", "labels-from-head"})
 
 
 def sent(case: Case, silo: str, base: Tensors) -> Models:
     """Return the models that a silo is sent."""
+    asks = case.last_of_each_round(silo, Estimate).items()
+    return Models({number: _whole(case, ask, base) for number, ask in asks})
+
+
+def _whole(case: Case, ask: Estimate, base: Tensors) -> dict[str, Array]:
     from moretta.audit.attacks.baffle.estimates import partly_trained
     from moretta.protocols.baffle.torch_forward import layout_of
     from moretta.protocols.common import modules
 
     model = case.model()
-    layout, ties, found = layout_of(partly_trained(model, case.run)), modules.ties(model), Models()
-    for number, ask in case.last_of_each_round(silo, Estimate).items():
-        at = {**base, **layout.split(np.array(ask.parameters))}
-        found[number] = at | {tied: at[name] for tied, name in ties.items()}
+    at = {**base, **layout_of(partly_trained(model, case.run)).split(np.array(ask.parameters))}
+    return at | {tied: at[name] for tied, name in modules.ties(model).items()}
+
+
+def why_not(run: PublicRun) -> str:
+    """Say why uploads have no gradient that can be read."""
+    from moretta.audit.attacks.baffle.estimates import uploads_layers
+
+    if run.setting("local-epochs"):
+        return "an upload is the difference of several steps along estimates, and not a gradient"
+    if not uploads_layers(run):
+        return "silos upload loss differences or estimates along directions, and no layer's gradient"
+    if run.scheme == "additive-shares":
+        return "the sums that the server opened are not put together from shares again here"
+    return ""
+
+
+def public(truth: Truth) -> dict[str, Array]:
+    """Return the tensors that are not trained, and where in an estimate each linear layer's lie."""
+    from moretta.audit.attacks.baffle.estimates import FIXED, draws_own, fixed_of, forward_at, recipe_of
+
+    forward = forward_at(truth)
+    names, start = recipe_of(truth.run, forward).units, 0
+    if not names:
+        raise ParameterError("no linear layer of this model moves unit by unit, and no layer's gradient was uploaded")
+    found = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    for name, shape in forward.layout.shapes.items():
+        size = int(np.prod(shape, dtype=int))
+        if name in names:
+            found[f"{PLACES}{name}"] = np.array([start, *shape])
+        if name in names or draws_own(truth.run):
+            start += size
     return found
 
 
-EXPOSED = {"baffle": Exposure(frozenset({"membership-inference", "silo-property"}), sent=sent)}
+def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the model that was sent, and the gradients of linear layers in an upload or a sum."""
+    from moretta.audit.attacks.baffle.estimates import FIXED
+    from moretta.audit.evidence.uploads import under
+    from moretta.protocols.baffle.silo.estimate_upload import ESTIMATE
+
+    ask = next(one.message for one in case.heard("server", Estimate) if one.message.stamp == stamp)
+    estimate, gradients = np.asarray(tensors[ESTIMATE], np.float64), dict[str, Array]()
+    for name, place in under(case.arrays, PLACES).items():
+        start, *shape = place.tolist()
+        gradients[name] = estimate[start : start + int(np.prod(shape, dtype=int))].reshape(shape)
+    return _whole(case, ask, under(case.arrays, FIXED)), gradients
+
+
+EXPOSED = {
+    "baffle": Exposure(
+        GRADIENTS | {"membership-inference", "silo-property"},
+        sent=sent,
+        estimated=Estimated(why_not, public, shown),
+    )
+}

@@ -7,6 +7,9 @@ D g|^2 / K^2 ~ |g|^2 (1 + n / K), of which n / K lies outside of g,
 
 so what the server learns of a gradient in one round grows as sqrt(K / n) while K is below n (Feng et al., Theorem 3.1).
 
+With moves of blocks the estimate is put together block by block, and its cosine is of the parameters that have moves:
+E|g^|^2 of each kind of block is in `moretta.protocols.baffle.silo.blocks`.
+
 The K numbers themselves can be matched as gradients are by DLG (Zhu et al., NeurIPS 2019): a made-up row and label
 whose own x_k come closest to those uploaded,
 
@@ -18,6 +21,7 @@ that number, they may be solved; for many rows one row can at best be an average
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +31,11 @@ from moretta.audit.attacks.baffle.estimates import (
     FIXED,
     OPENED,
     Round,
+    check_scalars,
+    estimate_of,
     fits,
     fixed_of,
+    forward_at,
     forward_of,
     opened,
     partly_trained,
@@ -37,13 +44,14 @@ from moretta.audit.attacks.baffle.estimates import (
     seeded_rounds,
     used,
 )
+from moretta.audit.attacks.baffle.moves import Moves, cosine_expected
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, relative_error
 from moretta.audit.evidence.uploads import rows_of
 from moretta.contract.messages import Array, Message
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.estimate import gradient as estimated
+from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Layout
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ SEED = 13
 
 def given(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and what a mean row is like."""
+    check_scalars(truth)
     rounds = rounds_seen(truth)
     arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
     arrays |= opened(truth, rounds) if truth.run.masked else {}
@@ -71,13 +80,15 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim estimates [uploads, n] of rounds and silos (-1 for their sum), and one row for the smallest upload."""
-    seen, recipe = seeded_rounds(case.run, case.heard("server", Message)), recipe_of(case.run)
+    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
+    forward = forward_of(case.model(), case.run, known, tokens=bool(case.arrays["tokens"]))
+    seen, form = seeded_rounds(case.run, case.heard("server", Message), forward), recipe_of(case.run).form
     uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
     size = next(iter(seen.values())).directions.size
     uploads = uploads[-max(1, MOST_ENTRIES // size) :]
-    found = [estimated(recipe.form, x, seen[number].directions) for number, _, x in uploads]
+    found = [estimate_of(form, seen[number], x) for number, _, x in uploads]
     best = min(range(len(uploads)), key=lambda place: _rows(case, *uploads[place][:2], seen))
-    row, misfit = _row(case, recipe.form, seen[uploads[best][0]], uploads[best][2])
+    row, misfit = _row(case, form, forward.layout, seen[uploads[best][0]], uploads[best][2])
     return {
         "rounds": np.array([number for number, _, _ in uploads]),
         "silos": np.array([silo for _, silo, _ in uploads]),
@@ -99,33 +110,48 @@ def _rows(case: Case, number: int, silo: int, seen: Any) -> int:
     return sum(rows_of(case.run, name, number) for name in names)
 
 
-def _row(case: Case, form: str, seen: Round, found: NDArray[np.float64]) -> tuple[Array, float]:
+def _row(case: Case, form: str, layout: Layout, seen: Round, found: NDArray[np.float64]) -> tuple[Array, float]:
     """Return the row whose own x_k come closest to those found, empty where D is too large, and by how much."""
     import torch
 
+    of = seen.directions
+    entries = of.products if isinstance(of, Moves) else of.size * of.count
     # Tokens cannot be moved a little, and a program's operations may be bound to float32.
-    large = seen.directions.size * seen.directions.count > MOST_ENTRIES
-    if large or case.arrays["tokens"] or case.architecture.program:
+    if entries > MOST_ENTRIES or case.arrays["tokens"] or case.architecture.program:
         return np.zeros(0), 1.0
     known = {name.removeprefix(FIXED): torch.tensor(v) for name, v in case.arrays.items() if name.startswith(FIXED)}
-    model = partly_trained(case.model(), case.run)
-    layout = forward_of(case.model(), case.run, {name: value.numpy() for name, value in known.items()}).layout
-    at = layout.split(np.array(seen.ask.parameters))
+    model, at = partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
     held = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in at.items()}
-    return matched(case, model.double(), held, known, _matrix(seen, form), torch.tensor(found))
+    return matched(case, model.double(), held, known, _numbers(of, form), entries, torch.tensor(found))
 
 
-def _matrix(seen: Round, form: str) -> Any:
-    """Return D, float64[K, n]; of the form "mean" with the mean direction taken off, as its x_k have it."""
+def _numbers(of: Directions | Moves, form: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what gives D g, float64[K], of a gradient by tensor, in the order of the flat array.
+
+    Of the form "mean" D has the mean direction taken off, as its x_k have it.
+    """
     import torch
 
-    flat = np.zeros(seen.directions.size)
-    rows = np.concatenate([part.copy() for part in seen.directions.perturbed(flat, 1.0)])
-    return torch.tensor(rows - rows.mean(axis=0) if form == "mean" else rows)
+    if isinstance(of, Moves):
+        return of.along
+    rows = np.concatenate([part.copy() for part in of.perturbed(np.zeros(of.size), 1.0)])
+    matrix = torch.tensor(rows - rows.mean(axis=0) if form == "mean" else rows)
+    return lambda slopes: matrix @ torch.cat([one.ravel() for one in slopes.values()])
 
 
-def matched(case: Case, model: Any, held: Any, known: Any, matrix: Any, wanted: Any) -> tuple[Array, float]:
-    """Return the made-up row that fits best, and its misfit, of several starts."""
+def matched(
+    case: Case,
+    model: Any,
+    held: Any,
+    known: Any,
+    numbers: Callable[[Mapping[str, Any]], Any],
+    products: int,
+    wanted: Any,
+) -> tuple[Array, float]:
+    """Return the made-up row that fits best, and its misfit, of several starts.
+
+    numbers: gives x_k of a gradient, by so many products.
+    """
     import torch
     from scipy.optimize import minimize
 
@@ -140,11 +166,12 @@ def matched(case: Case, model: Any, held: Any, known: Any, matrix: Any, wanted: 
         outputs = torch.func.functional_call(model, {**fixed, **held}, (x,))
         value = _loss(case.run.loss, outputs, label if case.run.loss == "mse" else label.softmax(dim=1))
         slopes = torch.autograd.grad(value, list(held.values()), create_graph=True, materialize_grads=True)
-        miss = (matrix @ torch.cat([one.ravel() for one in slopes]) - wanted).square().sum() / wanted.square().sum()
+        found = numbers(dict(zip(held, slopes, strict=True)))
+        miss = (found - wanted).square().sum() / wanted.square().sum()
         (slope,) = torch.autograd.grad(miss, [made], materialize_grads=True)
         return float(miss.detach()), slope.numpy()
 
-    for _ in range(_starts(case, model, matrix)):
+    for _ in range(_starts(case, model, products)):
         point = np.concatenate([generator.standard_normal(entries), np.zeros(case.run.outputs)])
         found = minimize(misfit, point, jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "maxcor": 20})
         if found.fun < best[1]:
@@ -152,10 +179,10 @@ def matched(case: Case, model: Any, held: Any, known: Any, matrix: Any, wanted: 
     return best
 
 
-def _starts(case: Case, model: Any, matrix: Any) -> int:
+def _starts(case: Case, model: Any, products: int) -> int:
     from moretta.audit.evidence import work
 
-    step = work.of_passes(model, work.of_row(model, case.run.shape), 1, work.SEARCHED) + 4.0 * matrix.numel()
+    step = work.of_passes(model, work.of_row(model, case.run.shape), 1, work.SEARCHED) + 4.0 * products
     return work.times(SECONDS_THOROUGH if case.thorough else SECONDS, STEPS * step, 1, STARTS)
 
 
@@ -167,18 +194,24 @@ def _loss(name: str, outputs: Any, targets: Any) -> Any:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare the estimates with the true gradients of the rows in them; and the row with the rows of its batch."""
-    seen = seeded_rounds(truth.run, [one for number in rounds_seen(truth) for one in truth.heard("server", number)])
-    layout, cosines = _layout(truth), list[float]()
+    heard, forward = [one for number in rounds_seen(truth) for one in truth.heard("server", number)], forward_at(truth)
+    seen, layout = seeded_rounds(truth.run, heard, forward), forward.layout
+    of = next(iter(seen.values())).directions
+    count, covered = of.count, of.covered if isinstance(of, Moves) else np.ones(layout.size, bool)
     units = list(zip(claim["rounds"], claim["silos"], claim["estimates"], strict=True))
+    size, cosines, expected = int(covered.sum()), list[float](), list[float]()
     for number, silo, estimate in units:
         rows = _batch(truth, seen[int(number)], int(silo))
-        cosines.append(_cosine(estimate, _true(truth, layout, seen[int(number)].ask.parameters, rows)))
+        true = _true(truth, layout, seen[int(number)].ask.parameters, rows) * covered
+        cosines.append(_cosine(estimate, true))
+        blocks = of.recipe.blocks if isinstance(of, Moves) else ()
+        expected.append(cosine_expected(blocks, layout, true) if blocks else np.sqrt(count / (count + size)))
     number, silo, _ = units[int(claim["best"])]
-    mean, count = float(np.mean(cosines)), next(iter(seen.values())).directions.count
+    mean = float(np.mean(cosines))
     figures = {
         "directions": float(count),
-        "parameters": float(layout.size),
-        "cosine_expected": float(np.sqrt(count / (count + layout.size))),
+        "parameters": float(size),
+        "cosine_expected": float(np.mean(expected)),
         "uploads": float(len(units)),
     }
     rows = _batch(truth, seen[int(number)], int(silo))
@@ -187,9 +220,10 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     return AttackResult(
         measure="cosine between the server's K-rank estimate and the true gradient",
         score=mean,
-        chance=float(np.sqrt(2 / (np.pi * layout.size))),
+        chance=float(np.sqrt(2 / (np.pi * size))),
         interval=(low, high),
-        sentence=f"The server learns the silos' gradient by {count} of {layout.size} directions a round, at a cosine "
+        sentence=f"The server learns the silos' gradient by {count} of {size} directions a round"
+        f"{', each of one block of layers' if isinstance(of, Moves) else ''}, at a cosine "
         f"of {mean:.2f} with the true one" + _said(extra, len(rows.x)),
         figures=figures | extra,
         pictures=pictures,
@@ -237,10 +271,6 @@ def _batch(truth: Truth, seen: Round, silo: int) -> PartyRows:
     names = seen.silos if silo < 0 else (truth.run.silos[silo],)
     parts = [truth.rows(name).part(used(truth, seen, name)) for name in names]
     return PartyRows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-
-
-def _layout(truth: Truth) -> Layout:
-    return forward_of(_model(truth), truth.run, {}).layout
 
 
 def _model(truth: Truth) -> Any:

@@ -27,6 +27,7 @@ from moretta.audit.attacks.baffle.estimates import (
     OPENED,
     Round,
     by_row,
+    check_scalars,
     cost_of,
     fits,
     fixed_of,
@@ -56,6 +57,7 @@ SMALL = 1e-300
 
 def given(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and background rows."""
+    check_scalars(truth)
     rounds, known = rounds_seen(truth), truth.background
     arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
     arrays |= {"x": known.x, "y": known.y} | (opened(truth, rounds) if truth.run.masked else {})
@@ -70,9 +72,10 @@ def given(truth: Truth) -> Given:
 def attack(case: Case) -> Claim:
     """Claim z of what was uploaded, [rounds or silos of them], of noise, and the p value of masked words."""
     known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
-    recipe, forward = recipe_of(case.run), forward_of(case.model(), case.run, known)
+    forward = forward_of(case.model(), case.run, known, tokens=case.arrays["x"].dtype.kind in "iu")
+    recipe = recipe_of(case.run, forward)
     generator = np.random.Generator(np.random.PCG64(SEED))
-    seen = seeded_rounds(case.run, case.heard("server", Message))
+    seen = seeded_rounds(case.run, case.heard("server", Message), forward)
     uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
     draws, tokens = _draws(case, seen, max(rows for _, _, rows in uploads), len(uploads)), case.run.has_tokens
     data, noise = list[float](), list[float]()

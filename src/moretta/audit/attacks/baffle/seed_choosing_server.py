@@ -6,7 +6,8 @@ server cannot set them, but it can try seeds before it sends one. Of a target v 
 
     S(seed) = 1/K sum_k (d_k . v)^2,        E S = 1 over seeds, deviation ~ sqrt(2 / K)
 
-times what it would learn with any seed, and the best of M seeds has S ~ 1 + sqrt(2 / K) sqrt(2 log M).
+times what it would learn with any seed, and the best of M seeds has S ~ 1 + sqrt(2 / K) sqrt(2 log M). With moves of
+blocks S = sum_b 1/R_b sum_k (d_k . v)^2 over blocks b of R_b repeats, of v where they move; E S = 1 as well.
 
 Here all roles contribute to the seed, and each is committed before it sees another's contribution
 (`moretta.protocols.baffle.silo.seeds`). The attack makes two checks. First, the view shows all commitments before the
@@ -28,21 +29,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle.estimates import (
-    DRAWN,
     FIXED,
     Round,
+    check_scalars,
+    directions_at,
+    drawn_at,
     fixed_of,
     forward_of,
     partly_trained,
     recipe_of,
     seeded_rounds,
 )
+from moretta.audit.attacks.baffle.moves import Moves
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard
 from moretta.audit.evidence.intervals import of_rate
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Message
 from moretta.protocols.baffle.silo.directions import Directions
+from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
 from moretta.protocols.baffle.silo.seeds import SERVER, commitment
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -70,6 +75,7 @@ def fits(run: PublicRun) -> str:
 
 def given(truth: Truth) -> Given:
     """Give the server its view of the first round, in which the seed was agreed on, and background rows."""
+    check_scalars(truth)
     known = truth.background
     arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
     return Given(
@@ -83,19 +89,27 @@ def given(truth: Truth) -> Given:
 def attack(case: Case) -> Claim:
     """Claim S of the recorded seed and of seeds at random, and whether the agreement is in order."""
     heard = case.heard("server", Message)
-    seen = next(iter(seeded_rounds(case.run, heard).values()))
-    target = _target(case, seen)
+    forward = _forward(case)
+    seen = next(iter(seeded_rounds(case.run, heard, forward).values()))
+    target = _target(case, seen, forward.layout)
     recorded = gain(seen.directions, target)
     return {
         "recorded": np.array(recorded),
-        "others": gains(case.run, seen, target, _seeds(seen, thorough=case.thorough)),
+        "others": gains(case.run, forward, seen, target, _seeds(seen, thorough=case.thorough)),
         "in_order": np.array(in_order(heard)),
         "k": np.array(seen.directions.count),
     }
 
 
-def gain(directions: Directions, target: NDArray[np.float64]) -> float:
+def _forward(case: Case) -> Forward:
+    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
+    return forward_of(case.model(), case.run, known, tokens=case.arrays["x"].dtype.kind in "iu")
+
+
+def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
     """Return S, what is learned of a target of length 1 relative to the average over directions."""
+    if isinstance(directions, Moves):
+        return directions.gain(target)
     total, zero = 0.0, np.zeros(directions.size)
     for together in directions.perturbed(zero, 1.0):
         total += float(np.square(together @ target).sum())
@@ -105,18 +119,18 @@ def gain(directions: Directions, target: NDArray[np.float64]) -> float:
 def _seeds(seen: Round, *, thorough: bool) -> int:
     from moretta.audit.evidence import work
 
-    each = DRAWN * seen.directions.count * seen.directions.size
-    return work.times(SECONDS_THOROUGH if thorough else SECONDS, each, LEAST, SEEDS)
+    return work.times(SECONDS_THOROUGH if thorough else SECONDS, drawn_at(seen.directions), LEAST, SEEDS)
 
 
-def gains(run: PublicRun, seen: Round, target: NDArray[np.float64], seeds: int) -> NDArray[np.float64]:
+def gains(
+    run: PublicRun, forward: Forward, seen: Round, target: NDArray[np.float64], seeds: int
+) -> NDArray[np.float64]:
     """Return S of so many seeds at random in this round."""
-    recipe, root = recipe_of(run), SecretRoot.insecure(INSECURE, SERVER)
-    purpose = (seen.ask.stamp.run, seen.ask.stamp.round, seen.ask.parameter_hash)
+    recipe, root = recipe_of(run, forward), SecretRoot.insecure(INSECURE, SERVER)
     found = list[float]()
     for number in range(seeds):
         seed = root.derive("a seed that a server tries", number)
-        found.append(gain(recipe.directions(seen.ask.k, seen.directions.size, seed, *purpose), target))
+        found.append(gain(directions_at(recipe, forward.layout, seen.ask, seed), target))
     return np.array(found)
 
 
@@ -163,14 +177,14 @@ def _kept(
     )
 
 
-def _target(case: Case, seen: Round) -> NDArray[np.float64]:
+def _target(case: Case, seen: Round, layout: Layout) -> NDArray[np.float64]:
     """Return the gradient of the background rows at the round's parameters, to length 1."""
     import torch
 
     from moretta.audit.evidence.network import loss_of
 
     known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
-    layout, model = forward_of(case.model(), case.run, known).layout, partly_trained(case.model(), case.run)
+    model = partly_trained(case.model(), case.run)
     at = {
         name: torch.tensor(value, requires_grad=True)
         for name, value in layout.split(np.array(seen.ask.parameters)).items()

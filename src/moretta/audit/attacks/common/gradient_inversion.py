@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.common.exposures import exposure, fitting
+from moretta.audit.attacks.common.exposures import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes, counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
 from moretta.audit.evidence.public_run import PublicRun
-from moretta.audit.evidence.uploads import gradient_of, of_round, rows_of, sum_of, survivors, under
+from moretta.audit.evidence.uploads import Uploads, of_round, rows_of, sum_of, survivors, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
@@ -63,6 +63,8 @@ def fits(run: PublicRun) -> str:
 
 def unsuited(run: PublicRun) -> str:
     """Say why batches cannot be searched for, whosever they are."""
+    if why := why_not(run):
+        return why
     if run.augmented:
         return "rows are cropped and flipped afresh in each round, so there is no fixed row to find"
     if run.has_tokens:
@@ -103,7 +105,7 @@ def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Give
     """Give the server its view up to a round, the silos that are attacked, and background rows."""
     background, run = truth.background, truth.run
     places = np.array([run.silos.index(silo) for silo in silos])
-    arrays = {"round": np.array(number), "silos": places, "x": background.x, "y": background.y}
+    arrays = {"round": np.array(number), "silos": places, "x": background.x, "y": background.y} | public(truth)
     said = f"{len(background.x)} labelled background rows"
     if recovered := exposure(run).recovered:
         return Given({"server": ()}, arrays | recovered(truth, {number: silos}), view, f"its key, and {said}")
@@ -120,13 +122,14 @@ def attack(case: Case) -> Claim:
     if exposure(case.run).recovered:
         return found_rows(case, *recovered_by(case, number, silo), rows)
     held = of_round(case, number)
-    return found_rows(case, held.parameters, sent(case.run, held.bare(silo, rows)), rows)
+    return found_rows(case, *sent(case, held, held.bare(silo, rows)), rows)
 
 
-def sent(run: PublicRun, tensors: Tensors) -> dict[str, Array]:
-    """Return the gradient in an upload or a sum: a step's difference is that times the learning rate."""
+def sent(case: Case, held: Uploads, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the model and the gradient of an upload or a sum: a step's difference is that times the learning rate."""
+    run, (parameters, gradient) = case.run, shown(case, held, tensors)
     factor = float(run.setting("learning-rate")) if run.setting("local-epochs") else 1.0
-    return {name: value / factor for name, value in gradient_of(tensors).items()}
+    return parameters, {name: value / factor for name, value in gradient.items()}
 
 
 def recovered_by(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
@@ -178,6 +181,8 @@ def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Se
     """Return what to take for labels, one after the other; None searches for them."""
     run = case.run
     if run.task != "classification" or run.loss != "cross-entropy" or not run.head or run.setting("label-smoothing"):
+        return [None]
+    if (run.head_bias or run.head) not in gradient:
         return [None]
     from moretta.audit.evidence.network import head_inputs
 
@@ -312,7 +317,7 @@ def attack_sum(case: Case) -> Claim:
         return found_rows(case, *recovered_by(case, number, "sum"), rows)
     held = of_round(case, number)
     total = held.total()
-    return found_rows(case, held.parameters, sent(case.run, total.means), total.weight)
+    return found_rows(case, *sent(case, held, total.means), total.weight)
 
 
 def score_sum(claim: Claim, truth: Truth) -> AttackResult:

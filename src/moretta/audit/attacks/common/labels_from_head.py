@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.common.exposures import exposure, fitting
+from moretta.audit.attacks.common.exposures import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
@@ -25,13 +25,13 @@ from moretta.audit.evidence.intervals import of_mean, units
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import (
     first_rounds,
-    gradient_of,
     of_round,
     rows_of,
     sum_of,
     under,
 )
 from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -51,14 +51,14 @@ def fits(run: PublicRun) -> str:
         return "class weights make the rows of a batch count differently"
     if run.setting("dp-noise"):
         return "silos draw their batches in secret and add noise, so there are no known counts to score by"
-    return "" if run.recorded else "no round of training was recorded"
+    return why_not(run) or ("" if run.recorded else "no round of training was recorded")
 
 
 def given(truth: Truth) -> Given:
     """Give the server its view, and background rows; or the gradients that its own secret recovers."""
     counted = first_rounds(truth, ROUNDS)
     background = truth.background
-    arrays = {"rounds": np.array(list(counted)), "x": background.x, "y": classes(background.y)}
+    arrays = {"rounds": np.array(list(counted)), "x": background.x, "y": classes(background.y)} | public(truth)
     view, said = f"{rounds_of(len(counted))} of the server", f"{len(background.x)} labelled background rows"
     if recovered := exposure(truth.run).recovered:
         arrays |= recovered(truth, counted)
@@ -99,7 +99,7 @@ def _uploaded_counts(case: Case, number: int) -> Mapping[str, Array]:
 
     def of(silo: str) -> NDArray[np.int64]:
         rows = rows_of(run, silo, number)
-        return _counts(case, held.parameters, gradient_of(held.bare(silo, rows)), rows)
+        return _counts(case, *shown(case, held, held.bare(silo, rows)), rows)
 
     counted = [silo for silo in run.silos if silo in held.counted]
     present = np.array([silo in counted for silo in run.silos])
@@ -107,7 +107,7 @@ def _uploaded_counts(case: Case, number: int) -> Mapping[str, Array]:
         return {"counts": np.array([of(s) if s in counted else _none(run) for s in run.silos]), "present": present}
     total = held.total()
     return {
-        "counts": _counts(case, held.parameters, gradient_of(total.means), total.weight)[None],
+        "counts": _counts(case, *shown(case, held, total.means), total.weight)[None],
         "present": present,
         "masked": of(counted[0]),
         "masked_of": np.array(run.silos.index(counted[0])),
@@ -123,6 +123,8 @@ def _counts(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> ND
     from moretta.audit.evidence.network import head_inputs
 
     x, y = case.arrays["x"], case.arrays["y"]
+    if (case.run.head_bias or case.run.head) not in gradient:
+        raise ParameterError("the gradient of the model's last layer is not among those that silos upload")
     h, outputs = head_inputs(case.model(), case.run, parameters, x)
     return counts_from_head(case.run, gradient, h, outputs, y, rows)
 
