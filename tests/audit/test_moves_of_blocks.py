@@ -1,4 +1,4 @@
-"""Runs that move one block of layers after the other: what each attack makes of them, and what it says where it cannot."""
+"""Runs that move one block of layers after the other: what each attack makes of them, or says where it cannot."""
 
 import numpy as np
 import pytest
@@ -174,7 +174,9 @@ def test_noised_scalars_of_blocks_are_opened_from_messages(tmp_path):
 def test_an_audit_in_processes_of_a_model_from_python(tmp_path):
     made = recorded(tmp_path, run={"rounds": 1})
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Sigmoid(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 8), torch.nn.Sigmoid(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 10)
+    )
     silos = [Silo(one.name, one.x, one.y) for one in made.federation.silos]
     protocol = BAFFLE(perturb="blocks", linear="activations", loss="cross-entropy")
     federation = Federation(model, silos, protocol, test=made.federation.test, out=tmp_path / "own", record_views=True)
@@ -183,4 +185,6 @@ def test_an_audit_in_processes_of_a_model_from_python(tmp_path):
     chosen = [module.ATTACK for module in (*OF_SCALARS, own_estimate, labels_from_head)]
     found = auditor.audit(truth.folder, truth.federation, truth.planned, truth.seed, chosen=chosen)
     assert not found.record["not_run"]
-    assert {"own-estimate", "labels-from-head"} <= {one["attack"] for one in found.record["attacks"] if one["succeeded"]}
+    assert {"own-estimate", "labels-from-head"} <= {
+        one["attack"] for one in found.record["attacks"] if one["succeeded"]
+    }

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo import blocks
-from moretta.protocols.baffle.silo.blocks import Block, MovesBlocks
+from moretta.protocols.baffle.silo.block_differences import differences
+from moretta.protocols.baffle.silo.blocks import LayerBlock, MovesBlocks
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
 
@@ -72,7 +73,7 @@ class Moves:
 
     def by_row(self, forward: MovesBlocks, at: Array, x: Array, y: Array) -> NDArray[np.float64]:
         """Return the x_k of each row, float64[K, rows]."""
-        return blocks.differences(self.recipe, forward, at, [(x, y)], self.keys)[0].derivatives
+        return differences(self.recipe, forward, at, [(x, y)], self.keys)[0].derivatives
 
     def estimate(self, scalars: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the estimate of the gradient, float64[n], zero where nothing moves."""
@@ -124,12 +125,12 @@ class Moves:
         return found
 
 
-def size_of(block: Block, layout: Layout) -> int:
+def size_of(block: LayerBlock, layout: Layout) -> int:
     """Return how many parameters a block has."""
     return sum(math.prod(layout.shapes[name]) for name in block.tensors)
 
 
-def cosine_expected(some: Sequence[Block], layout: Layout, true: NDArray[np.float64], silos: int = 1) -> float:
+def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: NDArray[np.float64], silos: int = 1) -> float:
     """Return about what the estimate of these blocks scores, by E|estimate|^2 of each (`silo.blocks`).
 
     true: the gradient, float64[n]. silos: how many draw moves of their own.
