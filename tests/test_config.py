@@ -260,10 +260,10 @@ def test_baffle_has_its_own_defaults(write: Write) -> None:
 
 
 def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
-    shared = ["k=64", "k-last=16384", "sigma=0.01", "form=base", "ema=0", "trainable=['2', '0.bias', 'conv*']",
+    shared = ["k=64", "k-last=16384", "sigma=0.01", "form=base", "ema=0.5", "trainable=['2', '0.bias', 'conv*']",
               "learning-rate=0.5", "loss=cross-entropy", "label-smoothing=0.1"]  # fmt: skip
     alike: dict[str, Any] = {
-        "k": 64, "k_last": 16384, "sigma": 0.01, "form": "base", "ema": 0.0, "trainable": ("2", "0.bias", "conv*"),
+        "k": 64, "k_last": 16384, "sigma": 0.01, "form": "base", "ema": 0.5, "trainable": ("2", "0.bias", "conv*"),
         "learning_rate": 0.5, "loss": "cross-entropy", "label_smoothing": 0.1,
     }  # fmt: skip
     rows: list[tuple[list[str], dict[str, Any]]] = [
@@ -420,6 +420,9 @@ BAD = [
      " schema of the table; remove them"),
     (["data.source=sites", "data.inputs=[30]", "data.classes=2", "data.target=y"], "[data] target is about rows, and"
      ' with source = "sites" each site\'s own silo.toml says where its rows are and how to read them; remove it here'),
+    (["data.source=sites", "data.inputs=[30]", "data.classes=2", "engine.name=flare", "engine.sites=['a', 'b', 'c']",
+      "data.channel-mean=[0.5]", "data.channel-deviation=[1]"],
+     "[data] channel-mean is for images, which a schema names in a column of files; remove it"),
     (["data.inputs=[3]"], '[data] inputs is for source = "sites", not "rows.csv"; remove it'),
     (["data.source=sites", "data.inputs=[30]", "data.classes=2", "engine.name=flare", "engine.sites=['a', 'b']",
       "protocol.name=local"], "[protocol] local is a baseline for one machine, with nothing to do for many; choose"
@@ -486,6 +489,11 @@ BAD = [
     # values that do not fit each other
     (["data.partition=dirichlet"], '[data] alpha is missing; partition = "dirichlet" needs it, for example'
      " alpha = 0.5"),
+    (["data.partition=same-rows", "protocol.name=fedsgd", "protocol.dp-noise=1", "protocol.dp-clip=1"],
+     '[data] partition = "same-rows" gives every silo the same rows, and epsilon is of rows that one silo has; remove'
+     " it, or dp-noise and dp-clip"),
+    (["data.augment=turn", "data.standardise=true"], '[data] augment = "turn" is for pixels in [0, 1]; remove it, or'
+     " standardise, channel-mean and channel-deviation"),
     (["data.alpha=1"], '[data] alpha belongs to partition = "dirichlet", not to "iid"; remove it'),
     (["data.grid=[2, 2]"], '[data] grid belongs to partition = "by-feature" or "grid", not to "iid"; remove it'),
     (["data.columns=[[0]]", *GRID], '[data] columns belongs to partition = "by-feature", not to "grid"; remove it'),

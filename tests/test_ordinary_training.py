@@ -345,10 +345,16 @@ def test_a_turn_moves_pixels_and_changes_light_within_its_bounds() -> None:
     assert len(quarters) == 4
 
 
+def test_a_turn_is_refused_where_it_would_cut_pixels_off() -> None:
+    for pixel in (-0.1, 1.1):
+        with pytest.raises(ParameterError, match=r'augment = "turn" is for pixels in \[0, 1\], and some here are not'):
+            turned(torch.full((2, 1, 8, 8), pixel))
+
+
 def test_images_are_varied_alike_in_every_protocol() -> None:
     """PBPFL on varied images is still FedSGD on varied images: both draw from seed, silo and round."""
     generator = np.random.default_rng(2)
-    silos = [Silo(name, generator.normal(size=(12, 1, 6, 6)), generator.integers(0, 3, 12)) for name in "ab"]
+    silos = [Silo(name, generator.random(size=(12, 1, 6, 6)), generator.integers(0, 3, 12)) for name in "ab"]
     torch.manual_seed(1)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 

@@ -82,6 +82,16 @@ def test_batch_is_what_silos_used(clear):
     assert not set(first) & set(later)  # of one epoch
 
 
+def test_batches_in_order_are_what_silos_used(tmp_path):
+    truth = recorded(
+        tmp_path, protocol={"name": "cgd", "batches": "in-order"}, data={"batch-size": 7}, run={"rounds": 2}
+    )
+    for number in (1, 2):
+        batch = truth.batch("silo-1", number).tolist()
+        assert batch == list(range(7 * (number - 1), 7 * number))
+        assert batch == truth.roles(number).clients["silo-1"]._rows.batches.of_round(number).tolist()
+
+
 def test_background_and_others_are_nobodys_training_rows(clear):
     trained = {row.tobytes() for silo in clear.run.silos for row in clear.rows(silo).x}
     background, others = ({row.tobytes() for row in rows.x} for rows in (clear.background, clear.others))

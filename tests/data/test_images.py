@@ -81,6 +81,7 @@ def test_channels_are_standardised_by_constants_of_the_run(tmp_path: Path) -> No
     ("settings", "message"),
     [
         ({"channel_mean": (0.5,)}, "expected a number of each for every channel, deviations above 0; got .0.5. and"),
+        ({"channel_mean": ()}, "expected a number of each for every channel"),
         ({"channel_mean": (0.5,), "channel_deviation": (0.0,)}, "deviations above 0"),
         ({"channel_mean": (float("nan"),), "channel_deviation": (1.0,)}, "expected a number of each"),
         ({"channel_mean": (0.5,) * 3, "channel_deviation": (1.0,) * 3}, "has 3 numbers, and images have 1 channels"),

@@ -76,7 +76,7 @@ RECORDS = [
     record(protocol={"local-epochs": 1}, **OF_SUMS),
     record(dropped=LATE, protocol={"directions": "own", "batch-statistics": True}),
     record(protocol={"directions": "own"}, **OF_SUMS),
-    record(silos=2, secure={"scheme": "none"}, protocol={"directions": "own"}),
+    record(silos=2, secure={"scheme": "none"}, protocol={"directions": "own", "batch-statistics": True}),
 ]
 
 

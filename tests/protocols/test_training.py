@@ -81,6 +81,7 @@ def test_rates_fall_after_their_milestones() -> None:
         ({"lr_schedule": "milestones"}, "belong together; give both"),
         ({"milestones": (3,)}, "belong together; give both"),
         ({"lr_schedule": "milestones", "milestones": (3, 3)}, "in ascending order, such as"),
+        ({"milestone_factor": 0.5}, 'milestone-factor belongs to lr-schedule = "milestones"; remove it'),
         ({"betas": (0.9, 0.99)}, 'betas belong to optimizer = "adam"; set it'),
     ],
 )

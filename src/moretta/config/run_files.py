@@ -102,6 +102,11 @@ class RunFile(Section):
             raise ParameterError(
                 f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
             )
+        if self.data.partition == "same-rows" and protocol.privacy is not None:
+            raise ParameterError(
+                '[data] partition = "same-rows" gives every silo the same rows, and epsilon is of rows that one silo '
+                "has; remove it, or dp-noise and dp-clip"
+            )
         self._check_sites()
         self._check_shape()
         if self.engine.edge and not entry.edge:
@@ -174,6 +179,11 @@ class RunFile(Section):
         data = self.data
         if self.table is not None and self.table.name_of("file") is not None and data.at_sites:
             return self._check_images()
+        for name in ("window", "spacing", "channel_mean") if data.at_sites else ():
+            if getattr(data, name) is not None:
+                raise ParameterError(
+                    f"[data] {kebab(name)} is for images, which a schema names in a column of files; remove it"
+                )
         if self.table is not None:
             if data.inputs or data.classes or data.outputs or data.missing != "error":
                 raise ParameterError(

@@ -303,9 +303,10 @@ class Data(Section):
             raise ParameterError(
                 "[data] domains are made of pixels in [0, 1]; remove it, or channel-mean and -deviation"
             )
-        if self.augment == "turn" and self.channel_mean is not None:
+        if self.augment == "turn" and (self.channel_mean is not None or self.standardise):
             raise ParameterError(
-                '[data] augment = "turn" is for pixels in [0, 1]; remove it, or channel-mean and channel-deviation'
+                '[data] augment = "turn" is for pixels in [0, 1]; remove it, or standardise, channel-mean and '
+                "channel-deviation"
             )
         self._check_place()
         test, validation = self.test_fraction or 0.0, self.validation_fraction or 0.0

@@ -64,6 +64,7 @@ def _quiet() -> Iterator[None]:
     [
         ({"orthogonal": True, "direction": "gaussian"}, 'Rademacher ones; use direction = "rademacher"'),
         ({"orthogonal": True, "seed_pool": 128}, "orthogonal directions are fresh .* and no seed-pool"),
+        ({"ema_each": "epoch", "ema": 0.0}, 'ema-each = "epoch" says when the average follows, and ema = 0 is none'),
         ({"seed_pool": 100}, "seed-pool = 100: expected a multiple of 8"),
         ({"seed_pool": 64}, "seed-pool = 64: expected .* at least the 100 directions of a round"),
         ({"seed_pool": 104, "k_last": 120}, "at least the 120 directions"),

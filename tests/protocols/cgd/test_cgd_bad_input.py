@@ -205,6 +205,7 @@ def test_a_mapping_of_deltas_that_lacks_somebody(engine: str) -> None:
         {"momentum": 0.9},
         {"clip_norm": 1.0},
         {"lr_schedule": "cosine"},
+        {"epoch_rounds": 2},
         {"first_rate": 0.1},
         {"class_weights": (1.0, 2.0)},
         {"mu": 0.5},
@@ -356,6 +357,16 @@ def test_a_simulation_refuses_dropout_which_it_would_draw_otherwise(engine: str)
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Dropout(0.5), nn.Linear(7, CLASSES)).double()
     made = Federation(model, JOINT, CGD(delta=0.1), engine=Engine(name=engine), batch_size=0, dtype="float64")
     with pytest.raises(ParameterError, match="does not draw what each participant would"):
+        made.train(1)
+
+
+@pytest.mark.parametrize("engine", ["fused", "exact-ring"])
+def test_a_simulation_refuses_images_that_vary(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    silos = [Silo(name, rng.random((6, 1, 4, 4)), rng.integers(0, 2, 6)) for name in "abc"]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    made = Federation(model, silos, CGD(delta=0.1), engine=Engine(name=engine), augment="crop-flip")
+    with pytest.raises(ParameterError, match='augment = "crop-flip": a simulation does not vary images'):
         made.train(1)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from moretta import CGD, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Tensors
 from moretta.contract.roles import State
+from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.start import centers, confined, delta_of, noise, shared_biases
 from moretta.protocols.common import modules
@@ -253,6 +254,20 @@ def test_shared_biases_are_one_vector_of_standard_normal_numbers_without_delta()
     assert (other["0.bias"] != one["0.bias"]).all()  # of the run's seed, which everybody knows
     around = started(model, around="model", hidden_bias="shared")
     np.testing.assert_array_equal(around["0.bias"], model.state_dict()["0.bias"].numpy())
+
+
+@pytest.mark.parametrize("engine", ["in-process", "fused"])
+def test_settings_that_would_change_nothing_are_refused(engine: str) -> None:
+    generator = np.random.default_rng(0)
+    silos = [Silo(name, generator.normal(size=(6, 4)), generator.integers(0, 2, 6)) for name in "abc"]
+    linear = nn.Sequential(nn.Linear(4, 2))
+    for settings, sentence in (
+        ({"hidden_bias": "shared"}, "is for hidden layers with biases that train, and the model has none"),
+        ({"batches": "in-order"}, r"is for \[data\] batch-size above 0"),
+    ):
+        federation = Federation(linear, silos, CGD(**settings), batch_size=0, engine=Engine(name=engine))
+        with pytest.raises(ParameterError, match=sentence):
+            federation.train(1, SEED)
 
 
 def test_what_torch_and_numpy_would_draw_is_not_touched() -> None:

@@ -212,8 +212,12 @@ class Truth:
 
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
-        size = self.federation.spec.batch_size
-        return Batches(self.run.rows[silo], size, self.seed, silo).of_round(*self.drawn(number))
+        return self.batches(silo, self.run.rows[silo]).of_round(*self.drawn(number))
+
+    def batches(self, who: str, rows: int) -> Batches:
+        """Return the batches of a silo, or of a row of a grid, that has so many rows."""
+        in_order = self.run.setting("batches") == "in-order"
+        return Batches(rows, self.federation.spec.batch_size, self.seed, who, in_order=in_order)
 
     def drawn(self, number: int) -> tuple[int, ...]:
         """Return what rows, dropout and key of a round were drawn by: `Stamp.drawn` of its last take."""
@@ -274,7 +278,7 @@ class Truth:
     def _silo_rows(self, silo: str) -> SiloRows:
         """Return a silo's rows with its randomness, on its device, as another one has another generator."""
         of, held = self.federation, self.rows(silo)
-        batches = Batches(self.run.rows[silo], of.spec.batch_size, self.seed, silo)
+        batches = self.batches(silo, self.run.rows[silo])
         return SiloRows(held.x, torch.tensor(held.y), batches, self.dtype, of.spec.device, augment=of.spec.augment)
 
     @property

@@ -56,7 +56,8 @@ class ImageForm:
             raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
         mean, deviation = self.channel_mean or (), self.channel_deviation or ()
         positive = all(0 < one < math.inf for one in deviation)
-        if len(mean) != len(deviation) or not all(map(math.isfinite, mean)) or not positive:
+        blank = () in (self.channel_mean, self.channel_deviation)
+        if blank or len(mean) != len(deviation) or not all(map(math.isfinite, mean)) or not positive:
             raise ParameterError(
                 "channel-mean and channel-deviation: expected a number of each for every channel, deviations above 0; "
                 f"got {list(mean)} and {list(deviation)}"

@@ -167,6 +167,13 @@ CLAIMS = (
         "Has the mean and variance of each BatchNorm’s inputs, of all silos’ batches together.",
         (sums_statistics,),
     ),
+    Claim(
+        "server",
+        "learns",
+        "the mean and variance of each BatchNorm’s inputs of each silo’s batch by itself",
+        "Has those of each silo’s batch by itself, as uploads are in the clear.",
+        (is_in_the_clear, sums_statistics),
+    ),
     Claim("server", "learns", "the silos’ mean loss"),
     Claim("server", "learns", "the true model", "Holds the model.", place="front"),
     NOISE,

@@ -166,6 +166,8 @@ class BAFFLE(PrivateTraining):
                 f"seed-pool = {self.seed_pool}: expected a multiple of {BLOCK}, and at least the {most} directions of "
                 "a round"
             )
+        if self.ema_each == "epoch" and not self.ema:
+            raise ParameterError('ema-each = "epoch" says when the average follows, and ema = 0 is none; remove one')
         if self.clip_entry is not None and self.privacy:
             raise ParameterError("dp-clip bounds what each row adds; remove clip-entry, or dp-noise and dp-clip")
         if self.local_epochs is not None and self.privacy:

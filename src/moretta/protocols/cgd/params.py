@@ -29,8 +29,8 @@ class CGD(Training):
     hidden_bias: where biases of hidden layers start: "confined" like weights, or "shared", the same for everybody and
     without delta: standard normal numbers, or the model's own with around = "model". A shared start is no secret: it
     follows from the run's seed. (The authors' code has it so, and no bias of the outputs: the "mlp" has output-bias.)
-    batches: the rows of a batch, where [data] batch-size is not 0: "shuffled" anew each epoch, or "in-order", each
-    epoch from the first row on, as the authors' code has them.
+    batches: the rows of a batch: "shuffled" anew each epoch, or "in-order", each epoch from the first row on, as the
+    authors' code has them, which needs a [data] batch-size above 0.
     weight_decay: lambda of the regulariser lambda |w|^2 / 2 (Eq. 4), of each participant's own model: its gradient has
     lambda w_l(k) in it, and the sum their mean by rows, so that D stays one. The authors' code has 1e-6.
     schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
@@ -102,6 +102,8 @@ class CGD(Training):
             raise ParameterError(
                 'cgd has a schedule of its own; remove lr-schedule and first-rate, use schedule = "inverse-square"'
             )
+        if self.epoch_rounds != 1:
+            raise ParameterError("epoch-rounds is for settings by epochs, and cgd has none; remove it")
         if self.class_weights:
             raise ParameterError("cgd weighs participants by their rows; remove class-weights")
         if self.schedule == "constant" and (self.mu or self.decay_from):

@@ -25,6 +25,7 @@ from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
+from moretta.protocols.cgd.start import shared_biases
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
@@ -47,6 +48,14 @@ from moretta.secure_aggregation.ring import Ring
 
 def build(protocol: CGD, setting: Setting) -> Roles:
     """Build CGD's roles, or their simulation where the engine is one."""
+    if protocol.hidden_bias == "shared" and not shared_biases(protocol, setting.model):
+        raise ParameterError(
+            'hidden-bias = "shared" is for hidden layers with biases that train, and the model has none; remove it'
+        )
+    if protocol.batches == "in-order" and not setting.batch_size:
+        raise ParameterError(
+            'batches = "in-order" is for [data] batch-size above 0: with 0 each round has all rows; remove one of them'
+        )
     return _simulation(protocol, setting) if setting.engine.simulates else _participants(protocol, setting)
 
 
@@ -239,6 +248,10 @@ class _Pooled:
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
+    if setting.augment:
+        raise ParameterError(
+            f'augment = "{setting.augment}": a simulation does not vary images; remove it, or use engine = "in-process"'
+        )
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(protocol, setting)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from moretta.errors import ParameterError
 from moretta.protocols.common.crops import PADDING
 
 SHIFT, SCALE, LIGHT = 0.1, 0.1, 0.2
@@ -39,8 +40,13 @@ def turned(images: Tensor) -> Tensor:
     """Turn each image by any angle about its middle, shift and scale it by up to a tenth, and change its light.
 
     images: [B, C, H, W] in [0, 1], as is what is returned. Edges are filled with what lies before them, mirrored.
-    Contrast is up to a fifth more or less, and so is brightness.
+    Contrast is up to a fifth more or less, and so is brightness. Raises `moretta.errors.ParameterError` for pixels
+    outside [0, 1], which would be cut off.
     """
+    if images.numel() and (float(images.min()) < 0 or float(images.max()) > 1):
+        raise ParameterError(
+            'augment = "turn" is for pixels in [0, 1], and some here are not; remove it, or what scales them otherwise'
+        )
     draw = (torch.rand(6, len(images)) * 2 - 1).to(images)
     angle, scale = math.pi * draw[0], 1 + SCALE * draw[1]
     cosine, sine, ratio = angle.cos() / scale, angle.sin() / scale, images.shape[2] / images.shape[3]

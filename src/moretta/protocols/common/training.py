@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
 
 BETAS = (0.9, 0.999)  # PyTorch's defaults of Adam (Kingma and Ba, 2015)
+FACTOR = 0.1  # of the rate after a milestone
 
 
 class Training(Section):
@@ -48,7 +49,7 @@ class Training(Section):
     learning_rate: Positive = 0.1
     lr_schedule: Literal["constant", "cosine", "step", "milestones"] = "constant"
     milestones: tuple[PositiveInt, ...] = ()
-    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = FACTOR
     first_rate: Positive | None = None
     epoch_rounds: PositiveInt = 1
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -106,6 +107,8 @@ class Training(Section):
             raise ParameterError('betas belong to optimizer = "adam"; set it or remove them')
         if (self.lr_schedule == "milestones") != bool(self.milestones):
             raise ParameterError('milestones and lr-schedule = "milestones" belong together; give both or remove both')
+        if not self.milestones and self.milestone_factor != FACTOR:
+            raise ParameterError('milestone-factor belongs to lr-schedule = "milestones"; remove it, or give both')
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ParameterError("milestones: expected numbers of epochs in ascending order, such as [60, 120, 160]")
         return self

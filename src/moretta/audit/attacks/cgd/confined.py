@@ -28,7 +28,6 @@ from moretta.protocols.cgd.local import Local, head_pass, part_of_z, whole_gradi
 from moretta.protocols.cgd.messages import Descend, Join
 from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 from moretta.protocols.common import modules
-from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 
 
@@ -96,17 +95,12 @@ def local(truth: Truth, name: str, number: int) -> Local:
 
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
-    held, batches = truth.rows(name), _batches(truth, name, truth.run.rows[name])
+    held, batches = truth.rows(name), truth.batches(name, truth.run.rows[name])
     augment = truth.federation.spec.augment
     rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
     module = copy.deepcopy(truth.federation.model).train()
     weights = participant(truth, name, number).model()
     return whole_gradient(module, weights, rows, truth.loss, truth.drawn(number), no_phase)
-
-
-def _batches(truth: Truth, who: str, rows: int) -> Batches:
-    in_order = truth.run.setting("batches") == "in-order"
-    return Batches(rows, truth.federation.spec.batch_size, truth.seed, who, in_order=in_order)
 
 
 # How good a model is
@@ -222,7 +216,7 @@ class JointRow:
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows of a round, which all holders know."""
-        return _batches(self.truth, self.name, len(self.rows.x)).of_round(*self.truth.drawn(number))
+        return self.truth.batches(self.name, len(self.rows.x)).of_round(*self.truth.drawn(number))
 
     def part_of_z(self, name: str, number: int) -> Array:
         """Return X_ij W1_ij of a round's batch, [rows, H1]."""
