@@ -340,13 +340,16 @@ def test_a_table_that_does_not_fit_the_model_is_refused(table: dict[str, int], w
     [
         ({"linear": "activations"}, "linear is of blocks"),
         ({"k": {"*": 4}}, "a table for k is of blocks"),
-        ({"k": 1}, "at least 2 directions"),
+        ({"k": 1}, "greater than or equal to 2"),
+        ({"perturb": "blocks", "k": {}}, "an empty table"),
+        ({"perturb": "blocks", "k": 0}, "greater than or equal to 2"),
+        ({"perturb": "blocks", "k": {"0": "many"}}, "block `0`: expected 1 to .* got 'many'"),
         ({"perturb": "blocks", "form": "mean"}, 'use "base"'),
         ({"perturb": "blocks", "direction": "gaussian"}, "remove it"),
         ({"perturb": "blocks", "orthogonal": True}, "orthogonal is of directions"),
         ({"perturb": "blocks", "seed_pool": 128}, "seed-pool is of directions"),
         ({"perturb": "blocks", "k": 8, "k_last": 9}, "k-last is of directions"),
-        ({"perturb": "blocks", "k": {"*": 0}}, "greater than or equal to 1"),
+        ({"perturb": "blocks", "k": {"*": -1}}, "got -1"),
         ({"perturb": "blocks", "linear": "activations", "dp_noise": 1.0, "dp_clip": 1.0}, "dp-noise goes on scalars"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -16,7 +16,6 @@ from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.common.training import PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
-Moves = Annotated[int, Field(ge=1, le=MOST // 2)]
 ALL = 100  # directions of a round that moves all parameters at once
 # A lot's sum, and its noise, pass so many times the clip norm with a chance below 1e-9. A refusal for size would tell.
 SURE_LOT, SURE_NOISE = 12, 10
@@ -65,7 +64,7 @@ class BAFFLE(PrivateTraining):
     learning_rate: Positive = 0.003
     perturb: Literal["all", "blocks"] = "all"
     linear: Literal["scalars", "activations"] = "scalars"
-    k: Moves | dict[str, Moves] | None = None
+    k: Directions | dict[str, Any] | None = None
     k_last: Directions | None = None
     sigma: Positive = 1e-3
     form: Form = "mean"
@@ -128,9 +127,13 @@ class BAFFLE(PrivateTraining):
             if self.linear != "scalars" or isinstance(self.k, dict):
                 key = "linear" if self.linear != "scalars" else "a table for k"
                 raise ParameterError(f'{key} is of blocks; set perturb = "blocks", or remove it')
-            if self.k is not None and self.k < 2:
-                raise ParameterError(f"k = {self.k}: expected at least 2 directions")
             return self
+        table = self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
+        if self.k == {}:
+            raise ParameterError("k: expected how many moves each block has, got an empty table; remove k, or fill it")
+        for block, moves in table.items():
+            if type(moves) is not int or not 1 <= moves <= MOST // 2:
+                raise ParameterError(f"k: block `{block}`: expected 1 to {MOST // 2} moves, got {moves!r:.40}")
         if self.form not in ("base", "central"):
             raise ParameterError(
                 f'form = "{self.form}": with perturb = "blocks" the loss at the parameters is known anyway; use "base" '
