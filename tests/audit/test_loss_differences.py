@@ -1,7 +1,5 @@
 """Loss differences of data and of noise, told apart."""
 
-import copy
-
 import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
