@@ -1,4 +1,4 @@
-"""Runs that move one block of layers after the other: what each attack makes of them, and what it says where it cannot."""
+"""Runs that move one block of layers after the other: what each attack makes of them, or why it cannot."""
 
 import numpy as np
 import pytest
