@@ -76,6 +76,9 @@ RECORDS = [
     record(protocol={"local-epochs": 1}, **OF_SUMS),
     record(dropped=LATE, protocol={"directions": "own", "batch-statistics": True}),
     record(protocol={"directions": "own"}, **OF_SUMS),
+    record(protocol={"perturb": "blocks"}),
+    record(protocol={"perturb": "blocks", "linear": "activations"}),
+    record(silos=2, secure={"scheme": "none"}, protocol={"perturb": "blocks", "linear": "activations"}),
     record(silos=2, secure={"scheme": "none"}, protocol={"directions": "own"}),
 ]
 
