@@ -1,4 +1,4 @@
-"""Runs that move one block of layers after the other: what each attack makes of them, or says where it cannot."""
+"""Runs that move one block of layers after the other: what each attack makes of them, or why it cannot."""
 
 import numpy as np
 import pytest
@@ -49,6 +49,14 @@ def of_images(folder, protocol, **sections):
     return recorded(folder, run=FIXED, protocol=protocol, model={"source": "small:made", "hidden": None}, **sections)
 
 
+@pytest.fixture(autouse=True)
+def _little_effort(monkeypatch):
+    monkeypatch.setattr(k_rank_projection, "STARTS", 1)
+    monkeypatch.setattr(k_rank_projection, "STEPS", 10)
+    monkeypatch.setattr(loss_differences, "DRAWS", loss_differences.LEAST)
+    monkeypatch.setattr(seed_choosing_server, "SEEDS", seed_choosing_server.LEAST)
+
+
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory):
     """A run of which all blocks have scalars, and channels of the convolution move together."""
@@ -70,9 +78,7 @@ def rounds_of(truth):
 def test_an_estimate_is_put_together_from_what_moves_tell(moved):
     forward, seen = rounds_of(moved)
     moves = seen[1].directions
-    assert {block.kind for block in moves.recipe.blocks} == {"channels", "rank-one", "anew"} or "joint" in {
-        block.kind for block in moves.recipe.blocks
-    }
+    assert {block.kind for block in moves.recipe.blocks} == {"channels", "rank-one", "anew"}
     generator = np.random.Generator(np.random.PCG64(1))
     g, x = generator.standard_normal(moves.size), generator.standard_normal(moves.count)
     along = moves.along({name: torch.tensor(part) for name, part in forward.layout.split(g).items()}).numpy()
@@ -87,8 +93,7 @@ def test_what_was_opened_is_what_messages_come_to(moved):
         np.testing.assert_allclose(found[f"opened/{number}"], sums[:-1], rtol=1e-3, atol=1e-3)  # float32 over sigma
 
 
-def test_the_cosine_is_that_of_the_blocks_theory(moved, monkeypatch):
-    monkeypatch.setattr(k_rank_projection, "STARTS", 1)
+def test_the_cosine_is_that_of_the_blocks_theory(moved):
     found = attacked(k_rank_projection.ATTACK, moved)
     assert found.succeeded
     assert found.score == pytest.approx(found.figures["cosine_expected"], rel=0.25)
@@ -182,9 +187,8 @@ def test_an_audit_in_processes_of_a_model_from_python(tmp_path):
     federation = Federation(model, silos, protocol, test=made.federation.test, out=tmp_path / "own", record_views=True)
     federation.train(2, 5)
     truth = Truth(tmp_path / "own", federation, 2, 5)
-    chosen = [module.ATTACK for module in (*OF_SCALARS, own_estimate, labels_from_head)]
+    chosen = [module.ATTACK for module in (seed_choosing_server, own_estimate, labels_from_head)]
     found = auditor.audit(truth.folder, truth.federation, truth.planned, truth.seed, chosen=chosen)
     assert not found.record["not_run"]
-    assert {"own-estimate", "labels-from-head"} <= {
-        one["attack"] for one in found.record["attacks"] if one["succeeded"]
-    }
+    scores = {one["attack"]: one["score"] for one in found.record["attacks"]}
+    assert min(scores["own-estimate"], scores["labels-from-head"]) > 0.95

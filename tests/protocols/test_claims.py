@@ -77,6 +77,9 @@ RECORDS = [
     record(dropped=LATE, protocol={"directions": "own", "batch-statistics": True}),
     record(protocol={"directions": "own"}, **OF_SUMS),
     record(silos=2, secure={"scheme": "none"}, protocol={"directions": "own", "batch-statistics": True}),
+    record(protocol={"perturb": "blocks"}),
+    record(protocol={"perturb": "blocks", "linear": "activations"}),
+    record(silos=2, secure={"scheme": "none"}, protocol={"perturb": "blocks", "linear": "activations"}),
 ]
 
 

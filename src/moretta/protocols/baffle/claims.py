@@ -79,8 +79,13 @@ def shares_directions(record: Record) -> bool:
 
 def _sums(upload: str, masked: str = "server-and-silos") -> tuple[Claim, ...]:
     """Return what silos show of an upload. masked: the attack on masked words; by default one that BAFFLE has not."""
-    clear = replace(in_the_clear(upload), attacks=OF_LOSS_DIFFERENCES)
-    return clear, replace(sum_only(upload), attacks=(masked,)), with_all_but_one(upload), *around_sums(upload)
+    clear = replace(in_the_clear(upload), attacks=OF_LOSS_DIFFERENCES, shared=False)
+    return (
+        clear,
+        replace(sum_only(upload), attacks=(masked,), shared=False),
+        with_all_but_one(upload),
+        *around_sums(upload),
+    )
 
 
 def _of_layers() -> tuple[Claim, ...]:

@@ -76,8 +76,8 @@ def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]
     from moretta.audit.evidence.uploads import under
     from moretta.protocols.baffle.silo.estimate_upload import ESTIMATE
 
-    asked = (one.message for one in case.heard("server", Estimate))
-    ask = next(one for one in asked if isinstance(one, Estimate) and one.stamp == stamp)
+    asks = (one.message for one in case.heard("server", Estimate))
+    ask = next(one for one in asks if isinstance(one, Estimate) and one.stamp == stamp)
     estimate, gradients = np.asarray(tensors[ESTIMATE], np.float64), dict[str, Array]()
     for name, place in under(case.arrays, PLACES).items():
         start, *shape = place.tolist()
