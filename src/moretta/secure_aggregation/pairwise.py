@@ -201,6 +201,19 @@ class PairwiseContributor:
         return f"PairwiseContributor({self._name!r}, {self._ring}, <redacted>)"
 
 
+def _by_holder(
+    cohort: Cohort, uploads: Mapping[str, MaskedUpload]
+) -> tuple[Mapping[str, Mapping[str, bytes]], Mapping[str, Mapping[str, bytes]]]:
+    """Return sealed shares and shares' digests, each by maker and holder."""
+    sealed, digests = dict[str, Mapping[str, bytes]](), dict[str, Mapping[str, bytes]]()
+    for maker, upload in uploads.items():
+        holders = cohort.holders(maker)
+        digests[maker] = dict(zip(holders, pieces(upload.digests, DIGEST_BYTES), strict=True))
+        others = [holder for holder in holders if holder != maker]
+        sealed[maker] = dict(zip(others, pieces(upload.sealed, SEALED_BYTES), strict=True))
+    return sealed, digests
+
+
 def _put_together(
     cohort: Cohort,
     label: Label,
@@ -365,12 +378,7 @@ class PairwiseAggregator:
         survivors, summed = tuple(uploads), shares_of(label)
         signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
         circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
-        sealed, digests = dict[str, Mapping[str, bytes]](), dict[str, Mapping[str, bytes]]()  # by maker and holder
-        for maker, upload in uploads.items():
-            holders = cohort.holders(maker)
-            digests[maker] = dict(zip(holders, pieces(upload.digests, DIGEST_BYTES), strict=True))
-            others = [holder for holder in holders if holder != maker]
-            sealed[maker] = dict(zip(others, pieces(upload.sealed, SEALED_BYTES), strict=True))
+        sealed, digests = _by_holder(cohort, uploads)
 
         def unmask(silo: str) -> Unmask:
             makers = sorted(circles[silo] - {silo})
