@@ -24,6 +24,7 @@ from moretta.protocols.pbpfl.messages import Predictions
 from moretta.secure_aggregation import additive, pairwise, shamir, unmasking
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.unmasking import SelfMaskShares
 
 ALIKE = 1e-6  # uploads that differ by less of their largest entry tell each other
 Words = NDArray[np.uint64]
@@ -174,12 +175,13 @@ class Wiretap:
 
     def _on_encode(self, real: Any) -> Any:
         def encode(ring: Any, tensors: Mapping[str, Any], weight: int, *rest: Any) -> Any:
-            words = real(ring, tensors, weight, *rest)
+            encoded = real(ring, tensors, weight, *rest)
+            _, words = encoded
             if self._speaking:
                 parts = (words[name].reshape(-1) for name in sorted(words))
                 whole, passed = np.concatenate([[np.uint64(weight)], *parts]), self._passed.get(self._speaking, b"")
                 self._upload = Upload(self._unknown(weight, tensors), whole, whole, self._asked, passed)
-            return words
+            return encoded
 
         return encode
 
@@ -281,6 +283,8 @@ def _without_attempt(stamp: Stamp) -> str:
 
 
 def _octets(reply: Message) -> Iterator[bytes]:
+    if isinstance(reply, SelfMaskShares):
+        yield from reply.by_maker.values()
     for one in fields(reply):
         value = getattr(reply, one.name)
         if isinstance(value, bytes):

@@ -59,10 +59,15 @@ EXPORT = onnx_export.graph_of
 GRAPHS: dict[tuple[str, ...], bytes] = {}
 
 
-def graph_of(model: Any, layout: Any, row_shape: Any, dtype: Any, precision: str) -> bytes:
-    key = (layout.digest.hex() if isinstance(layout.digest, bytes) else layout.digest, str(dtype), precision)
+def graph_of(model: Any, layout: Any, row_shape: Any, dtype: Any, precision: str, blocks: Any = ()) -> bytes:
+    key = (
+        layout.digest.hex() if isinstance(layout.digest, bytes) else layout.digest,
+        str(dtype),
+        precision,
+        *map(str, blocks),
+    )
     if key not in GRAPHS:
-        GRAPHS[key] = EXPORT(model, layout, row_shape, dtype, precision)
+        GRAPHS[key] = EXPORT(model, layout, row_shape, dtype, precision, blocks)
     return GRAPHS[key]
 
 

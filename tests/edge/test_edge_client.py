@@ -346,8 +346,8 @@ def greedy(graph: bytes, *, at_load: bool) -> bytes:
 def test_a_graph_that_takes_all_memory_is_stopped(
     monkeypatch: pytest.MonkeyPatch, at_load: bool, micro_batch: int | None
 ) -> None:
-    graph = greedy(exported(tuple(layout_of(mlp()).shapes), (6,), torch.float32, "float32"), at_load=at_load)
-    monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else graph)
+    graph = greedy(exported(tuple(layout_of(mlp()).shapes), (6,), torch.float32, "float32", ()), at_load=at_load)
+    monkeypatch.setattr(casting, "exporter", lambda setting, layout, *_: lambda runs: b"" if runs == "torch" else graph)
     monkeypatch.setattr(casting, "check", lambda *_: None, raising=False)
     engine = {"memory_limit_mib": 100.0, "micro_batch": micro_batch}
     result = federation(engine=engine, aggregation=NONE).train(2)
@@ -447,7 +447,7 @@ def test_what_works_is_exported_once() -> None:
 
     def graph_of(precision: str) -> bytes:
         asked.append(precision)
-        return exported(tuple(layout.shapes), (6,), torch.float32, precision)
+        return exported(tuple(layout.shapes), (6,), torch.float32, precision, ())
 
     setting, layout = setting_of(mlp(), {}, "float32")
     edge_casting.check(replace(setting, engine=Engine()), layout, graph_of)
@@ -493,12 +493,12 @@ def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(casting, "check", lambda *_: None, raising=False)
     other = nn.Sequential(nn.Linear(6, 11), nn.Hardswish(), nn.Linear(11, 3))
     graph = EXPORT(other, layout_of(other), (6,), torch.float32, "float32")
-    monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else graph)
+    monkeypatch.setattr(casting, "exporter", lambda setting, layout, *_: lambda runs: b"" if runs == "torch" else graph)
     result = federation(aggregation=NONE).train(1)
     (first, *_) = result.record["dropped"]
     assert (first["silo"], first["round"]) == ("south", 1)
     assert first["reason"].startswith("bad input: the ONNX graph has other tensors")
-    monkeypatch.setattr(casting, "exporter", lambda setting, layout: lambda runs: b"" if runs == "torch" else b"no")
+    monkeypatch.setattr(casting, "exporter", lambda setting, layout, *_: lambda runs: b"" if runs == "torch" else b"no")
     result = federation(aggregation=NONE).train(1)
     assert "bad input: these bytes are no ONNX file" in result.record["dropped"][0]["reason"]
 

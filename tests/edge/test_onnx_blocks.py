@@ -45,7 +45,7 @@ def cut(sample: Any, linear: str) -> tuple[Recipe, TorchBlocks, bytes]:
 def test_each_move_gives_what_it_does_in_pytorch(sample: Any, linear: str) -> None:
     recipe, forward, files = cut(sample, linear)
     edge = OnnxBlocks(files, recipe.rule, micro_batch=3)  # type: ignore[arg-type]
-    assert edge.blocked_convolutions == recipe.blocks
+    assert edge.blocks == recipe.blocks
     assert edge.layout.digest == sample.layout.digest
     batch, keys = (sample.x[:ROWS], sample.targets[:ROWS]), recipe.keys(b"seed".ljust(32), "test")
     (found,) = differences(recipe, edge, sample.flat, [batch], keys)

@@ -27,6 +27,7 @@ from grids import (
     same_bytes,
     watched,
 )
+from message_kinds import tag_of
 
 from moretta import CGD, Engine, Faults, Silo
 from moretta.contract.codec import Codec
@@ -102,7 +103,7 @@ def test_a_relay_does_not_read_the_d_that_it_relays(tmp_path: Path) -> None:
         for path in (tmp_path / "run" / "views" / "server").iterdir()
         for message in views.read(path)
     )  # fmt: skip
-    assert sum(b"cgd/catch-up" in one.data for p in (tmp_path / "run" / "views" / "server").iterdir()
+    assert sum(tag_of(one.data) == "cgd/catch-up" for p in (tmp_path / "run" / "views" / "server").iterdir()
                for one in views.read(p)) >= 2  # fmt: skip
     for value in known:
         for dtype in (np.float64, np.float32):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grids import FIRST, Fault, Run, Seen, both, failing, grid, participants, run, watched
+from message_kinds import arrays_of, tag_of
 
 from moretta import CGD, SecureAggregation, Silo
 from moretta.contract.messages import Message
@@ -172,7 +173,7 @@ def test_the_search_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.Monk
     moved = [found.displacement[FIRST]]
     assert hits(data, set(encodings(moved))) <= by_chance(data, 2 * moved[0].size)  # D itself is never sent
     means = [np.frombuffer(message.data[-8:]) for path in (folder / "server").iterdir() for message in views.read(path)
-             if b"cgd/descend" in message.data and message.direction == "sent"]  # fmt: skip
+             if tag_of(message.data) == "cgd/descend" and message.direction == "sent"]  # fmt: skip
     assert means
     assert hits(data, (one.tobytes() for one in means)) == len({one.tobytes() for one in means})
     _, truth, folder = recorded(tmp_path / "clear", "rows", monkeypatch, aggregation=SecureAggregation(scheme="none"))
@@ -204,13 +205,11 @@ def test_a_participant_sees_nobody_elses_start_or_gradient(
 
 
 def sent_to_or_by(folder: Path, role: str) -> dict[str, list[bytes]]:
-    """What is in arrays and bytes of messages, by their kind; names and stamps left out."""
+    """What is in arrays of messages, by their kind."""
     found: dict[str, list[bytes]] = {}
     for path in sorted((folder / role).iterdir()):
         for seen in views.read(path):
-            size = int.from_bytes(seen.data[:8], "little")
-            kind = seen.data[8 : 8 + size].split(b'\\"type\\":')[1].split(b'\\"')[1].decode()
-            found.setdefault(kind, []).append(seen.data[8 + size :])
+            found.setdefault(tag_of(seen.data), []).append(arrays_of(seen.data))
     return found
 
 

@@ -150,6 +150,7 @@ def test_the_server_holds_more_bits_than_it_ever_sends(tmp_path: Path, dtype: st
     for name, parameter in result.model.named_parameters():
         assert parameter.dtype == getattr(torch, dtype)
         np.testing.assert_array_equal(parameter.detach().numpy(), of_model[name].astype(dtype))
-        assert bits_of(of_model[name]) > 48  # of four values or more, the low four bits of all are 0 once in 2^16
+        # Of four values or more, the low four bits of all are 0 once in 2^16; of fewer, more often.
+        assert bits_of(of_model[name]) > (48 if of_model[name].size >= 4 else 41)
     bits = {"float32": 24, "float64": 41}[dtype]
     assert max(bits_of(one.detach().double().numpy()) for one in result.released.parameters()) == bits

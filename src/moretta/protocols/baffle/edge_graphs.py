@@ -18,11 +18,12 @@ from moretta.protocols.common.setting import Setting
 _CHECKED = set[tuple[object, ...]]()
 
 
-def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], recipe: Recipe) -> None:
+def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], recipe: Recipe | None = None) -> None:
     """Raise ParameterError for settings under which an edge client could never take part.
 
-    graph_of: what `exporter` returned. recipe: the silos' settings. The graph is exported and loaded once for each
-    model, so that one that ONNX or ONNX Runtime cannot express in this precision is found before the run.
+    graph_of: what `exporter` returned. recipe: the silos' settings, where they move blocks. The graph is exported and
+    loaded once for each model, so that one that ONNX or ONNX Runtime cannot express in this precision is found before
+    the run.
     """
     engine = setting.engine
     precision = engine.edge_precision
@@ -36,7 +37,7 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], re
         setting.row_shape,
         str(setting.silos[0].x.dtype),
         precision,
-        recipe.blocks,
+        () if recipe is None else recipe.blocks,
     )
     if model in _CHECKED:
         return
@@ -46,7 +47,7 @@ def check(setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], re
 
     try:
         graph = graph_of(precision)
-        if recipe.rule is not None:
+        if recipe is not None and recipe.rule is not None:
             OnnxBlocks(graph, recipe.rule)
         else:
             OnnxForward(graph)
