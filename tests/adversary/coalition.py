@@ -246,12 +246,14 @@ def _told(message: Message, silo: str, told: tuple[str, str]) -> Message:
     names = tuple(sorted(set(survivors)))
     if isinstance(message, Survivors):
         return replace(message, survivors=names)
-    left = {name: getattr(message, name) for name in ("signatures", "sealed", "digests")}
-    return replace(
-        message,
-        survivors=names,
-        **{field: {name: part for name, part in parts.items() if name in names} for field, parts in left.items()},
-    )
+    signatures = {name: part for name, part in message.signatures.items() if name in names}
+    makers, left = [name for name in message.survivors if name != silo], dict[str, bytes]()  # all are neighbours here
+    for field in ("sealed", "digests"):
+        whole = getattr(message, field)
+        size = len(whole) // len(makers)
+        parts = (whole[size * place : size * (place + 1)] for place, name in enumerate(makers) if name in names)
+        left[field] = b"".join(parts)
+    return replace(message, survivors=names, signatures=signatures, **left)
 
 
 def _odd(message: Message) -> Message:
