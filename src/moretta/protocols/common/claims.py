@@ -49,8 +49,8 @@ class Claim:
     functions that fill the braces. assumes: what else must hold, which no record shows.
     attacks: names of the attacks that test it. rests_on: its other grounds, such as tests.
     protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
-    so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role. about: what
-    it is about; None for notes to readers.
+    so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
+    about: what it is about; None for notes to readers.
     """
 
     role: Role
