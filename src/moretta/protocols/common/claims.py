@@ -50,7 +50,7 @@ class Claim:
     attacks: names of the attacks that test it. rests_on: its other grounds, such as tests.
     protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
     so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
-    about: what it is about; None for notes to readers.
+    about: what it is about; None for notes to readers, and where a role learns nothing.
     """
 
     role: Role

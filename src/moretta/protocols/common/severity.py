@@ -22,10 +22,12 @@ SAID: Mapping[Severity, str] = {
 }
 """What an attack of each does, in words for people."""
 
+_WHERE = "Where an attack of this kind succeeds,"
+
 MEANING: Mapping[Severity, str] = {
-    "rows": "The values of single rows are worked out: data about one person each.",
-    "labels": "The labels of rows are worked out, or what the rows of one silo have in common.",
-    "members": "It is worked out whether a given person’s row, or id, is among those of a silo.",
-    "protocol": "A model, a key or an update is worked out, and by itself nothing of a single row.",
+    "rows": f"{_WHERE} values of single rows are worked out, which may be data about one person each.",
+    "labels": f"{_WHERE} labels of rows are worked out, or what the rows of one silo have in common.",
+    "members": f"{_WHERE} it is worked out whether a given row, or a person’s id, is among those of a silo.",
+    "protocol": f"{_WHERE} a model, a key or an update is worked out, and by itself nothing of a single row.",
 }
 """What that means for the people whose rows they are, in a sentence."""

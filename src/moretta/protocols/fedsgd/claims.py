@@ -121,7 +121,6 @@ CLAIMS = (
                 "nothing, as it hands over its rows, of which nothing is hidden from whoever trains on them",
                 "Hands over its rows; nothing of them is hidden from whoever trains on them.",
                 place="front",
-                about="rows",
             ),
         ),
     ),

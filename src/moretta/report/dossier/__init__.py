@@ -4,6 +4,7 @@
     questions.py   what only people can answer, by section, and their answers (`dossier.toml`)
     document.py    sentences and sections, as JSON with a digest
     evidence.py    what a run folder holds, read once
+    brief.py       what it says first
     sections.py    who takes part, what was done, with what data
     recipients.py  what each role received, and which of it is personal data
     risks.py       attacks by severity, and what remains

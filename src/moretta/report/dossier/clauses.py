@@ -7,11 +7,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-GDPR = "Regulation (EU) 2016/679 (GDPR)"
-TEMPLATE = "EDPB, Template for Data Protection Impact Assessment, version 1.0 of 10 March 2026, for public consultation"
-WP248 = "Article 29 Working Party, WP 248 rev.01, Annex 2"
-OPINION = "EDPB, Opinion 28/2024 on AI models"
-NIST = "NIST SP 800-226, March 2025"
+GDPR = "GDPR"
+TEMPLATE = "EDPB template 2026 (draft)"
+WP248 = "WP 248 rev.01, Annex 2"
+OPINION = "EDPB Opinion 28/2024"
+NIST = "NIST SP 800-226"
+SECURITY = "SECURITY.md"
+
+DOCUMENTS: Mapping[str, str] = {
+    GDPR: "Regulation (EU) 2016/679, the General Data Protection Regulation",
+    TEMPLATE: "EDPB, Template for Data Protection Impact Assessment, version 1.0 of 10 March 2026, as put to public "
+    "consultation",
+    WP248: "Article 29 Working Party, Guidelines on Data Protection Impact Assessment, WP 248 rev.01 of 4 October "
+    "2017, Annex 2, endorsed by the EDPB",
+    OPINION: "EDPB, Opinion 28/2024 of 17 December 2024 on certain data protection aspects related to the processing "
+    "of personal data in the context of AI models",
+    NIST: "NIST Special Publication 800-226, Guidelines for Evaluating Differential Privacy Guarantees, March 2025",
+    SECURITY: "Moretta’s SECURITY.md",
+}
+"""The documents by their short names."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,7 @@ CLAUSES: Mapping[str, Clause] = {
         "section 3.2.2",
         "tests against attacks such as membership inference, model inversion and reconstruction",
     ),
-    "assumptions": Clause("Moretta, SECURITY.md", "Assumptions", "what is assumed of roles and links"),
+    "assumptions": Clause(SECURITY, "Assumptions", "what is assumed of roles and links"),
     "nist-2-1-1": Clause(
         NIST, "section 2.1.1", "a guarantee is defined by its privacy parameters and its unit of privacy together"
     ),

@@ -17,6 +17,8 @@ KIND, FORMAT = "moretta dossier", 1
 Origin = Literal["stated", "answered", "open"]
 """stated: by the run folder or a clause. answered: by people, in `dossier.toml`. open: they have not."""
 
+Verdict = Literal["", "succeeded", "failed"]
+
 _END = re.compile(r"(?<=[.!?]) (?=[A-Z“])")
 
 
@@ -27,6 +29,7 @@ class Sentence:
     A source is ``FILE#/KEY/..`` of the run folder (a JSON pointer, also into a TOML file; without ``#`` the file as a
     whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0) or ``clause:NAME`` of `clauses`.
     group: the heading that it stands under, if any. name: an attack's own name. by: who must answer, if it is open.
+    verdict: of the attack that it is about.
     """
 
     text: str
@@ -35,6 +38,7 @@ class Sentence:
     group: str = ""
     name: str = ""
     by: str = ""
+    verdict: Verdict = ""
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,9 @@ def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
 
 def _texts(path: Path, key: str, value: object) -> Sequence[str]:
     given = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) and len(text) <= LONGEST for text in given):
+    texts = [text for text in given if isinstance(text, str) and len(text) <= LONGEST]
+    if len(texts) < len(given):
         raise ParameterError(
             f"{path}: {key}: expected a text in quotes or a list of texts, up to {LONGEST} letters each"
         )
-    return [" ".join(text.split()) for text in given if text.strip()]
+    return [" ".join(text.split()) for text in texts if text.strip()]

@@ -28,16 +28,12 @@ class Held:
     protocol: str
 
     def said(self, run: Record) -> list[Sentence]:
-        """Return what it says of this run."""
+        """Return what it says of this run, and what is assumed besides."""
         source = f"claim:{self.protocol}:{self.place}"
-        text = self.claim.text(run) if self.claim.sentence else self._in_general
+        text = self.claim.sentence and self.claim.text(run)
+        text = text or f"{_VERBS.get(self.claim.kind, self.claim.kind)} {self.claim.what}".replace("`", "")
+        text += f"{'' if text.endswith('.') else '.'} This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
         return sentences(text, source, pointer("result.json", "protocol"), group=NAMES[self.claim.role])
-
-    @property
-    def _in_general(self) -> str:
-        """The same where a run's record does not show all conditions, with what is assumed besides."""
-        assumed = f", which assumes {self.claim.assumes}" if self.claim.assumes else ""
-        return f"{_VERBS.get(self.claim.kind, self.claim.kind)} {self.claim.what}{assumed}".replace("`", "")
 
 
 def held(evidence: Evidence) -> Sequence[Held]:

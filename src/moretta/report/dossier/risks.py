@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
 from moretta.report.audit import CONFINED, ROLES, figure, interval
-from moretta.report.dossier.document import Sentence, pointer, sentence, sentences, under
+from moretta.report.dossier.document import Sentence, Verdict, pointer, sentence, sentences, under
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.dossier.recipients import NAMES, held
 from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord
@@ -59,7 +59,8 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what attacks came to, the gravest first."""
     audit = evidence.record.audit if evidence.record else None
     if audit is None:
-        yield from unaudited(evidence)
+        source = pointer("result.json", "views") if evidence.record else pointer("run.toml", "run")
+        yield sentence("Without an audit there is no measured risk to list", source)
         return
     for severity in SEVERITIES:
         yield from _of_severity(audit, severity)
@@ -87,10 +88,11 @@ def _came_to(place: int, one: Attacked) -> list[Sentence]:
     """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
     role = ROLES.get(one.role, one.role)
     what = f"{role} {one.title}" if one.title else f"{role} tries the attack {one.attack}"
-    verdict = "succeeded" if one.succeeded else "failed"
+    verdict: Verdict = "succeeded" if one.succeeded else "failed"
     scored = f"with a score of {figure(one.score)} (95 %: {interval(one)}), where guessing scores {figure(one.chance)}"
     source = pointer("audit.json", "attacks", place)
-    first = sentence(f"{what}: this attack {verdict}, {scored}", source, name=one.attack)
+    said = sentence(f"{what}: this attack {verdict}, {scored}", source, name=one.attack)
+    first = replace(said, verdict=verdict)
     knew = "nothing else" if one.knowledge == "nothing" else one.knowledge
     given = sentence(f"It was given {one.view}, and knew {knew}", f"{source}/view", f"{source}/knowledge")
     return [first, *sentences(one.sentence, f"{source}/sentence"), given]
@@ -195,10 +197,10 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
         source = pointer("audit.json", "not_run", place)
         yield sentence(text, source, group="Attacks that were not played", name=one.attack)
     run = record.model_dump(by_alias=True)
-    for one in ASSUMPTIONS:
-        if one.where(run):
-            source = pointer("result.json", *one.keys)
-            yield sentence(one.text, source, "clause:assumptions", group="Assumptions")
+    for assumed in ASSUMPTIONS:
+        if assumed.where(run):
+            source = pointer("result.json", *assumed.keys)
+            yield sentence(assumed.text, source, "clause:assumptions", group="Assumptions")
     for place, warning in enumerate(record.warnings):
         source = "audit.json" if warning.startswith("audit.json") else pointer("result.json", "warnings", place)
         yield from sentences(warning, source, group="Warnings of the run")
@@ -212,6 +214,7 @@ def _untested(evidence: Evidence) -> Iterator[Sentence]:
         some = [one for one in held(evidence) if one.claim.role == role and one.claim.kind != "unclaimed"]
         rest = [one for one in some if not played & set(one.claim.attacks)]
         if rest:
-            many = "1 statement" if len(some) == 1 else f"{len(some)} statements"
-            text = f"{name}: of {many} in this dossier no attack on this run tested {len(rest)}"
+            text = (
+                f"{name}: {len(rest)} of {len(some)} statements on what it learns were tested by no attack on this run"
+            )
             yield sentence(text, *(f"claim:{one.protocol}:{one.place}" for one in rest))

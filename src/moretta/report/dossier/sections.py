@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from moretta.protocols.common.claims import has_roster
+from moretta.report.dossier.brief import brief
+from moretta.report.dossier.clauses import CLAUSES, DOCUMENTS, TEMPLATE
 from moretta.report.dossier.document import Section, Sentence, pointer, sentence, sentences, under
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.dossier.hashes import hashes
@@ -43,7 +45,8 @@ def _asked(number: str, evidence: Evidence) -> Iterator[Sentence]:
 
 
 def _clauses(number: str, others: str) -> tuple[str, ...]:
-    return (*([f"template-{number}"] if number != "A" else []), *others.split())
+    own = f"template-{number}"
+    return (*([own] if own in CLAUSES else []), *others.split())
 
 
 def _nothing(evidence: Evidence) -> Iterator[Sentence]:
@@ -206,12 +209,12 @@ def _arrays(evidence: Evidence) -> Iterator[Sentence]:
 def _scope(evidence: Evidence) -> Iterator[Sentence]:
     record = evidence.record
     if record is None:
-        yield sentence(f"The run file asks for training by {evidence.label}", pointer("run.toml", "protocol", "name"))
+        yield sentence(f"The run file asks for the protocol {evidence.label}", pointer("run.toml", "protocol", "name"))
         return
     task = "classes" if record.task == "classification" else "numbers"
     yield sentence(
-        f"A model of {record.parameters:,} numbers was trained by {evidence.label} for {record.rounds:,} rounds, to "
-        f"predict {task}",
+        f"A model of {record.parameters:,} numbers was trained under the protocol {evidence.label} for "
+        f"{record.rounds:,} rounds, to predict {task}",
         *(pointer("result.json", key) for key in ("parameters", "protocol", "rounds", "task")),
     )
     if record.dropped:
@@ -326,7 +329,18 @@ def _design(evidence: Evidence) -> Iterator[Sentence]:
     yield from epsilon(evidence)
 
 
+def _clause_texts(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what the clauses are, and what they ask for."""
+    for name, clause in CLAUSES.items():
+        if clause.document != TEMPLATE:
+            text = f"{DOCUMENTS[clause.document]}, {clause.clause}: {clause.asks}"
+            yield sentence(text, f"clause:{name}", group=clause.document)
+    text = f"{DOCUMENTS[TEMPLATE]}: sections 0.1 to 6 of this dossier have its numbers"
+    yield sentence(text, "clause:template-0.1", group=TEMPLATE)
+
+
 SECTIONS: Sequence[tuple[str, str, str, Says]] = (
+    ("0", "In brief", "", brief),
     ("0.1", "Controllers", "", _parties),
     ("0.2", "Processors and sub-processors", "", _nothing),
     ("0.3", "Name of the processing", "", _name),
@@ -361,5 +375,6 @@ SECTIONS: Sequence[tuple[str, str, str, Says]] = (
     ("5.2", "Views of data subjects or their representatives", "gdpr-35-9", _nothing),
     ("6", "Conclusion and decision", "", _nothing),
     ("A", "Digests", "", hashes),
+    ("B", "Clauses", "", _clause_texts),
 )
-"""Number, title, clauses beside the template's, and what the run says. A is an annex of ours."""
+"""Number, title, clauses beside the template's, and what the run says. 0, A and B are ours."""
