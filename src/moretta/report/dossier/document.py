@@ -42,8 +42,8 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Section:
-    """One section. number: as the EDPB's template has it. clauses: that it follows."""
+class Chapter:
+    """One section of a dossier. number: as the EDPB's template has it. clauses: that it follows."""
 
     number: str
     title: str
@@ -75,7 +75,7 @@ def pointer(file: str, *keys: str | int) -> str:
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
-def content(title: str, run: str, sections: Sequence[Section]) -> dict[str, Any]:
+def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]:
     """Return the content of the JSON, with its digest."""
     used = {name for section in sections for name in section.clauses}
     used |= {
@@ -121,7 +121,7 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
     return told
 
 
-def _told(section: Section) -> dict[str, Any]:
+def _told(section: Chapter) -> dict[str, Any]:
     lines = [
         {"id": f"{section.number}-{place}", **{key: value for key, value in vars(one).items() if value}}
         for place, one in enumerate(section.sentences, start=1)

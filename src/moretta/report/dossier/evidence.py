@@ -19,7 +19,7 @@ from moretta.report.folder import RunRecord, read_run
 
 
 @dataclass(frozen=True)
-class Heard:
+class Receipts:
     """What a role received in the recorded rounds."""
 
     messages: int
@@ -39,7 +39,7 @@ class Evidence:
     record: RunRecord | None
     run_file: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] | None = None
-    heard: Mapping[str, Heard] = field(default_factory=dict)
+    heard: Mapping[str, Receipts] = field(default_factory=dict)
     rounds_done: int = 0
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     answers_file: str = NAME
@@ -109,7 +109,7 @@ def _rounds(file: Path) -> int:
     return sum(1 for line in file.read_bytes().splitlines() if line.strip()) if file.exists() else 0
 
 
-def _heard(folder: Path, record: RunRecord) -> Mapping[str, Heard]:
+def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
     """Count what roles received in views that are as they were recorded; nothing where they have been removed."""
     if not (folder / views.INDEX).exists():
         return {}
@@ -121,4 +121,4 @@ def _heard(folder: Path, record: RunRecord) -> Mapping[str, Heard]:
                 if one.direction == "received":
                     messages[role] += 1
                     sizes[role] += len(one.data)
-    return {role: Heard(messages[role], sizes[role]) for role in seen.files}
+    return {role: Receipts(messages[role], sizes[role]) for role in seen.files}

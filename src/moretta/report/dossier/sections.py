@@ -8,7 +8,7 @@ from typing import Any
 from moretta.protocols.common.claims import has_roster
 from moretta.report.dossier.brief import brief
 from moretta.report.dossier.clauses import CLAUSES, DOCUMENTS, TEMPLATE
-from moretta.report.dossier.document import Section, Sentence, pointer, sentence, sentences, under
+from moretta.report.dossier.document import Chapter, Sentence, pointer, sentence, sentences, under
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.dossier.hashes import hashes
 from moretta.report.dossier.questions import QUESTIONS
@@ -22,10 +22,10 @@ MOST_NAMES = 30  # silos or inputs that are listed by their names
 Says = Callable[[Evidence], Iterable[Sentence]]
 
 
-def sections(evidence: Evidence) -> Sequence[Section]:
+def sections(evidence: Evidence) -> Sequence[Chapter]:
     """Return all sections, each with what the run says, what people answered, and what is open."""
     return [
-        Section(number, title, _clauses(number, clauses), (*says(evidence), *_asked(number, evidence)))
+        Chapter(number, title, _clauses(number, clauses), (*says(evidence), *_asked(number, evidence)))
         for number, title, clauses, says in SECTIONS
     ]
 
