@@ -22,6 +22,7 @@ from moretta.report.dossier import clauses, document, questions, risks
 from moretta.report.dossier import sections as of_sections
 from moretta.report.dossier.page import Written, write_dossier
 from moretta.run.assembly import federation_of
+from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = re.compile(r"\b(compliant|complian\w+|safe|safely|gdpr-proof)\b", re.IGNORECASE)
@@ -357,6 +358,21 @@ def test_a_blind_server_is_not_said_to_receive_sums(run):
     assert [one for one in found if one["section"] == "2.3.d" and "cannot read" in one["text"]]
 
 
+def test_a_roster_is_named_by_its_digest_where_it_can_be_read(make_run, tmp_path):
+    settings = {"secure-aggregation": {"scheme": "pairwise", "roster": "roster.toml"}, "engine": {"name": "in-process"}}
+    folder = make_run("fedsgd", settings=settings)
+    (folder / "run.toml").write_text(f'[run]\nbase = "{tmp_path}"\n')
+    assert any("could not be read here" in text for text in texts(write_dossier(folder), "A"))
+    key = Identity.fresh().public_key
+    (tmp_path / "roster.toml").write_text(f'[[silo]]\nname = "silo-1"\nkey = "{public_line(key)}"\n')
+    written = write_dossier(folder)
+    digest = Roster({"silo-1": key}).digest
+    assert [text for text in texts(written, "A") if f"The roster of identities has the SHA-256 {digest}" in text]
+    assert any("signed its keys" in text for text in texts(written, "2.3.e"))
+    assert not [text for text in texts(written, "4.2.b") if "no roster" in text]
+    assert str(tmp_path) not in written.files.data.read_text()
+
+
 def test_an_insecure_seed_is_the_first_thing_said(run):
     folder = run("fedsgd")
     result = json.loads((folder / "result.json").read_text())
@@ -424,7 +440,9 @@ def test_every_question_has_its_section_and_every_clause_its_use(run, make_run):
     assert len(set(numbers)) == len(numbers)
     assert len(set(keys)) == len(keys)
     assert {question.section for question in questions.QUESTIONS} <= set(numbers)
-    used = set(write_dossier(run("audited")).told["clauses"]) | set(write_dossier(make_run(facts=NOISED)).told["clauses"])
+    used = set(write_dossier(run("audited")).told["clauses"]) | set(
+        write_dossier(make_run(facts=NOISED)).told["clauses"]
+    )
     assert used == set(clauses.CLAUSES)
     assert {clause.document for clause in clauses.CLAUSES.values()} == set(clauses.DOCUMENTS)
 
