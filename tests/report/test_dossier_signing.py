@@ -133,6 +133,18 @@ def test_what_is_no_dossier_is_neither_signed_nor_checked(dossier, keys, roster,
             refused()
 
 
+@pytest.mark.parametrize("change", [
+    {"sections": 3}, {"sections": [3]}, {"sections": [{"number": "1"}]}, {"run": 3}, {"clauses": {}}, {"title": None},
+    {"more": 1}, {"digest": [[]]}, {"clauses": {"a": {"document": {}}}},
+])  # fmt: skip
+def test_a_damaged_dossier_is_one_sentence(dossier, keys, roster, change):
+    told = json.loads(dossier.read_text()) | change
+    dossier.write_text(json.dumps({**told, **({} if "digest" in change else {"digest": digest(told)})}))
+    for refused in (lambda: signing.check(dossier, roster), lambda: signing.sign(dossier, keys["north"])):
+        with pytest.raises(ParameterError, match="this dossier is damaged; write it again"):
+            refused()
+
+
 def test_a_signed_dossier_is_not_written_over_by_another(make_run, keys, roster):
     folder = make_run("fedsgd")
     files = write_dossier(folder).files

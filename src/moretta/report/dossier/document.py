@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moretta.errors import ParameterError
 from moretta.report.dossier.clauses import CLAUSES
@@ -109,16 +111,70 @@ def dumps(told: dict[str, Any]) -> bytes:
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:
-    """Return the content of a JSON. Raises `moretta.errors.ParameterError` for anything that is no dossier."""
+    """Return the content of a JSON, of which the page can be made.
+
+    Raises `moretta.errors.ParameterError` for anything that is no dossier.
+    """
+    wrong = f"{where}: expected the JSON of a dossier; make one by: moretta dossier RUN"
     try:
         told = json.loads(data)
     except (ValueError, RecursionError):
-        told = None
+        raise ParameterError(wrong) from None
     if not isinstance(told, dict) or told.get("kind") != KIND:
-        raise ParameterError(f"{where}: expected the JSON of a dossier; make one by: moretta dossier RUN")
+        raise ParameterError(wrong)
     if told.get("format") != FORMAT:
         raise ParameterError(f"{where}: expected a dossier of format {FORMAT}; was it made by another version?")
+    try:
+        _Told.model_validate(told)
+    except (ValidationError, RecursionError):
+        raise ParameterError(f"{where}: this dossier is damaged; write it again") from None
     return told
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Line(_Part):
+    id: str
+    text: str
+    sources: list[str]
+    origin: Origin
+    group: str = ""
+    name: str = ""
+    by: str = ""
+    verdict: Verdict = ""
+
+
+class _Lines(_Part):
+    number: str
+    title: str
+    clauses: list[str]
+    sentences: list[_Line]
+
+
+class _Clause(_Part):
+    document: str
+    clause: str
+    asks: str
+
+
+class _Told(_Part):
+    """What the JSON holds, of which nothing is believed before it is checked."""
+
+    format: int
+    kind: str
+    title: str
+    run: str
+    sections: list[_Lines]
+    clauses: dict[str, _Clause]
+    digest: str
+
+    @model_validator(mode="after")
+    def _names_clauses_that_are_there(self) -> Self:
+        if any(name not in self.clauses for section in self.sections for name in section.clauses):
+            raise ValueError("a clause is named that is not there")
+        return self
 
 
 def _told(section: Chapter) -> dict[str, Any]:

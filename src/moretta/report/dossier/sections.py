@@ -165,7 +165,7 @@ _KINDS = {
 def _data(evidence: Evidence) -> Iterator[Sentence]:
     if evidence.columns:
         yield sentence(
-            f"The rows are of tables with {len(evidence.columns)} columns, of which the schema says:",
+            f"The rows are of tables with {len(evidence.columns)} columns, which the schema describes",
             pointer("inputs.json", "table", "columns"),
         )
         for name, column in evidence.columns.items():

@@ -96,7 +96,7 @@ def check(path: Path, roster: Roster) -> Checked:
 
 
 def _statement(told: Mapping[str, Any], data: bytes, page: bytes) -> tuple[str | bytes, ...]:
-    return ("dossier", str(told["run"]), hashlib.sha256(data).digest(), hashlib.sha256(page).digest())
+    return ("dossier", told["run"], hashlib.sha256(data).digest(), hashlib.sha256(page).digest())
 
 
 def _fits(one: Mapping[str, str], statement: tuple[str | bytes, ...]) -> bool:
@@ -118,7 +118,7 @@ def _read(files: Files) -> tuple[dict[str, Any], bytes, bytes]:
                 f"{file}: expected a dossier's file; it cannot be read: {error.strerror or error}"
             ) from None
     told = loads(found[0], str(files.data))
-    if told.get("digest") != digest(told) or not isinstance(told.get("run"), str):
+    if told["digest"] != digest(told):
         raise ParameterError(f"{files.data} was changed since it was written: its digest does not fit its content")
     return told, found[0], found[1]
 
