@@ -18,7 +18,7 @@ from moretta.config import run_files
 from moretta.errors import ParameterError
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.protocols.registry import ENTRIES, claims_of
-from moretta.report.dossier import clauses, document, questions, risks
+from moretta.report.dossier import clauses, described, document, questions, risks
 from moretta.report.dossier import sections as of_sections
 from moretta.report.dossier.page import Written, write_dossier
 from moretta.run.assembly import federation_of
@@ -236,7 +236,7 @@ def test_page_and_json_have_the_same_sentences_and_each_has_a_source(run, kind):
 
 
 def test_no_text_that_a_dossier_may_have_judges():
-    fixed = [*SAID.values(), *MEANING.values(), *clauses.DOCUMENTS.values(), *of_sections.WORDS]
+    fixed = [*SAID.values(), *MEANING.values(), *clauses.DOCUMENTS.values(), *described.WORDS]
     fixed += [text for clause in clauses.CLAUSES.values() for text in vars(clause).values()]
     fixed += [question.asks for question in questions.QUESTIONS] + [one.text for one in risks.ASSUMPTIONS]
     fixed += [text for name in ENTRIES for one in claims_of(name) for text in (one.what, one.sentence, one.assumes)]

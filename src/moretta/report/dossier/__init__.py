@@ -5,9 +5,10 @@
     document.py    sentences and sections, as JSON with a digest
     evidence.py    what a run folder holds, read once
     brief.py       what it says first
-    sections.py    who takes part, what was done, with what data
+    described.py   who took part, with what data, what was done
     recipients.py  what each role received, and which of it is personal data
     risks.py       attacks by severity, and what remains
+    sections.py    what stands in which section
     hashes.py      digests of the run's files
     page.py        the HTML page, of which each sentence is one of the JSON, and the pair of files
     signing.py     signatures of silos' identities below both
