@@ -373,6 +373,21 @@ def test_a_roster_is_named_by_its_digest_where_it_can_be_read(make_run, tmp_path
     assert str(tmp_path) not in written.files.data.read_text()
 
 
+def test_a_run_over_many_machines_is_no_simulation(make_run):
+    settings = {"engine": {"name": "flare"}, "secure-aggregation": {"scheme": "pairwise"}}
+    written = write_dossier(make_run("fedsgd", settings=settings))
+    assert "Messages were carried between machines by NVIDIA FLARE." in texts(written, "1.3")
+    assert not [text for text in texts(written, "0.1") if "simulation" in text]
+    assert [text for text in texts(written, "4.2.b") if "a key that it was given once" in text]
+    alone = write_dossier(make_run("fedsgd", folder="alone"))
+    assert [text for text in texts(alone, "0.1") if "simulation of separate parties" in text]
+
+
+def test_a_protocol_of_another_version_is_not_described(make_run):
+    written = write_dossier(make_run("later"))
+    assert "This version states nothing of what roles receive under later." in texts(written, "2.2.a")
+
+
 def test_an_insecure_seed_is_the_first_thing_said(run):
     folder = run("fedsgd")
     result = json.loads((folder / "result.json").read_text())
