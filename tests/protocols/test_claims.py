@@ -110,6 +110,16 @@ def test_conditions_of_one_name_are_one() -> None:
 
 
 @pytest.mark.parametrize("run", RECORDS)
+def test_every_headline_that_holds_is_a_part_of_a_sentence(run: Record) -> None:
+    for name, claim in EVERY:
+        if claim.headline and claim.holds(run):
+            said = claim.head({**run, "protocol": name})
+            assert said[0].islower()
+            assert not said.endswith(".")
+            assert not [word for word in (*FORBIDDEN, "{") if word in said.lower()]
+
+
+@pytest.mark.parametrize("run", RECORDS)
 def test_every_sentence_that_holds_can_be_said(run: Record) -> None:
     for name, claim in EVERY:
         if claim.sentence and claim.holds(run):

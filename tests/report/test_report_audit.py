@@ -17,23 +17,25 @@ from moretta.report.privacy import UNTESTED, privacy_statements
 
 RUN = "9f3c1a77b2d04e55"
 ATTACKS = [
-    ("gamma-least-squares", "silo", 0.997, 0.0, True),
-    ("canonical-form", "silo", 0.9, 0.8, True),
-    ("membership-inference", "silo", 0.51, 0.5, False),
-    ("server-and-silos", "server and silos", 0.0, 0.0, False),
+    ("gamma-least-squares", "silo", 0.997, 0.0, True, "works out <the> offset", "protocol"),
+    ("canonical-form", "silo", 0.9, 0.8, True, "works out the true model", "protocol"),
+    ("membership-inference", "silo", 0.51, 0.5, False, "tells whether a row was there", "members"),
+    ("server-and-silos", "server and silos", 0.0, 0.0, False, "works out an upload", "protocol"),
 ]
 
 
 def audited(folder, **replaced):
     came_to = [
         {
-            "attack": name, "role": role, "view": "20 rounds", "knowledge": "nothing", "measure": "1 - relative error",
+            "attack": name, "title": title, "severity": severity, "role": role,
+            "view": "20 rounds", "knowledge": "nothing",
+            "measure": "1 - relative error of it",
             "score": score, "chance": chance, "interval": [score - 0.1, score + 0.1], "succeeded": succeeded,
             "seconds": 1.5, "sentence": "It came to <that>.", "figures": {}, "source": "",
         }
-        for name, role, score, chance, succeeded in ATTACKS
+        for name, role, score, chance, succeeded, title, severity in ATTACKS
     ]  # fmt: skip
-    missed = [{"attack": "slow-one", "role": "outsider", "because": "it is slow"}]
+    missed = [{"attack": "slow-one", "title": "takes its time", "role": "outsider", "because": "it is slow"}]
     whole = {"format": 1, "run": RUN, "views": [1, 2], "attacks": came_to, "not_run": missed}
     (folder / "audit.json").write_text(json.dumps(whole | replaced))
     return folder
@@ -43,12 +45,15 @@ def test_the_page_shows_what_succeeded_and_what_failed(make_run, tmp_path):
     folder = audited(make_run())
     text = write_report([folder], tmp_path / "a.html").read_text()
     assert text == write_report([folder], tmp_path / "b.html").read_text()
-    for words in ("What each role could learn", '<span class="verdict succeeded">succeeded</span>', "&lt;that&gt;",
-                  '<span class="verdict failed">failed</span>', "slow-one", "it is slow"):  # fmt: skip
+    for words in ("<h2>What attacks got", '<span class="verdict succeeded">succeeded</span>', "&lt;that&gt;",
+                  '<span class="verdict failed">failed</span>', "slow-one", "it is slow",
+                  "<strong>A silo works out &lt;the&gt; offset</strong> <small><code>(gamma-least-squares)",
+                  "An outsider takes its",
+                  "0.5 is guessing, 1 perfect, 0 an error as large as the thing itself"):  # fmt: skip
         assert words in text
     assert "img-src" not in text
     assert "Defences side by side" not in text
-    assert "What each role could learn" not in write_report([make_run("fedsgd")], tmp_path / "c.html").read_text()
+    assert "<h2>What attacks got" not in write_report([make_run("fedsgd")], tmp_path / "c.html").read_text()
 
 
 def test_the_caption_says_of_how_many_rounds_and_with_which_rows(make_run, tmp_path):
@@ -64,7 +69,13 @@ def test_runs_side_by_side_name_the_worst_of_each_role(make_run, tmp_path):
     text = write_report(folders, tmp_path / "a.html").read_text()
     assert text.index("Defences side by side") < text.index("<h2>Comparison")
     assert "Leak to colluders or outsiders" in text
-    for words in ("0.997 (chance 0)", "the attack failed; not shown safe", "no attack tried", "not audited"):
+    for words in (
+        "0.997 (0 is guessing, 1 perfect)",
+        '<strong class="leak">A silo works out &lt;the&gt; offset',
+        "the attack failed; not shown safe",
+        "no attack tried",
+        "not audited",
+    ):
         assert words in text
     first, second = side_by_side([read_run(folder) for folder in folders])
     assert first["silo"] == {
@@ -115,7 +126,10 @@ def test_it_is_said_where_the_kernel_did_not_confine_attackers(make_run, tmp_pat
 def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
     folder = illustrated(make_run())
     text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
-    assert "Pictures that are gone; audit again to see them: gamma-least-squares (two &lt;rows&gt;)." in text
+    assert (
+        "Pictures that are gone; audit again to see them: A silo works out &lt;the&gt; offset (two &lt;rows&gt;)."
+        in text
+    )
     assert "img-src" not in text
     draw(folder)
     (folder / "audit" / "a-0.safetensors").rename(tmp_path / "kept")
@@ -149,9 +163,10 @@ def test_an_audit_of_another_run_is_left_out_and_said(make_run):
 def test_sentences_have_their_attacks_for_evidence(make_run):
     said = {one.text: one.evidence for one in privacy_statements(read_run(audited(make_run())))}
     evidence = next(told for text, told in said.items() if "least squares" in text)
-    assert evidence == "tested on this run by gamma-least-squares: score 0.997, chance 0, it succeeded"
+    won = "it succeeded, 99.7 % of the way from guessing to perfect"
+    assert evidence == f"tested on this run: A silo works out <the> offset (gamma-least-squares): {won}"
     server = next(told for text, told in said.items() if "Together with all silos but one" in text)
-    assert server.endswith("server-and-silos: score 0, chance 0, this attack failed")
+    assert server.endswith("The server with silos works out an upload (server-and-silos): this attack failed")
     assert "canonical-form" in said["The released model is the true function."]
     assert said["Holds the true model."] == UNTESTED
 

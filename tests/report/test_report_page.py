@@ -184,8 +184,9 @@ def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
     """The page's DOM after loading, and what the browser's console said."""
     assert BROWSER is not None
     options = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --enable-logging=stderr --v=0 --dump-dom"
+        "--headless --no-sandbox --hide-scrollbars --disable-gpu --disable-quic --no-first-run "
+        "--disable-background-networking --disable-component-update --disable-sync "
+        "--enable-logging=stderr --v=0 --dump-dom"
     )
     done = subprocess.run(
         [BROWSER, *options.split(), f"--user-data-dir={profile}", page.as_uri()],

@@ -40,11 +40,12 @@ def audit(
 def _print_audit(folder: Path) -> None:
     from moretta.report.audit import audit_lines
     from moretta.report.folder import read_run
+    from moretta.report.verdict import verdict_text, verdicts
 
-    found = read_run(folder).audit
+    record = read_run(folder)
+    found = record.audit
     if found is None:  # it was just written
         raise RunFailed(f"{folder / 'audit.json'} is gone")
-    Console().print(audit_lines(found))
-    for one in found.not_run:
-        print(f"{one.role}: {one.attack} did not run: {one.because}")
+    (verdict,) = verdicts([record])
+    Console().print(verdict_text(verdict), "", audit_lines(found), sep="\n")
     print(f"audit: {folder / 'audit.json'}   (moretta report {folder} shows it)")

@@ -1,4 +1,4 @@
-"""What audits came to, as tables: the attacks on one run by role, and runs side by side with the worst of each role.
+"""What audits came to, as tables: one run's attacks by severity, and runs side by side with the worst of each role.
 
 Attacks measure different things. A role's worst attack is the successful one whose score is furthest above chance
 (`moretta.report.folder.Attacked.advantage`), and it is named. A role is not safe because all attacks on it failed.
@@ -24,8 +24,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from moretta.errors import ParameterError
-from moretta.report.folder import Attacked, AuditRecord, RunRecord
-from moretta.report.table import MISSING, human_bytes, human_seconds, labels, plain
+from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
+from moretta.report.folder import Attacked, AuditRecord, NotRun, RunRecord
+from moretta.report.scales import ends, figure
+from moretta.report.table import human_bytes, human_seconds, labels, plain
 
 ROLES: Mapping[str, str] = {
     "server": "The server",
@@ -49,6 +51,9 @@ CONFINED = (
 )
 """What is said of an audit where the kernel did not confine the attackers."""
 
+UNGRADED = ("not graded", "The audit is older than the severities of attacks; audit the run again to have them.")
+"""The name of attacks without a severity, and what that means."""
+
 HEADERS = ("Leak to the server", "Leak to a silo", "Leak to colluders or outsiders")
 
 
@@ -68,7 +73,7 @@ class Leak:
     def said(self) -> str:
         """The same in a few words."""
         if self.worst is not None:
-            return f"{figure(self.worst.score)} (chance {figure(self.worst.chance)})"
+            return f"{figure(self.worst.score)} ({ends(self.worst)})"
         if not self.audited:
             return "not audited"
         if not self.tried:
@@ -91,19 +96,26 @@ def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
     return Leak(True, len(tried), len(succeeded), max(succeeded, key=lambda one: one.advantage, default=None))
 
 
-def by_role(audit: AuditRecord) -> Iterable[tuple[str, Sequence[Attacked]]]:
-    """Yield each role that attacks were tried in, by its name on a page, with its attacks."""
-    seen = dict.fromkeys([*ROLES, *(one.role for one in audit.attacks)])
-    for role in seen:
-        if some := [one for one in audit.attacks if one.role == role]:
-            yield ROLES.get(role, role), some
+def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacked]]]:
+    """Yield each kind of attacks that were tried, the gravest first: its name, what it means, and its attacks.
+
+    Of a kind, those that succeeded stand first, the one that got furthest before the others.
+    """
+    for severity in (*SEVERITIES, None):
+        some = [one for one in audit.attacks if one.severity == severity]
+        name, meaning = (SAID[severity], MEANING[severity]) if severity else UNGRADED
+        if some:
+            yield (
+                f"{name[0].upper()}{name[1:]}",
+                meaning,
+                sorted(some, key=lambda one: (not one.succeeded, -one.advantage)),
+            )
 
 
-def figure(value: float | None) -> str:
-    """A score in a few digits: 0.999, and 1 only where it is no less."""
-    if value is None:
-        return MISSING
-    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
+def who_does(one: Attacked | NotRun) -> str:
+    """Return who does what in an attack, for people; of audits without titles, who tries the attack of what name."""
+    who = "A group of silos" if one.role == "silos together" else ROLES.get(one.role, one.role)
+    return f"{who} {one.title}" if one.title else f"{who} tries {one.attack}"
 
 
 def interval(one: Attacked) -> str:
@@ -154,45 +166,46 @@ def score_name(records: Sequence[RunRecord]) -> str:
 def leaks_table(records: Sequence[RunRecord]) -> Table:
     """Runs for a terminal, one below the other: what each reaches, costs and leaks to whom."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Leak")
+    table.add_column("Leak", overflow="fold")
     table.add_column("Score", justify="right")
-    table.add_column("Chance", justify="right")
-    table.add_column("By the attack", overflow="fold")
+    table.add_column("Of the attack that got furthest", overflow="fold")
     for label, record in zip(labels(records), records, strict=True):
         score, seconds, sent = costs(record)
         table.add_row(Text(label, style="bold"))
-        table.add_row(Text(f"  {score_name([record]).lower()} {score}, {seconds}, {sent} a round", style="dim"))
+        table.add_row("", "", Text(f"{score_name([record])} {score}, {seconds}, {sent} a round", style="dim"))
         for header, roles in zip(HEADERS, GROUPS.values(), strict=True):
             found = leak(record.audit, roles)
-            name = Text(f"  {header.removeprefix('Leak ')}")
-            if found.worst is None:
-                table.add_row(name, "", "", Text(found.said, style="dim"))
+            name, worst = Text(f"  {header.removeprefix('Leak ')}"), found.worst
+            if worst is None:
+                table.add_row(name, "", Text(found.said, style="dim"))
             else:
-                figures = (Text(figure(value)) for value in (found.worst.score, found.worst.chance))
-                table.add_row(name, *figures, Text(found.worst.attack, style="bold"))
+                said = Text.assemble((who_does(worst), "bold"), (f" ({worst.attack}; {ends(worst)})", "dim"))
+                table.add_row(name, Text(figure(worst.score)), said)
     return table
 
 
 def audit_lines(audit: AuditRecord) -> Group:
-    """The attacks on one run for a terminal, under their roles: each with its figures, and what they mean below."""
+    """The attacks on one run for a terminal, by severity: what each does, its figures, and what they mean below."""
     lines: list[RenderableType] = []
-    for role, some in by_role(audit):
-        lines.append(Text(role, style="bold underline"))
+    for name, _, some in by_severity(audit):
+        lines.append(Text(name, style="bold underline"))
         for one in some:
             mark = Text(f" {verdict(one)} ", style="bold reverse" if one.succeeded else "dim")
-            numbers = f"{figure(one.score)} [{interval(one)}], chance {figure(one.chance)}, {one.seconds:.1f} s"
-            lines.append(Padding(Text.assemble((one.attack, "bold"), " ", mark, f" {numbers}"), (0, 0, 0, 2)))
-            lines.append(Padding(Text(one.sentence), (0, 0, 0, 4)))
+            told = Text.assemble((who_does(one), "bold"), " ", (f"({one.attack})", "dim"), " ", mark)
+            numbers = f"Score {figure(one.score)} (95 %: {interval(one)}): {ends(one)}. {one.seconds:.1f} s."
+            lines += [Padding(told, (0, 0, 0, 2)), Padding(Text(one.sentence), (0, 0, 0, 4))]
+            lines.append(Padding(Text(numbers), (0, 0, 0, 4)))
             lines.append(Padding(Text(f"Score: {one.measure}. Used: {used(one)}.", style="dim"), (0, 0, 0, 4)))
     if not lines:
         lines.append(Text("no attack came to a score on this run"))
+    lines += [Text(f"{who_does(one)} ({one.attack}): not run, as {one.because}") for one in audit.not_run]
     if audit.confined_by != "kernel":
         lines.append(Text(CONFINED, style="dim"))
     return Group(*lines)
 
 
 def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
-    """Yield the pictures of a run's audit: the attack, the caption, and PNG data URIs of true and found images.
+    """Yield the pictures of an audit: what the attack does, the caption, and PNG data URIs of true and found images.
 
     There are no images where their file is gone.
     Raises `moretta.errors.ParameterError` for a file that holds no pictures.
@@ -201,11 +214,11 @@ def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
         for picture in one.pictures:
             file = record.folder / picture.file
             if not file.exists():
-                yield one.attack, picture.caption, ()
+                yield who_does(one), picture.caption, ()
                 continue
             true, found = _images(file)
             scale = float(true.min(initial=0.0)), float(true.max(initial=0.0))
-            yield one.attack, picture.caption, [_sheet(images, scale) for images in (true, found)]
+            yield who_does(one), picture.caption, [_sheet(images, scale) for images in (true, found)]
 
 
 def rounds_recorded(record: RunRecord) -> int:

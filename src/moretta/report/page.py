@@ -19,9 +19,11 @@ from moretta.engines.files import write_atomically
 from moretta.errors import MissingExtra, ParameterError
 from moretta.report import audit, plots
 from moretta.report.folder import TEST_ROWS, RunRecord, read_run
-from moretta.report.privacy import Statement, privacy_statements, reading_notes
+from moretta.report.privacy import Statement, epsilon_note, privacy_statements, reading_notes
+from moretta.report.scales import meanings
 from moretta.report.summary import enumerated, insecure_runs, summary, title
-from moretta.report.table import MISSING, comparison_rows, labels, silo_rows
+from moretta.report.table import MISSING, SCORED, comparison_rows, labels, silo_rows
+from moretta.report.verdict import verdicts
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -64,6 +66,8 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
         title=title(records),
         insecure=insecure_runs(records),
         summary=summary(records),
+        verdicts=verdicts(records),
+        epsilons=[(name, note) for name, record in zip(names, records, strict=True) if (note := epsilon_note(record))],
         warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
         dropped=sum(len(record.dropped) for record in records),
         audited=any(record.audit is not None for record in records),
@@ -93,6 +97,7 @@ def template(name: str) -> Template:
         "power": _power,
         "thousands": "{:,}".format,
     }
+    templates.globals["zip"] = zip
     return templates.get_template(name)
 
 
@@ -113,6 +118,7 @@ def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | No
     score, silos = silo_rows(records)
     return {
         "comparison": [(group, list(some)) for group, some in groupby(rows, key=lambda row: row.group)],
+        "scales": meanings(row.measure for row in rows if row.group in SCORED),
         "missing": MISSING if any(MISSING in row.cells for row in rows) else "",
         "score": score,
         "silos": silos,

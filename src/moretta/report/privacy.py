@@ -9,15 +9,17 @@ A sentence names the attacks of `moretta.audit` that test it. If the run was aud
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moretta.protocols.common.claims import MASKED, Claim, Record, is_summed, scheme
-from moretta.protocols.common.shared_claims import LISTENERS, NOTES, SCORES
+from moretta.protocols.common.claims import MASKED, Claim, Record, is_noised, is_summed, scheme
+from moretta.protocols.common.shared_claims import LISTENERS, NOTES, SCORES, epsilons, what_epsilon_leaves_out
 from moretta.protocols.registry import claims_of
+from moretta.report.audit import who_does
 from moretta.report.folder import Attacked, RunRecord
-from moretta.report.table import MISSING
+from moretta.report.scales import way
 
 Role = Literal["Server", "A silo", "An eavesdropper"]
 
@@ -32,19 +34,28 @@ UNTESTED = "not yet tested by an attack on this run"
 
 
 @dataclass(frozen=True)
+class Tested:
+    """An attack that tested a sentence on this run: who does what, its own name, and what it came to."""
+
+    who: str
+    attack: str
+    came_to: str
+
+
+@dataclass(frozen=True)
 class Statement:
-    """What one role sees or can work out. tested: a phrase for each attack that tested it on this run."""
+    """What one role sees or can work out. tested: by which attacks on this run."""
 
     role: Role
     text: str
-    tested: tuple[str, ...] = ()
+    tested: tuple[Tested, ...] = ()
 
     @property
     def evidence(self) -> str:
         """How well the sentence is supported, in words."""
         if not self.tested:
             return UNTESTED
-        return f"tested on this run by {'; by '.join(self.tested)}"
+        return f"tested on this run: {'; '.join(f'{one.who} ({one.attack}): {one.came_to}' for one in self.tested)}"
 
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
@@ -53,7 +64,7 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
     found = [Statement("Server", said) for said in _of_an_unknown_scheme(run)]
     for role in ROLES:
         for claim in _said(run, role):
-            tested = tuple(_came_to(one) for one in attacked if one.attack in claim.attacks)
+            tested = tuple(_tested(one) for one in attacked if one.attack in claim.attacks)
             found.append(Statement(role, claim.text(run), tested))
     return tuple(found)
 
@@ -62,6 +73,25 @@ def reading_notes(record: RunRecord) -> tuple[str, ...]:
     """Return notes for a reader of the sentences; they are no claims and need no test."""
     run = record.model_dump(by_alias=True)
     return tuple(claim.text(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
+
+
+def epsilon_note(record: RunRecord) -> str:
+    """Return the run's epsilon with what its scale means, empty where no noise was added."""
+    run = record.model_dump(by_alias=True)
+    if not is_noised(run):
+        return ""
+    epsilon = record.facts["epsilon"]
+    scale = "ε = 0 would tell nothing of one example"
+    if isinstance(epsilon, int | float) and epsilon < LARGEST:
+        scale += (
+            f", and with ε = {epsilon:.3g} whatever is seen is at most {math.exp(epsilon):.3g} times as likely with "
+        )
+        scale += "the example as without it, but for a chance of δ"
+    return f"{epsilons(run)}. {scale}.{what_epsilon_leaves_out(run)}"
+
+
+LARGEST = 50.0
+"""The epsilon from which on nobody need be told how many times as likely something may be."""
 
 
 def _claims(run: Record) -> Sequence[Claim]:
@@ -89,6 +119,6 @@ def _of_an_unknown_scheme(run: Record) -> Iterator[str]:
         yield f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
 
 
-def _came_to(one: Attacked) -> str:
-    score, chance = (MISSING if value is None else f"{value:.3g}" for value in (one.score, one.chance))
-    return f"{one.attack}: score {score}, chance {chance}, {'it succeeded' if one.succeeded else 'this attack failed'}"
+def _tested(one: Attacked) -> Tested:
+    ended = f"it succeeded, {way(one)}" if one.succeeded else "this attack failed"
+    return Tested(who_does(one), one.attack, ended)

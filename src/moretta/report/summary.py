@@ -1,10 +1,10 @@
-"""What a page says first: its title, and the runs in a few sentences."""
+"""A page's title, and what its runs were in a few sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moretta.report.folder import RunRecord
+from moretta.report.folder import PlainScores, RunRecord, TestScores
 from moretta.report.table import human_bytes, human_seconds, label_of, labels, plain
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -25,7 +25,7 @@ def insecure_runs(records: Sequence[RunRecord]) -> str:
 
 
 def summary(records: Sequence[RunRecord]) -> str:
-    """What was trained, what it reached, and who missed a round."""
+    """What was trained, what was sent, and who missed a round."""
     return _summary_of_one(records[0]) if len(records) == 1 else _summary_of_many(records)
 
 
@@ -42,7 +42,7 @@ def _summary_of_one(record: RunRecord) -> str:
         else "The silos sent and received nothing during training."
     )
     return f"{_cohort(record)} with {label_of(record)}, in {human_seconds(record.seconds['total'])}. " + (
-        f"{_reached(record)} {traffic} {_missed(record)}"
+        f"{traffic} {_missed(record)}"
     )
 
 
@@ -56,12 +56,7 @@ def _summary_of_many(records: Sequence[RunRecord]) -> str:
             f"{how_many.capitalize()} runs: {enumerated(names)}. They differ in name, model size, silos or rounds."
         )
     missed = " ".join(dict.fromkeys(map(_missed, records)))
-    if not all(record.test.given for record in records):
-        return f"{opening} {missed}".strip()
-    scores = [f"{_score(record)} ({name})" for name, record in zip(names, records, strict=True)]
-    if len(set(map(_score, records))) == 1:
-        return f"{opening} On the test rows all of them reach {_score(records[0])}. {missed}".strip()
-    return f"{opening} On the test rows they reach {enumerated(scores)}. {missed}".strip()
+    return f"{opening} {missed}".strip()
 
 
 def _cohort(record: RunRecord) -> str:
@@ -80,17 +75,11 @@ def _number_word(number: int) -> str:
     return _WORDS[number] if 0 <= number < len(_WORDS) else f"{number:,}"
 
 
-def _reached(record: RunRecord) -> str:
-    if not record.test.given:
-        return "There were no test rows, so nothing says how good the model is."
-    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
-    return f"On the {rows} the model reaches {_score(record)}."
-
-
-def _score(record: RunRecord) -> str:
-    if record.test.accuracy is not None:
-        return f"an accuracy of {100 * record.test.accuracy:.1f} %"
-    return f"a mean squared error of {plain(record.test.mse)}"
+def scored(scores: TestScores | PlainScores) -> str:
+    """Return an accuracy or a mean squared error in words."""
+    if scores.accuracy is not None:
+        return f"an accuracy of {100 * scores.accuracy:.1f} %"
+    return f"a mean squared error of {plain(scores.mse)}"
 
 
 def _missed(record: RunRecord) -> str:

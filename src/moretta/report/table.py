@@ -30,6 +30,9 @@ PHASES = {
 
 MISSING = "–"
 
+SCORED = ("On the test rows", "On rows that silos hold back")
+"""The groups of a comparison that hold scores."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -159,7 +162,7 @@ def _words(key: str) -> str:
 
 def _scores(records: Sequence[RunRecord]) -> list[Row]:
     tests = [record.test for record in records]
-    where = "On rows that silos hold back" if all(test.by == "silos" for test in tests) else "On the test rows"
+    where = SCORED[all(test.by == "silos" for test in tests)]
 
     def row(measure: str, values: Sequence[float | None]) -> Row:
         return Row(where, measure, "", tuple(plain(value) for value in values))

@@ -125,13 +125,16 @@ SIMULATED = tuple(
         (is_simulated,),
         alone=True,
         about="rows",
+        headline="saw everything, as one process played all participants",
     )
     for role in ("server", "silo")
 )
 
 AGGREGATOR = (
     in_the_clear("gradient"),
-    Claim("server", "not given", "a model", "Holds no model.", (is_in_the_clear,), about="model"),
+    Claim(
+        "server", "not given", "a model", "Holds no model.", (is_in_the_clear,), about="model", headline="held no model"
+    ),
     *_own(under((replace(sum_only("gradient"), place="full"),), is_seeing)),
     Claim(
         "server",
@@ -141,6 +144,7 @@ AGGREGATOR = (
         (is_seeing,),
         place="brief",
         about="model",
+        headline="saw the sum of all steps, which by itself is a model",
     ),
     Claim(
         "server",
@@ -153,6 +157,7 @@ AGGREGATOR = (
         "secure aggregation (`tests/secure_aggregation`)",
         place="front",
         about="sum",
+        headline="relayed sums that it could not read",
     ),
     Claim(
         "server",
@@ -203,6 +208,7 @@ PARTICIPANT = (
         rests_on="messages that hold nobody else’s start (`tests/protocols/cgd/test_cgd_privacy.py`)",
         place="front",
         about="model",
+        headline="held a model that no other silo saw",
     ),
     Claim(
         "silo",
@@ -227,6 +233,7 @@ PARTICIPANT = (
         attacks=OF_D,
         place="front",
         about="model",
+        headline="knew the sum of all steps, which by itself is a model",
     ),
     Claim(
         "silo",
@@ -273,6 +280,7 @@ PARTICIPANT = (
         "Holds the labels of its rows, whoever else holds columns of them.",
         (is_independent,),
         about="rows",
+        headline="held the labels of its rows, whoever else has columns of them",
     ),
     Claim(
         "silos together",
@@ -286,6 +294,7 @@ PARTICIPANT = (
         attacks=("raw-features",),
         place="brief",
         about="rows",
+        headline="can work out raw features of the rows that they share",
     ),
     Claim(
         "silo",
@@ -306,6 +315,7 @@ PARTICIPANT = (
         attacks=("labels-from-delta",),
         place="brief",
         about="rows",
+        headline="could group its rows by like labels without holding the labels",
     ),
     Claim(
         "silo",
@@ -316,6 +326,7 @@ PARTICIPANT = (
         (has_groups_of_two,),
         attacks=("two-party-exposure",),
         about="update",
+        headline="could work out the other’s gradient where two share layers",
     ),
     *SILO_STATISTICS,
 )
@@ -350,6 +361,7 @@ ALIGNMENT = (
         (is_aligned,),
         attacks=("alignment-membership",),
         about="ids",
+        headline="learnt which of its own ids the others have",
     ),
     Claim(
         "silo",

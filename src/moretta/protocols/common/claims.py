@@ -51,6 +51,8 @@ class Claim:
     protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
     so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
     about: what it is about; None for notes to readers, and where a role learns nothing.
+    headline: what the head of a report says of it after the role, with words in braces as `sentence`: "held the model".
+    Empty where the head says nothing; of a reader, what it says first.
     """
 
     role: Role
@@ -67,6 +69,7 @@ class Claim:
     alone: bool = False
     place: Place = "full"
     about: About | None = None
+    headline: str = ""
 
     def holds(self, record: Record) -> bool:
         """Whether all conditions hold of the run."""
@@ -75,6 +78,10 @@ class Claim:
     def text(self, record: Record) -> str:
         """Return the sentence about this run."""
         return self.sentence.format(**{word.__name__: word(record) for word in self.words})
+
+    def head(self, record: Record) -> str:
+        """Return the headline about this run."""
+        return self.headline.format(**{word.__name__: word(record) for word in self.words})
 
 
 def under(claims: Iterable[Claim], *conditions: Condition) -> tuple[Claim, ...]:

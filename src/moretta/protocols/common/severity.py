@@ -22,6 +22,14 @@ SAID: Mapping[Severity, str] = {
 }
 """What an attack of each does, in words for people."""
 
+TRIES: Mapping[Severity, str] = {
+    "rows": "to recover rows",
+    "labels": "to recover labels or properties",
+    "members": "to tell members",
+    "protocol": "to tell what the protocol gives anyway",
+}
+"""The same, as what an attack tries."""
+
 _WHERE = "Where an attack of this kind succeeds,"
 
 MEANING: Mapping[Severity, str] = {

@@ -118,6 +118,12 @@ def epsilons(record: Record) -> str:
     return said
 
 
+def epsilon_alone(record: Record) -> str:
+    """Return epsilon and delta towards the server."""
+    facts = record["facts"]
+    return f"ε = {_figure(facts['epsilon'])} at δ = {facts['delta']:.0e}"
+
+
 def what_epsilon_assumes(record: Record) -> str:
     """Return how many noised sums epsilon is about, whose noise it assumes in each, and the epsilon with less noise."""
     facts = record["facts"]
@@ -157,6 +163,7 @@ def in_the_clear(upload: str) -> Claim:
         attacks=OF_AN_UPLOAD,
         shared=True,
         about="update",
+        headline=f"saw the {upload} of each silo by itself",
     )
 
 
@@ -175,6 +182,7 @@ def sum_only(upload: str) -> Claim:
         shared=True,
         place="front",
         about="sum",
+        headline=f"saw only sums of the silos’ {upload}s (and what follows from sums)",
     )
 
 
@@ -225,6 +233,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             (late_answer,),
             shared=True,
             about="update",
+            headline=f"may have worked out the {upload} of a silo that was given up as late",
         ),
         Claim(
             "server",
@@ -244,6 +253,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             (is_masked, has_no_roster),
             shared=True,
             about="update",
+            headline="was trusted to relay the silos’ keys unchanged",
         ),
         Claim(
             "server",
@@ -266,12 +276,13 @@ NOISE = Claim(
     "All models of this run together are (ε, δ)-differentially private with {epsilons}."
     "{what_epsilon_assumes}{what_epsilon_leaves_out}",
     (is_noised,),
-    (epsilons, what_epsilon_assumes, what_epsilon_leaves_out),
+    (epsilons, epsilon_alone, what_epsilon_assumes, what_epsilon_leaves_out),
     assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help to "
     "open one sum of a take",
     attacks=("membership-inference",),
     shared=True,
     about="model",
+    headline="could learn of one row, from all models, no more than {epsilon_alone} allows",
 )
 
 
@@ -443,6 +454,7 @@ def of_two(upload: str) -> Claim:
         (rounds_of_few,),
         attacks=("two-party-exposure",),
         about="update",
+        headline=f"could work out the other’s {upload} in rounds of two",
     )
 
 
@@ -501,6 +513,7 @@ NOTES = (
         "memory of that machine, whose owner sees everything.",
         (is_in_process,),
         shared=True,
+        headline="one process played all roles, so the owner of its machine saw everything",
     ),
 )
 

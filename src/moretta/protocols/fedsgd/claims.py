@@ -49,10 +49,22 @@ def _sums(upload: str) -> tuple[Claim, ...]:
     )
 
 
+HOLDS_THE_MODEL = (
+    Claim(
+        "server",
+        "learns",
+        "the true model",
+        "Holds the model.",
+        place="front",
+        about="model",
+        headline="held the model",
+    ),
+)
+
 CLAIMS = (
     *of(FEDSGD, _sums("gradient")),
     *of(FEDAVG, _sums("weight change")),
-    *of(FEDERATED, (Claim("server", "learns", "the true model", "Holds the model.", place="front", about="model"),)),
+    *of(FEDERATED, HOLDS_THE_MODEL),
     *of(FEDSGD, (NOISE,)),
     *of(
         FEDERATED,
@@ -67,6 +79,7 @@ CLAIMS = (
                 attacks=("membership-inference",),
                 place="front",
                 about="model",
+                headline="received the model itself in every round",
             ),
         ),
     ),
@@ -88,6 +101,7 @@ CLAIMS = (
                 attacks=("membership-of-local-models",),
                 place="front",
                 about="update",
+                headline="received each silo’s losses and, at the end, its whole model",
             ),
             COLUMNS_ALONE,
             Claim(
@@ -98,6 +112,7 @@ CLAIMS = (
                 words=(of_others,),
                 place="front",
                 about="model",
+                headline="saw no other silo’s rows or model",
             ),
             COLUMNS_OF_ALL,
             WHO_TAKES_PART,
@@ -114,6 +129,7 @@ CLAIMS = (
                 "Holds every row of every silo, and the model: nothing is hidden from it.",
                 place="front",
                 about="rows",
+                headline="held every row of every silo, so nothing was hidden from it",
             ),
             Claim(
                 "silo",
@@ -121,6 +137,7 @@ CLAIMS = (
                 "nothing, as it hands over its rows, of which nothing is hidden from whoever trains on them",
                 "Hands over its rows; nothing of them is hidden from whoever trains on them.",
                 place="front",
+                headline="handed its rows over",
             ),
         ),
     ),

@@ -153,7 +153,15 @@ SERVER = (
     FROM_THE_SUM,
     with_all_but_one("upload"),
     *around_sums(),
-    Claim("server", "learns", "the true model", "Holds the true model.", place="front", about="model"),
+    Claim(
+        "server",
+        "learns",
+        "the true model",
+        "Holds the true model.",
+        place="front",
+        about="model",
+        headline="held the true model",
+    ),
     ROWS_OF_A_ROUND,
     Claim(
         "server",
@@ -176,6 +184,7 @@ SERVER = (
         attacks=("server-softmax",),
         place="front",
         about="rows",
+        headline="saw the softmax of each training row by itself",
     ),
     Claim(
         "server",
@@ -187,6 +196,7 @@ SERVER = (
         assumes="the server follows the protocol: one that does not learns from each refusal a little",
         attacks=("server-softmax",),
         about="rows",
+        headline="saw of each training row blinded ratios and the sum of the last layer’s inputs",
     ),
 )
 
@@ -202,6 +212,7 @@ RECEIVED = (
         attacks=OF_A_NOISY_MODEL,
         place="brief",
         about="model",
+        headline="received the true parameter values but for the offset of the last layer",
     ),
     Claim(
         "silo",
@@ -215,6 +226,7 @@ RECEIVED = (
         attacks=OF_A_NOISY_MODEL,
         place="brief",
         about="model",
+        headline="received a model of which the exponents alone are obfuscated",
     ),
     Claim(
         "silo",
@@ -247,6 +259,7 @@ RECEIVED = (
         attacks=OF_A_NOISY_MODEL,
         place="front",
         about="model",
+        headline="received a model whose parameter values are obfuscated",
     ),
     Claim(
         "silo",
@@ -306,6 +319,7 @@ SOFTMAX = (
         (is_cross_entropy, returns_the_paper_s_form, sends_outputs),
         attacks=OF_A_SOFTMAX,
         about="model",
+        headline="could work out the true softmax of its own rows",
     ),
     Claim(
         "silo",
@@ -318,6 +332,7 @@ SOFTMAX = (
         (is_cross_entropy, has_ratios),
         attacks=OF_A_SOFTMAX,
         about="model",
+        headline="could work out the true softmax of its own rows",
     ),
     Claim(
         "silo",
@@ -331,6 +346,7 @@ SOFTMAX = (
         attacks=OF_A_SOFTMAX,
         place="brief",
         about="model",
+        headline="was handed the true softmax of its own rows",
     ),
 )
 
@@ -357,6 +373,7 @@ SILO = (
         attacks=("canonical-form", "membership-inference"),
         place="front",
         about="model",
+        headline="got the true function with the released model",
     ),
     LABELS_OF_OTHERS,
     Claim(
@@ -382,6 +399,7 @@ SILO = (
         (rounds_of_few,),
         attacks=("two-party-exposure",),
         about="update",
+        headline="had the other’s gradient in rounds of two, obfuscated by the perturbation alone",
     ),
     COLUMNS_OF_THE_OTHER,
 )

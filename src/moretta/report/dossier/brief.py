@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from moretta.protocols.common.claims import is_noised
 from moretta.protocols.common.severity import SAID, SEVERITIES
-from moretta.report.audit import figure
 from moretta.report.dossier.document import Sentence, pointer, sentence
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.dossier.questions import QUESTIONS
 from moretta.report.dossier.risks import unaudited
+from moretta.report.scales import figure
 
 
 def brief(evidence: Evidence) -> Iterator[Sentence]:

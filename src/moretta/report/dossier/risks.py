@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
-from moretta.report.audit import CONFINED, ROLES, figure, interval
+from moretta.report.audit import CONFINED, ROLES, interval
 from moretta.report.dossier.document import Sentence, Verdict, pointer, sentence, sentences, under
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.dossier.recipients import NAMES, held
 from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord
+from moretta.report.scales import figure
+from moretta.report.verdict import how_to_audit
 
 NOT_GRADED = "Not graded"
 
@@ -45,13 +47,7 @@ def unaudited(evidence: Evidence) -> list[Sentence]:
     """Return that nothing was measured, and what would do it."""
     if evidence.record is None:
         return [sentence("The run has not finished, so no attack on it was measured", pointer("run.toml", "run"))]
-    recorded = evidence.record.views
-    how = (
-        "its messages were recorded, so moretta audit can play attacks on them"
-        if recorded
-        else "its messages were not recorded, so only a new run with record-views can be audited"
-    )
-    text = f"No attack on this run was measured, as its folder has no audit; {how}"
+    text = f"No attack on this run was measured, as its folder has no audit; {how_to_audit(evidence.record)}"
     return [sentence(text, pointer("result.json", "views"))]
 
 

@@ -1,0 +1,192 @@
+"""What is said of a run first, a sentence each: how good its model is, what was hidden from whom, what attacks got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from moretta.protocols.common.claims import MASKED, Claim, is_summed, scheme
+from moretta.protocols.common.severity import SEVERITIES, TRIES
+from moretta.protocols.registry import ENTRIES, claims_of
+from moretta.report.audit import rounds_recorded, who_does
+from moretta.report.folder import Attacked, PlainScores, RunRecord, TestScores
+from moretta.report.scales import way
+from moretta.report.summary import enumerated, scored
+from moretta.report.table import label_of, labels, plain
+
+HEADINGS = ("How good", "What was hidden", "What attacks got")
+
+WHO = {
+    "server": "the server",
+    "silo": "a silo",
+    "server and silos": "the server with silos",
+    "silos together": "silos together",
+}
+"""Roles whose claims stand in the sentence on what was hidden, in its order."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a sentence, and the attack's own name to be set small behind it, if it is about one."""
+
+    text: str
+    attack: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Three sentences about a run, under `HEADINGS`. label: of the run among those that it stands with."""
+
+    label: str
+    good: str
+    hidden: str
+    attacks: tuple[Part, ...]
+
+    @property
+    def parts(self) -> tuple[tuple[str, tuple[Part, ...]], ...]:
+        """Each heading with the pieces of its sentence."""
+        return tuple(zip(HEADINGS, ((Part(self.good),), (Part(self.hidden),), self.attacks), strict=True))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The three sentences as plain text, attacks' own names in brackets."""
+        named = (((part.text, f" ({part.attack})" * bool(part.attack)) for part in some) for _, some in self.parts)
+        return tuple("".join(text for pair in pairs for text in pair) for pairs in named)
+
+
+def verdicts(records: Sequence[RunRecord]) -> tuple[Verdict, ...]:
+    """Return the verdict on each run. Its model is set beside those of `records` that train alone or on pooled rows."""
+    return tuple(
+        Verdict(label, _good(record, records), _hidden(record), _attacks(record))
+        for label, record in zip(labels(records), records, strict=True)
+    )
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    """Return a verdict for a terminal, a paragraph a sentence."""
+    text = Text()
+    for number, ((heading, _), sentence) in enumerate(zip(verdict.parts, verdict.sentences, strict=True)):
+        text.append("\n" if number else "").append(f"{heading}: ", style="bold").append(sentence)
+    return text
+
+
+# -- how good ----------------------------------------------------------------------------------------------------------
+
+
+def _good(record: RunRecord, records: Sequence[RunRecord]) -> str:
+    if not record.test.given:
+        return "There were no test rows, so nothing says how good the model is."
+    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
+    said = f"On the {rows} {_whose(record)} reaches {scored(record.test)}{_beside(record, records)}"
+    return f"{said} ({_scale(record)})."
+
+
+def _whose(record: RunRecord) -> str:
+    if record.test.mean is not None:
+        return "the worst of the silos’ models"
+    return "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
+
+
+def _trains(record: RunRecord) -> str:
+    """Return "alone" or "pooled" for a baseline that trains so, "" for other runs."""
+    entry = ENTRIES.get(record.protocol)
+    if entry is None or not entry.baseline:
+        return ""
+    return "pooled" if entry.pooled else "alone"
+
+
+def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
+    """Return what the run's baselines reach, and what its silos' models do on average, as far as is known."""
+    found = [f"{_short(record.test.mean)} as the mean of the silos’ models"] if record.test.mean is not None else []
+    for way_of, words in (("alone", "where silos train alone"), ("pooled", "where all rows are in one place")):
+        others = [one for one in records if _trains(one) == way_of and one is not record and _alike(one, record)]
+        found += [f"{_short(one.test)} {words}" for one in others[:1]]
+    return f", beside {enumerated(found)}" if found else ""
+
+
+def _short(scores: TestScores | PlainScores) -> str:
+    return plain(scores.mse) if scores.accuracy is None else f"{100 * scores.accuracy:.1f} %"
+
+
+def _alike(one: RunRecord, record: RunRecord) -> bool:
+    """Whether both were trained on the same rows and scored on the same, as far as their records say."""
+    same = (one.name, one.task, one.silos, one.test.by) == (record.name, record.task, record.silos, record.test.by)
+    return same and one.test.given and one.setting("run", "seed") == record.setting("run", "seed")
+
+
+def _scale(record: RunRecord) -> str:
+    if record.test.accuracy is None:
+        return "0 is perfect; to guess the mean of the targets always gets their variance"
+    return "100 % is perfect; to name the commonest class always gets that class’s part of the rows"
+
+
+# -- what was hidden from whom -----------------------------------------------------------------------------------------
+
+
+def _hidden(record: RunRecord) -> str:
+    if record.insecure_secret_seed:
+        return (
+            "Nothing was hidden, as insecure-secret-seed was set: whoever knows the run file can compute every key and "
+            "mask."
+        )
+    run = record.model_dump(by_alias=True)
+    if is_summed(run) and scheme(run) not in MASKED:
+        return (
+            f"This version of the report has no sentence on what the aggregation scheme {scheme(run)} hides from whom."
+        )
+    held = [claim for claim in claims_of(record.protocol) if claim.headline and claim.holds(run)]
+    first = [claim.head(run) for claim in held if claim.role == "reader"]
+    roles = [f"{who} {enumerated(said)}" for role, who in WHO.items() if (said := _of(role, held, run))]
+    if not roles:
+        return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
+    said = "; ".join(roles)
+    if first:
+        said = f"{first[0]}; as roles, {said}"
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
+    some = [claim for claim in held if claim.role == role]
+    return list(dict.fromkeys(claim.head(run) for claim in [one for one in some if one.alone] or some))
+
+
+# -- what attacks got --------------------------------------------------------------------------------------------------
+
+
+def _attacks(record: RunRecord) -> tuple[Part, ...]:
+    audit = record.audit
+    if audit is None:
+        return (Part(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
+    if not audit.attacks:
+        return (Part("An audit ran and no attack of it came to a score, so what attacks would get is not known."),)
+    graded = [(TRIES[name], [one for one in audit.attacks if one.severity == name]) for name in SEVERITIES]
+    graded.append(("that this audit does not grade", [one for one in audit.attacks if one.severity is None]))
+    kinds = [part for aim, some in graded if some for part in (Part("; "), *_kind(aim, some))]
+    rounds = rounds_recorded(record)
+    opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds, " if rounds else "In the audit, "
+    failed = not all(one.succeeded for one in audit.attacks)
+    closing = "; that an attack failed does not show that none can succeed." if failed else "."
+    return (Part(opening), *kinds[1:], Part(closing))
+
+
+def how_to_audit(record: RunRecord) -> str:
+    """Return what has to be done before attacks on a run can be measured, without a full stop."""
+    if record.views:
+        return "its messages were recorded, so moretta audit can play attacks on them"
+    return "its messages were not recorded, so only a new run with record-views can be audited"
+
+
+def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Part]:
+    """Yield how many attacks of one severity succeeded, and which got furthest."""
+    won = sorted((one for one in some if one.succeeded), key=lambda one: -one.advantage)
+    if not won:
+        yield Part(
+            f"none of {len(some)} attempts {aim} succeeded" if len(some) > 1 else f"the one attempt {aim} failed"
+        )
+        return
+    tries = f"{len(won)} of {len(some)} attempts {aim}" if len(some) > 1 else f"the one attempt {aim}"
+    who = who_does(won[0])
+    yield Part(f"{tries} succeeded{', the furthest' * (len(won) > 1)}: {who[0].lower()}{who[1:]}", won[0].attack)
+    yield Part(f", {way(won[0])}")

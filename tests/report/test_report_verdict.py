@@ -1,0 +1,204 @@
+"""What a page says first: three sentences a run, and words for the ends of every scale."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from test_report_audit import audited
+
+import moretta.audit.attacks
+from moretta.report.audit import by_severity, who_does
+from moretta.report.folder import read_run
+from moretta.report.page import write_report
+from moretta.report.privacy import epsilon_note
+from moretta.report.scales import METRICS, UNKNOWN, ZEROS, ends, meanings, way
+from moretta.report.table import SCORED, comparison_rows
+from moretta.report.verdict import HEADINGS, verdict_text, verdicts
+
+PROTOCOLS = ("pbpfl", "fedsgd", "fedavg", "local", "centralised", "cgd", "baffle")
+NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
+IN_PROCESS = "One process played all roles, so the owner of its machine saw everything; as roles, "
+
+
+def sentences(record, *others):
+    return verdicts([record, *others])[0].sentences
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("tried", [False, True])
+def test_every_run_has_three_sentences_and_none_promises(make_run, protocol, tried):
+    folder = make_run(protocol)
+    (verdict,) = verdicts([read_run(audited(folder) if tried else folder)])
+    good, hidden, attacks = verdict.sentences
+    for said in verdict.sentences:
+        assert re.fullmatch(r"[A-Z].*\.", said)
+        assert not re.search(r"[.?!] +[A-Z]|\(\)|  |;;|\.\.", said)
+        assert not [word for word in NEVER if word in said.lower()]
+    assert "97.4 %" in good
+    assert "100 % is perfect" in good
+    assert hidden.startswith(f"{IN_PROCESS}the server ")
+    assert "; a silo " in hidden
+    assert attacks.startswith("No audit ran, so what attacks would get is not known" if not tried else "With the mess")
+    assert ("a silo works out <the> offset (gamma-least-squares), 99.7 % of the way" in attacks) == tried
+    assert [line.partition(": ")[0] for line in verdict_text(verdict).plain.splitlines()] == list(HEADINGS)
+
+
+def test_a_page_begins_with_them_and_sets_attacks_names_small(make_run, tmp_path):
+    folders = [audited(make_run("pbpfl")), make_run("fedsgd")]
+    text = " ".join(write_report(folders, tmp_path / "a.html").read_text().split())
+    assert text.count("<dt>What attacks got</dt>") == 2
+    assert text.index("What was hidden</dt>") < text.index("What attacks got</dt>") < text.index("<h2>Comparison")
+    assert "a silo works out &lt;the&gt; offset <small><code>(gamma-least-squares)</code></small>, 99.7 %" in text
+    assert "<section><h2>PBPFL</h2>" in text
+    assert "No audit ran, so what attacks would get is not known" in text
+
+
+def test_the_sentences_of_one_run(make_run):
+    folder = audited(make_run("fedsgd", views="a", rounds=80), views=[0, 1, 2, 80, 81])
+    assert sentences(read_run(folder)) == (
+        "On the test rows the model reaches an accuracy of 97.4 % (100 % is perfect; to name the commonest class "
+        "always gets that class’s part of the rows).",
+        f"{IN_PROCESS}the server saw only sums of the silos’ gradients (and what follows from sums), was trusted to "
+        "relay the silos’ keys unchanged and held the model; a silo received the model itself in every round.",
+        "With the messages of 3 of 80 rounds, the one attempt to tell members failed; 2 of 3 attempts to tell what the "
+        "protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 % of "
+        "the way from guessing to perfect; that an attack failed does not show that none can succeed.",
+    )
+
+
+def test_it_is_said_what_an_audit_would_need(make_run):
+    assert "were not recorded, so only a new run" in sentences(read_run(make_run("local")))[2]
+    assert "so moretta audit can play attacks on them" in sentences(read_run(make_run("fedsgd", views="a")))[2]
+    empty = sentences(read_run(audited(make_run("pbpfl"), attacks=[])))[2]
+    assert empty.startswith("An audit ran and no attack of it came to a score")
+
+
+def test_baselines_stand_beside_a_run_that_is_alike(make_run):
+    run, alone, pooled = (read_run(make_run(name)) for name in ("pbpfl", "local", "centralised"))
+    beside = "an accuracy of 97.4 %, beside 97.4 % where silos train alone and 97.4 % where all rows are in one place ("
+    assert beside in sentences(run, alone, pooled)[0]
+    assert "beside 97.4 % where all rows are in one place (" in sentences(alone, run, pooled)[0]
+    assert "a silo’s own model, on average, reaches" in sentences(alone)[0]
+    other = alone.model_copy(update={"name": "other"})
+    later = alone.model_copy(update={"settings": {**alone.settings, "run": {"seed": 8}}})
+    assert "beside" not in sentences(run, other, later)[0]
+
+
+def test_what_else_the_first_sentence_says(make_run):
+    none = read_run(make_run("fedavg", test={}))
+    assert sentences(none)[0] == "There were no test rows, so nothing says how good the model is."
+    number = sentences(read_run(make_run("fedsgd", regression=True)))[0]
+    assert number.startswith("On the test rows the model reaches a mean squared error of 0.0171 (0 is perfect; ")
+    scores = {"loss": 0.2, "accuracy": 0.9, "mean": {"loss": 0.1, "accuracy": 0.92}, "by": "silos"}
+    several = sentences(read_run(make_run("cgd", test=scores)))[0]
+    assert several.startswith(
+        "On the rows that silos hold back the worst of the silos’ models reaches an accuracy of 90.0 %"
+    )
+    assert "beside 92.0 % as the mean of the silos’ models" in several
+
+
+def test_what_else_the_second_sentence_says(make_run):
+    def hidden(folder, protocol="fedsgd", **replaced):
+        return sentences(read_run(make_run(protocol, folder=folder, **replaced)))[1]
+
+    assert hidden("seed", insecure_secret_seed=True).startswith("Nothing was hidden, as insecure-secret-seed was set")
+    assert "no sentence on what odd hides" in hidden("odd", "odd", secure_aggregation=None)
+    assert "the aggregation scheme odd hides" in hidden("scheme", secure_aggregation={"scheme": "odd"})
+    clear = hidden("clear", secure_aggregation={"scheme": "none", "ring_bits": None})
+    assert "the server saw the gradient of each silo by itself and held the model" in clear
+    assert "could work out the other’s gradient in rounds of two" in hidden("two", silos=2)
+    noised = hidden("noise", facts={"epsilon": 2.0, "delta": 1e-5})
+    assert "could learn of one row, from all models, no more than ε = 2 at δ = 1e-05 allows" in noised
+    assert not hidden("machines", settings={"engine": {"name": "flare"}}).startswith("One process")
+    fused = hidden("fused", "cgd", settings={"engine": {"name": "fused"}})
+    assert fused.startswith("The server saw everything, as one process played all participants; a silo saw everything")
+    grid = {"data": {"grid": [2, 2]}, "engine": {"name": "in-process"}}
+    assert "; silos together can work out raw features" in hidden("grid", "cgd", settings=grid)
+
+
+def test_the_gravest_stand_first_and_older_audits_last(make_run, tmp_path):
+    folder = audited(make_run())
+    told = json.loads((folder / "audit.json").read_text())
+    first, second, third, last = told["attacks"]
+    told["attacks"] = [
+        {key: value for key, value in last.items() if key not in ("title", "severity")},
+        first,
+        third | {"severity": "rows", "succeeded": True},
+        second | {"role": "silos together"},
+    ]
+    (folder / "audit.json").write_text(json.dumps(told))
+    record = read_run(folder)
+    assert record.audit is not None
+    kinds = [(name, [one.attack for one in some]) for name, _, some in by_severity(record.audit)]
+    assert kinds == [
+        ("Recovers rows", ["membership-inference"]),
+        ("Tells what the protocol gives anyway", ["gamma-least-squares", "canonical-form"]),
+        ("Not graded", ["server-and-silos"]),
+    ]
+    assert who_does(record.audit.attacks[0]) == "The server with silos tries server-and-silos"
+    assert who_does(record.audit.attacks[3]) == "A group of silos works out the true model"
+    got = sentences(record)[2]
+    assert got.index("the one attempt to recover rows succeeded: a silo") < got.index("2 of 2 attempts to tell what")
+    assert "the one attempt that this audit does not grade failed; that an attack" in got
+    assert "Not graded <small>The audit is older" in write_report([folder], tmp_path / "a.html").read_text()
+
+
+def test_a_single_attack_that_succeeded_needs_no_caution(make_run):
+    folder = audited(make_run())
+    told = json.loads((folder / "audit.json").read_text())
+    (folder / "audit.json").write_text(json.dumps(told | {"attacks": told["attacks"][:1], "views": []}))
+    got = sentences(read_run(folder))[2]
+    assert got.startswith("In the audit, the one attempt to tell what the protocol gives anyway succeeded: a silo ")
+    assert got.endswith("to perfect.")
+
+
+def test_an_attack_s_score_is_said_with_its_ends(make_run):
+    audit = read_run(audited(make_run())).audit
+    assert audit is not None
+    first, second, *_ = audit.attacks
+    assert ends(first) == "0 is guessing, 1 perfect"
+    assert ends(second) == "0.8 is guessing, 1 perfect, 0 an error as large as the thing itself"
+    assert ends(first.model_copy(update={"chance": None})).startswith("guessing is not known, 1 perfect")
+    assert way(first) == "99.7 % of the way from guessing to perfect"
+    assert way(first.model_copy(update={"score": 0.99999})).startswith("99.999 %")
+    assert way(first.model_copy(update={"score": 1.0})).startswith("100 %")
+
+
+def test_every_measure_of_an_attack_has_words_for_0():
+    files = Path(moretta.audit.attacks.__file__).parent.rglob("*.py")
+    measures = [said for file in files for said in re.findall(r'\bmeasure=f?"([^"{]+)', file.read_text())]
+    assert len(measures) > 25
+    assert not [said for said in measures if not said.startswith(tuple(ZEROS))]
+
+
+def test_every_score_of_a_comparison_has_words_for_its_scale(make_run, tmp_path):
+    metrics = {"auc": 0.9, "balanced_accuracy": 0.9, "brier": 0.1, "calibration_error": 0.1}
+    scores = {"loss": 0.2, "accuracy": 0.9, "top5": 1.0, "metrics": metrics, "mean": {"loss": 0.1, "accuracy": 0.92}}
+    folders = [make_run("cgd", test=scores), make_run("fedsgd", folder="number", regression=True)]
+    rows = comparison_rows([read_run(folder) for folder in folders])
+    found = meanings(row.measure for row in rows if row.group in SCORED)
+    assert UNKNOWN not in found.values()
+    assert {"Accuracy", "Top-5 accuracy", "Balanced accuracy", "AUC", "Mean squared error", "Loss"} <= set(found)
+    assert set(meanings(["Macro F1", "F1 of class 2", "Sealing wax"]).values()) == {
+        METRICS["Macro F1"],
+        METRICS["F1"],
+        UNKNOWN,
+    }
+    text = write_report(folders, tmp_path / "a.html").read_text()
+    assert "How to read the scores" in text
+    assert "0.5 is guessing, 1 perfect, 0 always wrong" in text
+
+
+def test_epsilon_and_warnings_are_on_the_page(make_run, tmp_path):
+    facts = {"epsilon": 2.0, "delta": 1e-5, "epsilon_to_silos": 4.5, "epsilon_leaves_out": "means of the columns"}
+    folder = make_run("fedsgd", facts=facts, warnings=["two silos <expose> each other"])
+    text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
+    for words in ("Differential privacy:</strong> ε = 2 and δ = 1e-05 for one example", "with ε = 4.5",
+                  "at most 7.39 times", "Not counted: means of the columns.",
+                  "two silos &lt;expose&gt; each other"):  # fmt: skip
+        assert words in text
+    assert text.index("Differential privacy:") < text.index("<h2>Result")
+    vast = read_run(make_run("fedsgd", folder="vast", facts=facts | {"epsilon": 5000.0}))
+    assert "times as likely" not in epsilon_note(vast)
+    assert epsilon_note(read_run(make_run("local"))) == ""
