@@ -83,7 +83,7 @@ def targets_of(y: Any, where: str) -> NDArray[np.generic]:
 def pair(
     rows: Any, where: str, names: Sequence[str] = (), owner: str = "the first silo"
 ) -> tuple[Samples, NDArray[np.generic]]:
-    """Return rows with targets, given as a pair or as a Dataset, as arrays. names: the columns that a frame has to have."""
+    """Return rows with targets, a pair or a Dataset, as arrays. names: the columns that a frame has to have."""
     if is_dataset(rows):
         rows = (rows, None)
     if not isinstance(rows, tuple | list) or len(rows) != 2:
@@ -125,7 +125,7 @@ def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
     try:
         if column.dtype.kind in "SUM" or any(isinstance(one, str) for one in column):
             raise TypeError
-        return np.array([np.nan if one is None or one != one else float(one) for one in column])  # noqa: PLR0124
+        return np.array([np.nan if one is None or one != one else float(one) for one in column])
     except (TypeError, ValueError):
         raise ParameterError(
             f"{where} holds words, dates or objects, and expected are numbers; say in a schema what columns mean "

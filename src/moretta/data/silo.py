@@ -36,8 +36,9 @@ class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
     Both may be arrays, lists, tensors or frames of columns (`names` are then x's), or x a Dataset of samples with their
-    targets and y left out (`moretta.data.given`); they are held as arrays. x may be given as a mapping of arrays, [rows, ...] each, which a model takes by keyword; it is then held packed, and
-    `layout` says how (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
+    targets and y left out (`moretta.data.given`); they are held as arrays. x may be given as a mapping of arrays,
+    [rows, ...] each, which a model takes by keyword; it is then held packed, and `layout` says how
+    (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
     row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
     the same rows in the same order. columns: the indices of x's columns among all. ids: the person or thing that each
     row is about. y may be empty where another silo of the row holds the labels.
@@ -52,7 +53,7 @@ class Silo:
 
     name: str
     x: NDArray[np.generic] = field(repr=False)
-    y: NDArray[np.generic] = field(default=None, repr=False)  # type: ignore[assignment]  # a Dataset has its own
+    y: NDArray[np.generic] = field(default=None, repr=False)  # type: ignore[arg-type]  # a Dataset has its own
     row: str = ""
     columns: tuple[int, ...] = ()
     ids: NDArray[np.str_] | None = field(default=None, repr=False)

@@ -112,7 +112,7 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
             program = torch.export.export(blank, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
             program = program.run_decompositions()
         told, constants = _told(program, blank)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever a model of somebody's does while it is followed
         said = str(error) if isinstance(error, ParameterError) else f"{type(error).__name__}: {error}"
         raise ParameterError(
             f"the model cannot be written down as a graph ({said.strip().splitlines()[0]:.200}); put what builds it "
@@ -207,7 +207,8 @@ def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:
 
 def _name(target: Any) -> str:
     """Return the name by which `_operation` finds an operation."""
-    name = f"sizes.{target.__name__}" if getattr(operator, target.__name__, None) is target else str(target)
+    own = str(getattr(target, "__name__", ""))
+    name = f"sizes.{own}" if _SIZES.get(own) is target else str(target)
     _operation(name)
     return name
 

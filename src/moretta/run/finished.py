@@ -14,6 +14,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.contract.messages import Tensors
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
@@ -22,14 +23,12 @@ from moretta.data.tables.files import Format
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.contract.messages import Tensors
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue, graph
 from moretta.protocols.common import modules
 from moretta.run import consent
 from moretta.run.saving import GRAPH, MADE
-
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -109,7 +108,9 @@ def _module(
     if run_file is not None:
         source, arguments, base = run_file.model.source, dict(run_file.model.arguments), run_file.base
     elif model is None:
-        made = read_json(folder / MADE) if (folder / MADE).exists() else {"source": "", "arguments": {}, "base": "."}
+        made: dict[str, Any] = {"source": "", "arguments": {}, "base": "."}
+        if (folder / MADE).exists():
+            made = read_json(folder / MADE)
         source, arguments, base = str(made["source"]), dict(made["arguments"]), Path(made["base"])
         if not source and (folder / GRAPH).exists():
             return graph.read(folder / GRAPH, tensors)

@@ -52,6 +52,7 @@ def elsewhere() -> dict[str, str]:
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise `moretta.errors.ParameterError`, naming the key, for what a run file could not have either."""
+    check_choice("missing", settings["missing"], ("error", "mean"))
     for section, further in ((Run, {"rounds": 1}), (Data, {"source": "python"})):
         own = {name: value for name, value in settings.items() if name in section.model_fields}
         try:
@@ -61,7 +62,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ParameterError(f"Federation: {said}") from None
     for name in ("batch_size", "checkpoint_every"):
         whole(name, settings[name])
-    check_choice("missing", settings["missing"], ("error", "mean"))
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:
@@ -71,6 +71,13 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     if least is not None and value < least:
         raise ParameterError(f"{name} = {value}: expected at least {least}")
     return int(value)
+
+
+def check_protocol(protocol: object) -> None:
+    """Raise `moretta.errors.ParameterError` for a class of settings in the place of settings."""
+    if isinstance(protocol, type):
+        name = protocol.__name__
+        raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
 
 
 def listed(silos: object) -> list[Silo]:
@@ -83,6 +90,15 @@ def listed(silos: object) -> list[Silo]:
     for one in found:
         if not isinstance(one, Silo):
             raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {_kind(one)}")
+        if not isinstance(one.name, str):
+            raise ParameterError(
+                f"silo name {shown(one.name)}: expected text, of 1 to 64 letters, digits, dots, dashes"
+            )
+        if one.x.ndim < 2:
+            raise ParameterError(
+                f"silo `{one.name}`: x: expected [rows, columns or more], got {list(one.x.shape)}; of a single column give "
+                "x[:, None]"
+            )
     return found
 
 
@@ -132,18 +148,18 @@ def built(
     """Return a model, and how it is built where that is known.
 
     model: a module; or a built-in name or "module:function"; or a mapping with that as "source", and further arguments,
-    as [model] in a run file. Raises `moretta.errors.ParameterError` for anything else, or a model with nothing to train.
+    as [model] in a run file. Raises `moretta.errors.ParameterError` for anything else, and where nothing trains.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ParameterError(f"model: expected a module, got the class {model.__name__}; call it: {model.__name__}(..)")
     if not isinstance(model, str | Mapping | nn.Module):
         raise ParameterError(
-            f'model: expected a torch.nn.Module, a built-in name ({", ".join(catalogue.BUILT_IN)}) or "module:function"; '
-            f"got {_kind(model)}"
+            f"model: expected a torch.nn.Module, a built-in name ({', '.join(catalogue.BUILT_IN)}) or "
+            f'"module:function"; got {_kind(model)}'
         )
     made = Made()
     if not isinstance(model, nn.Module):
-        arguments = {"source": model} if isinstance(model, str) else dict(model)
+        arguments: dict[str, Any] = {"source": model} if isinstance(model, str) else dict(model)
         made = Made(str(arguments.pop("source", "")), arguments)
         model = catalogue.build(
             made.source,

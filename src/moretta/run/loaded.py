@@ -1,4 +1,4 @@
-"""A trained model that takes rows as the data has them: what Python users predict with, from a run or from its folder."""
+"""A trained model that takes rows as the data has them: what Python users predict with."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class RawModel(nn.Module):
     absent, and returns outputs, [rows, outputs]; a row that cannot be has NaN. Of a table it takes coded rows too
     (`read_table(..).coded`); where a sample has several arrays it takes them by keyword. It is in eval mode.
 
-    `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with their
-    words. task: "classification" or "regression". classes: their names, if known. columns: of the inputs.
+    `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with
+    their words. task: "classification" or "regression". classes: their names, if known. columns: of the inputs.
     """
 
     def __init__(self, found: FinishedModel) -> None:
@@ -71,12 +71,13 @@ class RawModel(nn.Module):
 
     def forward(self, x: Tensor | None = None, **arrays: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
-        if self._found.layout is not None:
-            if x is not None or set(arrays) != set(self._found.layout.names):
-                raise ParameterError(f"expected {self._found.layout} by keyword")
-            x = torch.cat([arrays[name].flatten(1).float() for name in self._found.layout.names], dim=1)
-        if x is None or arrays:
-            raise ParameterError(f"expected one tensor of rows {list(self._found.shape)}")
+        layout = self._found.layout
+        wanted = set() if layout is None else set(layout.names)
+        if set(arrays) != wanted or (x is None) == (layout is None):
+            raise ParameterError(f"expected {layout or f'one tensor of rows {list(self._found.shape)}'}, and no others")
+        if layout is not None:
+            x = torch.cat([arrays[name].flatten(1).float() for name in layout.names], dim=1)  # as silos pack them
+        assert x is not None
         if self.expand is not None and x.shape[1:] == (self._features,) != self._found.shape:
             x = self.expand(x.double())
         if x.shape[1:] != self._found.shape:
@@ -126,7 +127,8 @@ class RawModel(nn.Module):
         elif given.is_frame(x):
             self._wanted(given.names_of(x))
             x = given.in_order(x, self.columns, "x", "the run")
-        rows = as_features(given.samples(x, "x"), "x")
+        plain: Any = given.samples(x, "x")
+        rows = as_features(plain, "x")
         if rows.dtype.kind == "i" and not found.integers:  # numbers that have no fraction, by chance
             rows = rows.astype(np.float32)
         if found.expansion is not None and rows.shape[1:] == (self._features,) != found.shape:

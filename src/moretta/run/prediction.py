@@ -73,7 +73,7 @@ def predict(
 
 
 def outputs_of_rows(model: FinishedModel, x: Array, where: str) -> NDArray[Any]:
-    """Return a model's outputs, [rows, outputs], of rows that were `checked`. where: begins the sentence of an error."""
+    """Return a model's outputs, [rows, outputs], of rows that were `checked`. where: begins an error's sentence."""
     device = str(next(model.module.parameters()).device)
     try:
         inputs = inputs_of(x, model.preparation, model.dtype, device)
@@ -110,7 +110,7 @@ def _rows(path: Path, model: FinishedModel, form: Format) -> _Rows:
 def checked(x: Array, model: FinishedModel, where: str) -> Array:
     """Return rows in the model's shape. where: begins the sentence of an error.
 
-    Raises `moretta.errors.ParameterError` for rows of another shape, infinite ones, or NaN where no value may be absent.
+    Raises `moretta.errors.ParameterError` for rows of another shape, infinite ones, and NaN where a value has to be.
     """
     shape = model.shape
     if len(shape) == 1 and len(x) and x[0].size == shape[0]:  # where columns were dealt out, samples are flat

@@ -111,14 +111,14 @@ class Result:
             raise ParameterError(f'silo = "{silo}": expected a silo with a model of its own; {there}')
         if silo is None and self.models:
             raise ParameterError(
-                f"silo is missing: each silo has a model of its own here ({', '.join(self.models):.200}); say whose, for "
-                f'example silo="{next(iter(self.models))}"'
+                f"silo is missing: here each silo has a model of its own ({', '.join(self.models):.200}); say whose, "
+                f'for example silo="{next(iter(self.models))}"'
             )
         found = self.models[silo] if silo is not None else self.model if true_model else self.released
         if found is None:
             raise ParameterError(
-                "this run has no such model: it keeps none that could predict (a simulation of more participants than it "
-                "keeps, or a server that only sees displacements)"
+                "this run has no model to predict with: its silos' own are with the silos, or they are more than a "
+                "simulation keeps"
             )
         return modules.arrays(found.model if isinstance(found, Prepared) else found)
 

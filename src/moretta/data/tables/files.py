@@ -100,7 +100,7 @@ def _of_frame(column: Any, where: str) -> Column:
         return values.astype("datetime64[D]")
     if values.ndim != 1 or values.dtype.kind not in "OUT":
         raise ParameterError(f"{where}: expected numbers, words or dates, one a row; got {values.dtype}")
-    cells = ["" if one is None or one != one else one for one in values.tolist()]  # noqa: PLR0124  # NaN is no word
+    cells = ["" if one is None or one != one else one for one in values.tolist()]  # NaN is no word
     if all(isinstance(one, int | float) and not isinstance(one, bool) for one in cells if one != ""):
         return np.array([np.nan if one == "" else float(one) for one in cells])
     words = [str(one).lower() if isinstance(one, bool) else str(one).strip() for one in cells]

@@ -47,8 +47,8 @@ class TableRows:
 def read_table(table: Any, schema: Schema, form: Format | None = None, *, labelled: bool = True) -> TableRows:
     """Read a table by its schema, for example for `Silo(name, rows.x, rows.y, groups=rows.groups)`.
 
-    table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. form: how a .csv file is written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as
-    `encode` does.
+    table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. form: how a .csv file is
+    written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as `encode` does.
     """
     if not isinstance(table, str | Path):
         return encode(as_columns(table, "the table", schema.dropped), schema, "the table", form, labelled=labelled)
