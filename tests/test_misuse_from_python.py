@@ -164,7 +164,7 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         lambda: make(silos=silos(east=(X[:0], Y[:0]))),
         r"silo `east`: expected .*at least one; got 0 rows",
     ),
-    "a number for a name": (lambda: make(silos=[Silo(3, X, Y)]), r"silo name 3: expected 1 to 64 letters"),  # type: ignore[arg-type]
+    "a number for a name": (lambda: make(silos=[Silo(3, X, Y)]), r"silo name 3: expected text, 1 to 64 letters"),  # type: ignore[arg-type]
     "unequal columns": (
         lambda: make(silos=silos(east=(X[:, :3], Y))),
         r"silo `east`: expected rows of shape \[4\], as",
@@ -180,7 +180,7 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "whole numbers for a model of numbers": (
         lambda: make(silos=[Silo("a", np.ones((5, 4), int), Y[:5])]),
-        r"x: whole numbers are token ids .*numbers as floats: x\.astype\(numpy\.float32\)",
+        r"whole numbers are token ids, so give numbers as floats: x\.astype\(numpy\.float32\)",
     ),
     "rows of unequal length": (
         lambda: Silo("a", [[1.0, 2.0], [3.0]], [0, 1]),

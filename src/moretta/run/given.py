@@ -91,13 +91,11 @@ def listed(silos: object) -> list[Silo]:
         if not isinstance(one, Silo):
             raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {_kind(one)}")
         if not isinstance(one.name, str):
-            raise ParameterError(
-                f"silo name {shown(one.name)}: expected text, of 1 to 64 letters, digits, dots, dashes"
-            )
+            raise ParameterError(f"silo name {shown(one.name)}: expected text, 1 to 64 letters and digits")
         if one.x.ndim < 2:
             raise ParameterError(
-                f"silo `{one.name}`: x: expected [rows, columns or more], got {list(one.x.shape)}; of a single column give "
-                "x[:, None]"
+                f"silo `{one.name}`: x: expected [rows, columns or more], got {list(one.x.shape)}; of one column "
+                "give x[:, None]"
             )
     return found
 
