@@ -239,13 +239,6 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "words in the test set": (lambda: make(test=(X, WORDS)), r"test: y holds words or objects"),
     "nothing to judge by": (lambda: make(early_stopping=3), r"early_stopping needs rows to judge by; give validation="),
-    "the same rows at two silos, with noise": (
-        lambda: make(
-            silos=[Silo("a", X, Y), Silo("b", X.copy(), Y)],
-            protocol=FedSGD(loss="cross-entropy", dp_noise=1.0, dp_clip=1.0),
-        ),
-        r"silos `a` and `b` have the same rows, and epsilon is of rows that one silo has; give each its own",
-    ),
     "half of what noise needs": (lambda: FedSGD(dp_noise=1.0), r"dp-noise is given and dp-clip is not; .*give both"),
     "masks for one silo": (lambda: make(silos=silos()[:1]).train(1), r'one silo needs scheme = "none"'),
     # tables

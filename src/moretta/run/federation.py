@@ -34,7 +34,7 @@ from moretta.contract.roles import Client, State
 from moretta.contract.wording import nearest
 from moretta.data.holders import grid_of
 from moretta.data.layout import Samples, packed_as
-from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, layout_of, row_shape, rows_digest
+from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -232,7 +232,6 @@ class Federation:
         self.test, self.validation = self._packed("test", test), self._packed("validation", validation)
         self.column_rules = self._rules_of_columns(column_rules)
         self._check_silos()
-        self._check_apart()
         self._check_names()
         self._roster = None if spec.aggregation.roster is None else Roster.load(spec.aggregation.roster)
         if self._roster is not None:
@@ -399,20 +398,6 @@ class Federation:
                     f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
                     f"`{self.silos[0].name}` has, got {list(silo.x.shape[1:])}"
                 )
-
-    def _check_apart(self) -> None:
-        """Check that no two silos here have the same rows, where epsilon is of rows that one silo has."""
-        if self.spec.protocol.privacy is None:
-            return
-        own = dict[str, str]()
-        here = [silo for silo in self.silos if not silo.remote and isinstance(silo.x, np.ndarray)]
-        for name, digest in ((silo.name, rows_digest([replace(silo, name="")])) for silo in here):
-            if digest in own:
-                raise ParameterError(
-                    f"silos `{own[digest]}` and `{name}` have the same rows, and epsilon is of rows that one silo has; "
-                    "give each its own, or leave out dp_noise and dp_clip"
-                )
-            own[digest] = name
 
     def _check_grid(self) -> None:
         """Check who holds which columns, where any silo says so."""
