@@ -136,7 +136,7 @@ def read(path: Path, tensors: Tensors) -> Graph:
         return Graph(told, {name: torch.tensor(one) for name, one in tensors.items()}, constants)
     except (OSError, SafetensorError) as error:
         raise ParameterError(f"{path}: expected the graph of a model; {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ParameterError(
             f"{path}: this is no graph of a model as Result.save writes it ({type(error).__name__}); save it again"
         ) from None

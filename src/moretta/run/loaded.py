@@ -75,9 +75,8 @@ class RawModel(nn.Module):
         wanted = set() if layout is None else set(layout.names)
         if set(arrays) != wanted or (x is None) == (layout is None):
             raise ParameterError(f"expected {layout or f'one tensor of rows {list(self._found.shape)}'}, and no others")
-        if layout is not None:
-            x = torch.cat([arrays[name].flatten(1).float() for name in layout.names], dim=1)  # as silos pack them
-        assert x is not None
+        if layout is not None or x is None:  # as silos pack them
+            x = torch.cat([one.flatten(1).float() for _, one in sorted(arrays.items())], dim=1)
         if self.expand is not None and x.shape[1:] == (self._features,) != self._found.shape:
             x = self.expand(x.double())
         if x.shape[1:] != self._found.shape:
