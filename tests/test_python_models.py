@@ -82,31 +82,37 @@ def test_where_each_silo_has_its_own_model_one_is_named(kind: Any, tmp_path: Pat
 
 
 def test_the_true_model_is_had_by_its_key(tmp_path: Path) -> None:
-    result = federation(PBPFL(**SETTINGS), out=tmp_path / "run").train(5)
-    result.save()
+    result = federation(PBPFL(**SETTINGS), out=tmp_path / "run", model={"source": "mlp"}).train(5)
     x = rows(2, 40)[0]
     ours, loaded = result.raw_model(true_model=True), moretta.load(tmp_path / "run", true_model=True)
     with torch.no_grad():
         assert torch.equal(ours(torch.tensor(x)), loaded(torch.tensor(x)))
 
 
-def test_the_shell_predicts_exports_and_reports_a_run_from_python(tmp_path: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+def test_the_shell_predicts_and_reports_a_run_from_python(tmp_path: Path) -> None:
     x = rows(2, 40)[0]
     np.savez(tmp_path / "rows.npz", x=x)
-    result = federation(PBPFL(**SETTINGS), out=tmp_path / "run", feature_names=["a", "b", "c"]).train(5)
+    result = federation(FedSGD(**SETTINGS), out=tmp_path / "run", feature_names=["a", "b", "c"]).train(5)
     words = ("predict", tmp_path / "run", "--data", tmp_path / "rows.npz", "--out", tmp_path / "out.npy")
     assert "Result.save()" in call(*words).sentence  # before its graph is there
     result.save()
     done = call(*words)
     assert done.code == 0, done.err
-    outputs = np.load(tmp_path / "out.npy")
-    assert (outputs.argmax(1) == result.predict(x)).all()
-    assert call("export", tmp_path / "run", "--out", tmp_path / "model.onnx").code == 0
-    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    assert np.abs(session.run(None, {"x": x})[0] - outputs).max() < 1e-5
+    assert (np.load(tmp_path / "out.npy").argmax(1) == result.predict(x)).all()
     assert call("report", tmp_path / "run", "--out", tmp_path / "page.html").code == 0
+
+
+def test_a_graph_becomes_an_onnx_graph(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    x = rows(2, 40)[0]
+    result = federation(FedSGD(**SETTINGS)).train(2)
+    saved = result.save(tmp_path / "saved")
+    assert call("export", saved, "--out", tmp_path / "model.onnx").code == 0
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        outputs = result.raw_model()(torch.tensor(x)).numpy()
+    assert np.abs(session.run(None, {"x": x})[0] - outputs).max() < 1e-5
 
 
 NETS = """
@@ -210,13 +216,13 @@ def test_a_table_is_predicted_by_its_words(tmp_path: Path) -> None:
     schema = Schema.load(tmp_path / "schema.toml")
     parts = [read_table(words(seed, 50), schema) for seed in (0, 1)]
     silos = [Silo(name, part.x, part.y) for name, part in zip(("north", "south"), parts, strict=True)]
-    made = Federation(nn.Linear(5, 2), silos, PBPFL(**SETTINGS), standardise=True, table=schema, out=tmp_path / "run")
+    linear = {"source": "mlp", "hidden": []}
+    made = Federation(linear, silos, FedSGD(**SETTINGS), standardise=True, table=schema, out=tmp_path / "run")
     result = made.train(60, seed=1)
     fresh = words(2, 30)
     targets = np.array([one == "yes" for one in fresh.pop("outcome")]).astype(int)
     found = result.predict(dict(reversed(fresh.items())))  # whatever the order of its columns
     assert (found == targets).mean() > 0.85
-    result.save()
     loaded = moretta.load(tmp_path / "run")
     assert loaded.classes == ("no", "yes")
     coded = read_table(fresh, schema, labelled=False)
