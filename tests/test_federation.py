@@ -255,7 +255,7 @@ def test_a_run_that_diverges_ends_in_one_sentence_or_in_numbers(
         assert np.isfinite(result.test["loss"])
 
 
-def test_warnings_go_to_the_runs_log_and_to_that_of_the_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_go_to_the_runs_log_and_the_programs_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("moretta")
     handlers, propagate = list(logger.handlers), logger.propagate
     folder = RunFolder(tmp_path)

@@ -76,6 +76,25 @@ def test_a_figure_that_is_not_finite_is_none_in_the_folder(tmp_path: Path) -> No
     assert read_json(tmp_path / "run" / "result.json")["test"]["metrics"]["empty"] is None
 
 
+def test_a_metric_that_fails_on_the_way_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def tired(outputs: Tensor, targets: Tensor) -> float:
+        calls.append(len(outputs))
+        if len(calls) == 4:  # made-up rows, and the first two rounds, went well
+            raise OSError("a disk")
+        return 1.0
+
+    settings: dict[str, Any] = {"checkpoint_every": 2, "insecure_secret_seed": 3}
+    with pytest.raises(ParameterError, match=r"metric `tired`.*OSError"):
+        federation(metrics=[tired], out=tmp_path / "run", **settings).train(4, 7, progress=False)
+    resumed = federation(metrics=[tired], out=tmp_path / "run", **settings).train(4, 7, resume=True, progress=False)
+    whole = federation(**settings).train(4, 7, progress=False)
+    assert [line["round"] for line in resumed.history] == [1, 2, 3, 4]
+    for name, value in whole.model.state_dict().items():  # type: ignore[union-attr]
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     return 1.0
 

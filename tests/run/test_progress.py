@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import Engine, Faults, FedAvg, Federation, FedSGD, SecureAggregation, Silo
+from moretta import Engine, Faults, FedAvg, Federation, FedSGD, FinishedRound, SecureAggregation, Silo, StopTraining
 from moretta.contract.roles import State
 from moretta.protocols.common.training import Training
 from moretta.run import progress
@@ -65,6 +65,21 @@ def test_a_line_comes_every_few_seconds(slow: list[float], capsys: pytest.Captur
     federation(evaluate_every=7).train(7, on_round=later)
     said = [line.split(":")[1].strip() for line in capsys.readouterr().err.splitlines() if "round" in line]
     assert said == ["round 4 of 7", "round 7 of 7"]  # before round 4 six seconds had passed
+
+
+def test_a_run_that_is_stopped_shows_the_round_it_stopped_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+    def stop(told: FinishedRound) -> None:
+        if told.number == 2:
+            raise StopTraining
+
+    federation().train(9, on_round=stop)
+    first, *more = capsys.readouterr().err.splitlines()
+    assert first.startswith("fedsgd: round 2 of 9: loss ")
+    assert any("stopped after round 2 of 9" in line for line in more)
 
 
 def test_one_argument_turns_it_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ class Session:
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)
                 spent = {} if self._players.epsilon is None else {"epsilon": self._players.epsilon()}
-                yield line | spent | self._tested(end.number)
+                yield line | spent
                 began = time.perf_counter()
         except (RunFailed, ParameterError):
             if self._files is not None and self._history:
@@ -163,12 +163,13 @@ class Session:
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
 
     def _ends_with(self, line: Line) -> bool:
-        """Keep a round's line and what belongs to it; return whether the run stops here."""
+        """Score the model, keep a round's line and what belongs to it; return whether the run stops here."""
+        line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
         if self._files is not None:
             self._files.add(line, self._stopping.best)
-        if self._rhythm.due(last=line["round"] == self._rounds):
+        if self._rhythm.due(last=stops or line["round"] == self._rounds):
             log.info("%s", round_line(line["round"], self._rounds, line))
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)

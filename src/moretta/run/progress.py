@@ -66,6 +66,9 @@ class Face(Protocol):
     def say(self, text: str) -> None:
         """Show a sentence that stays."""
 
+    def end(self) -> None:
+        """Show the last round, where it has not been shown."""
+
 
 class Display:
     """Shows a run for as long as a `with` block lasts; it is called after each round. label: what is shown."""
@@ -90,7 +93,8 @@ class Display:
         self._face.show(number, line)
 
     def end(self, warnings: Sequence[str]) -> None:
-        """Say what a reader of the result should know, unless the program's own logging has said it."""
+        """Show the last round; say what a reader should know, unless the program's own logging has said it."""
+        self._face.end()
         if not self._heard[logging.WARNING]:
             for sentence in warnings:
                 self._face.say(f"warning: {sentence}")
@@ -137,14 +141,21 @@ class _Lines:
 
     def __init__(self, rounds: int, label: str = "", *, quiet: bool = False) -> None:
         self._label, self._rounds, self._quiet, self._rhythm = label, rounds, quiet, Rhythm(EVERY)
+        self._waiting = ""  # the line of a round that was not due
 
     def show(self, number: int, line: Mapping[str, Any]) -> None:
         if self._quiet:
             return
         for gone in line["dropped"]:
             self.say(_missed(gone))
+        self._waiting = f"{self._label}: {round_line(number, self._rounds, line)}"
         if self._rhythm.due(last=number == self._rounds):
-            self.say(f"{self._label}: {round_line(number, self._rounds, line)}")
+            self.end()
+
+    def end(self) -> None:
+        if self._waiting:
+            self.say(self._waiting)
+        self._waiting = ""
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -186,6 +197,9 @@ class _Bar:
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def end(self) -> None:
+        pass
+
 
 def _notebook() -> Any:
     """Return what shows things in a notebook's cell; None where this is no notebook."""
@@ -211,10 +225,13 @@ class _Cell:
         figures = "  ".join(f"{name} {value:.4f}" for name, value in _figures(line).items())
         self._at, self._figures = number, figures or self._figures
         if self._rhythm.due(last=number == self._rounds or bool(line["dropped"])):
-            self._handle.update(self._picture(), raw=True)
+            self.end()
 
     def say(self, text: str) -> None:
         self._said.append(text)
+        self.end()
+
+    def end(self) -> None:
         self._handle.update(self._picture(), raw=True)
 
     def _picture(self) -> dict[str, str]:
