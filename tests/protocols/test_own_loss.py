@@ -253,3 +253,13 @@ def test_a_function_that_is_not_there_is_one_sentence(
 ) -> None:
     with pytest.raises(ParameterError, match='module "ours" has no function "missing"'):
         federation_of(run_files.load(tmp_path / "run.toml", [override]), None)
+
+
+def test_an_audit_says_that_its_attacks_do_not_know_it(tmp_path: Path) -> None:
+    federation = Federation(
+        network(), silos(), FedSGD(**SETTINGS, own_loss=focal), out=tmp_path / "run", record_views=True
+    )
+    audit = federation.train(1, progress=False).audit()
+    assert not audit.attacks
+    assert audit.record["not_run"]
+    assert all("own-loss" in one["because"] for one in audit.record["not_run"])

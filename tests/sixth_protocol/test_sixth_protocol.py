@@ -47,7 +47,9 @@ def python(source: Path, *words: object) -> subprocess.CompletedProcess[str]:
 def test_the_shell_lists_it(source: Path) -> None:
     done = python(source, "-c", "from moretta.commands.main import main; main()", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Protocols: fedsgd, fedavg, fedprox, local, centralised, pbpfl, cgd, baffle, fedsam." in " ".join(done.stdout.split())
+    assert "Protocols: fedsgd, fedavg, fedprox, local, centralised, pbpfl, cgd, baffle, fedsam." in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_it_keeps_the_contract_and_every_command_knows_it(source: Path) -> None:

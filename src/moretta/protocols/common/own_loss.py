@@ -94,9 +94,8 @@ def check(given: Function | str, outputs: int, loss: str, task: str, dtype: Any,
     function, drawn = found(given), np.random.default_rng(0)
     said_first = f"own-loss `{named(function)}`"
     x = torch.tensor(drawn.normal(size=(ROWS, outputs)), dtype=dtype, requires_grad=True)
-    y = torch.tensor(_made_up_targets(drawn, outputs, loss, task), dtype=None if task == "classification" else dtype)
-    if y.is_floating_point():
-        y = y.to(dtype)
+    y = torch.tensor(_made_up_targets(drawn, outputs, loss, task))
+    y = y.to(dtype) if y.is_floating_point() else y
     try:
         losses = of_rows(function, x, y)
         alone = torch.cat([of_rows(function, x[row : row + 1], y[row : row + 1]) for row in range(ROWS)])
