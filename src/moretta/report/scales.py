@@ -30,7 +30,7 @@ METRICS: Mapping[str, str] = {
 }
 """By the beginning of a measure's name in a comparison: what it is, and what its ends and guessing are."""
 
-UNKNOWN = "this version has no words about its ends"
+UNKNOWN = "what its ends are, the run does not say"
 
 ZEROS: Mapping[str, str] = {
     "area under the ROC curve": "wrong every time",
