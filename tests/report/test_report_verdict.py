@@ -8,6 +8,7 @@ import pytest
 from test_report_audit import audited
 
 import moretta.audit.attacks
+from moretta.protocols.registry import ENTRIES
 from moretta.report.audit import by_severity, who_does
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
@@ -16,7 +17,7 @@ from moretta.report.scales import METRICS, UNKNOWN, ZEROS, ends, meanings, way
 from moretta.report.table import SCORED, comparison_rows
 from moretta.report.verdict import HEADINGS, verdict_text, verdicts
 
-PROTOCOLS = ("pbpfl", "fedsgd", "fedavg", "local", "centralised", "cgd", "baffle")
+PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
 IN_PROCESS = "One process played all roles, so the owner of its machine saw everything; as roles, "
 

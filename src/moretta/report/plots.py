@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 """Stand-ins, unlikely to be anybody's colour, that become the page's variables --ink, --faint and --paper."""
 
-COLOURS = ("#e69f00", "#009e73", "#cc79a7", INK, "#0072b2", "#d55e00", "#56b4e9")
+COLOURS = ("#e69f00", "#009e73", "#999933", "#cc79a7", INK, "#0072b2", "#d55e00", "#56b4e9")
 """Protocols' colours, in the registry's order: Okabe and Ito's palette, which the colour-blind can tell apart.
 
-Its yellow is left out as too faint on white.
+Its yellow is left out as too faint on white; the olive in its place is of Paul Tol's muted palette.
 """
 
 PHASE_COLOURS = ("#ee8866", "#77aadd", "#99ddff", "#44bb99", "#eedd88", "#bbcc33", "#ffaabb", "#aaaa00")

@@ -28,7 +28,7 @@ WHO = {
 
 
 @dataclass(frozen=True)
-class Part:
+class Phrase:
     """A piece of a sentence, and the attack's own name to be set small behind it, if it is about one."""
 
     text: str
@@ -42,12 +42,12 @@ class Verdict:
     label: str
     good: str
     hidden: str
-    attacks: tuple[Part, ...]
+    attacks: tuple[Phrase, ...]
 
     @property
-    def parts(self) -> tuple[tuple[str, tuple[Part, ...]], ...]:
+    def parts(self) -> tuple[tuple[str, tuple[Phrase, ...]], ...]:
         """Each heading with the pieces of its sentence."""
-        return tuple(zip(HEADINGS, ((Part(self.good),), (Part(self.hidden),), self.attacks), strict=True))
+        return tuple(zip(HEADINGS, ((Phrase(self.good),), (Phrase(self.hidden),), self.attacks), strict=True))
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -155,20 +155,20 @@ def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
 # -- what attacks got --------------------------------------------------------------------------------------------------
 
 
-def _attacks(record: RunRecord) -> tuple[Part, ...]:
+def _attacks(record: RunRecord) -> tuple[Phrase, ...]:
     audit = record.audit
     if audit is None:
-        return (Part(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
+        return (Phrase(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
     if not audit.attacks:
-        return (Part("An audit ran and no attack of it came to a score, so what attacks would get is not known."),)
+        return (Phrase("An audit ran and no attack of it came to a score, so what attacks would get is not known."),)
     graded = [(TRIES[name], [one for one in audit.attacks if one.severity == name]) for name in SEVERITIES]
     graded.append(("that this audit does not grade", [one for one in audit.attacks if one.severity is None]))
-    kinds = [part for aim, some in graded if some for part in (Part("; "), *_kind(aim, some))]
+    kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
     rounds = rounds_recorded(record)
     opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds, " if rounds else "In the audit, "
     failed = not all(one.succeeded for one in audit.attacks)
     closing = "; that an attack failed does not show that none can succeed." if failed else "."
-    return (Part(opening), *kinds[1:], Part(closing))
+    return (Phrase(opening), *kinds[1:], Phrase(closing))
 
 
 def how_to_audit(record: RunRecord) -> str:
@@ -178,15 +178,15 @@ def how_to_audit(record: RunRecord) -> str:
     return "its messages were not recorded, so only a new run with record-views can be audited"
 
 
-def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Part]:
+def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
     """Yield how many attacks of one severity succeeded, and which got furthest."""
     won = sorted((one for one in some if one.succeeded), key=lambda one: -one.advantage)
     if not won:
-        yield Part(
+        yield Phrase(
             f"none of {len(some)} attempts {aim} succeeded" if len(some) > 1 else f"the one attempt {aim} failed"
         )
         return
     tries = f"{len(won)} of {len(some)} attempts {aim}" if len(some) > 1 else f"the one attempt {aim}"
     who = who_does(won[0])
-    yield Part(f"{tries} succeeded{', the furthest' * (len(won) > 1)}: {who[0].lower()}{who[1:]}", won[0].attack)
-    yield Part(f", {way(won[0])}")
+    yield Phrase(f"{tries} succeeded{', the furthest' * (len(won) > 1)}: {who[0].lower()}{who[1:]}", won[0].attack)
+    yield Phrase(f", {way(won[0])}")
