@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from moretta.commands.progress import audit_with_bar, train_with_bar
 from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say
@@ -102,7 +103,8 @@ def _print_comparison(
     from moretta.protocols.registry import REFERENCE
     from moretta.report.audit import leaks_table, side_by_side
     from moretta.report.folder import read_run
-    from moretta.report.table import comparison_table
+    from moretta.report.scales import meanings
+    from moretta.report.table import SCORED, comparison_rows, comparison_table
 
     runs = [read(folder, "result.json") for folder in folders]
     told: dict[str, Any] = {
@@ -117,6 +119,8 @@ def _print_comparison(
 
     def plainly() -> None:
         Console().print(comparison_table(records, differences))
+        for name, words in meanings(row.measure for row in comparison_rows(records) if row.group in SCORED).items():
+            Console().print(Text(f"{name}: {words}.", style="dim"))
         if any(record.audit is not None for record in records):
             Console().print(leaks_table(records))
         if page is not None:

@@ -70,7 +70,7 @@ def _draw(figure: Figure, name: str, cells: Sequence[tuple[str, int | str]]) -> 
     longest = max([rows for _, rows in cells if isinstance(rows, int)], default=1) or 1
     for place, (label, rows) in enumerate(cells):
         known = isinstance(rows, int)
-        colour = plots.OTHER if label == "absent" else plots.COLOURS[4]
+        colour = plots.OTHER if label == "absent" else plots.COLOURS[5]
         axes.barh(place, rows if known else 0, height=0.72, color=colour)
         axes.annotate(
             f"{rows:,}" if known else str(rows),
