@@ -23,6 +23,7 @@ class FedAvg(Training):
     """`local_epochs` epochs of SGD at each silo, differences averaged by rows: McMahan et al. 2017, Algorithm 1.
 
     learning_rate, momentum and weight_decay are those of the silos' own SGD.
+    local_epochs: how many epochs a silo steps in a round.
     """
 
     name: Literal["fedavg"] = "fedavg"
