@@ -23,6 +23,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns: list[str] = []
 language = "en"
 
+smartquotes = False
 html_theme = "furo"
 html_title = "Moretta"
 html_static_path = ["static"]
@@ -88,7 +89,8 @@ def docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: l
         names = list(inspect.signature(thing).parameters)
     except (TypeError, ValueError):
         names = []
-    rest, said = reference.split("\n".join(lines), names)
+    rest, told = reference.split("\n".join(lines), names)
+    said = {one: told[one] for one in names if one in told}
     lines[:] = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", rest).splitlines()
     lines += ["", *(f":param {key}: {_code(text)}" for key, text in said.items()), ""]
 

@@ -90,7 +90,9 @@ def split(text: str, names: Iterable[str]) -> tuple[str, dict[str, str]]:
         marks = [mark for mark in start.finditer(flat) if mark.start() >= first.start()]
         for mark, after in zip(marks, [*marks[1:], None], strict=True):
             said = flat[mark.end() : after.start() if after else len(flat)]
-            found |= dict.fromkeys(mark[1].split(", "), " ".join(said.split()))
+            said, raises, what = " ".join(said.split()).partition(" Raises ")
+            found |= dict.fromkeys(mark[1].split(", "), said)
+            rest += [f"Raises {what}"] if raises else []
     return "\n\n".join(rest), found
 
 
