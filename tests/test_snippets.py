@@ -205,6 +205,25 @@ def test_a_long_page_plays(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
             assert (tmp_path / "runs" / page / "report.html").exists()
 
 
+IMAGES = """
+[run]
+rounds = 1
+[data]
+source = "image-folder"
+path = "scans"
+labels = "labels.csv"
+target = "finding"
+group-column = "patient"
+image-size = 8
+silos = 2
+[model]
+source = "lenet"
+[protocol]
+name = "fedsgd"
+loss = "cross-entropy"
+"""
+
+
 def prepare(name: str, folder: Path) -> None:
     """Put what a page speaks of beside it."""
     if name != "docs/images.md":
@@ -221,6 +240,8 @@ def prepare(name: str, folder: Path) -> None:
     (folder / "labels.csv").write_text("\n".join(["file,patient,finding", *lines]) + "\n")
     page = next(block for block in blocks_of(name) if block.text.startswith("[columns.file]"))
     (folder / "schema.toml").write_text(page.text)
+    (folder / "run.toml").write_text(IMAGES)
+    assert call("train", folder / "run.toml", "--out", folder / "runs" / "mine").code == 0
 
 
 def test_the_shell_of_the_readme_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
