@@ -28,7 +28,6 @@ test: lint
 
 test-all: lint types-of-tests
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist loadfile --durations=50
-	@$(MAKE) --no-print-directory docs
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

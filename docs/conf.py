@@ -18,7 +18,7 @@ import moretta  # noqa: E402
 
 project = "Moretta"
 version = release = moretta.__version__
-copyright = "the authors of Moretta, Apache-2.0"  # noqa: A001  # Sphinx's name for it
+copyright = "the authors of Moretta, Apache-2.0"  # Sphinx's name for it
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns: list[str] = []
 language = "en"

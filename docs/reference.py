@@ -181,7 +181,9 @@ def default(field: FieldInfo) -> str:
         return "left out"
     if isinstance(given, float) and not given.is_integer():
         return f"`{given:g}`"
-    return f"`{json.dumps(list(given) if isinstance(given, tuple) else str(given) if isinstance(given, Path) else given)}`"
+    return (
+        f"`{json.dumps(list(given) if isinstance(given, tuple) else str(given) if isinstance(given, Path) else given)}`"
+    )
 
 
 # Keys that only some protocols can use, by what their entries in the registry say.
@@ -236,6 +238,7 @@ def section(name: str, kind: type[BaseModel]) -> str:
 
 
 def opening(kind: type[BaseModel]) -> str:
+    """Return the first paragraph of a class's docstring."""
     return " ".join(cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -277,7 +280,8 @@ def protocol_section() -> str:
     kinds = {name: entry.settings_class() for name, entry in ENTRIES.items()}
     names = _names(kinds)
     lines = [
-        f"## [protocol]\n\nWhich protocol, and how it trains.\n\n[`name`]{{#protocol-name}}\n: {names} · must be given\n\n"
+        "## [protocol]\n\nWhich protocol, and how it trains.\n",
+        f"[`name`]{{#protocol-name}}\n: {names} · must be given\n\n"
         "  the protocol; [choose a protocol](choose.md) compares them.\n",
         "### Keys of every protocol\n",
     ]
@@ -290,7 +294,11 @@ def protocol_section() -> str:
     for name, kind in kinds.items():
         own = [one for one in _own(kind) if one not in (*Training.model_fields, "name")]
         if own:
-            lines += [f"### Keys of `{name}`\n", f"{told(opening(kind), kind)}\n", *_keys_of(kind, own, f"protocol.{name}")]
+            lines += [
+                f"### Keys of `{name}`\n",
+                f"{told(opening(kind), kind)}\n",
+                *_keys_of(kind, own, f"protocol.{name}"),
+            ]
     return "\n".join(lines)
 
 

@@ -34,7 +34,14 @@ def _command(path: Sequence[str], command: Any) -> str:
     context = command.make_context(" ".join(path), [], resilient_parsing=True)
     usage = command.get_usage(context).removeprefix("Usage: ")
     records = [(one.name, one.get_help_record(context)) for one in command.params if one.name != "help"]
-    lines = [f"## {' '.join(path)}", "", cleandoc(command.help or ""), "", f"```text\n{' '.join(usage.split())}\n```", ""]
+    lines = [
+        f"## {' '.join(path)}",
+        "",
+        cleandoc(command.help or ""),
+        "",
+        f"```text\n{' '.join(usage.split())}\n```",
+        "",
+    ]
     return "\n".join([*lines, *(_parameter(path, name, *record) for name, record in records if record)])
 
 
@@ -44,7 +51,7 @@ def _parameter(path: Sequence[str], name: str, usage: str, text: str) -> str:
     return f"[`{usage}`]{{#{mark}}}\n: {said or 'as its name says'}\n"
 
 
-# -- the public names ----------------------------------------------------------------------------------------------------
+# -- the public names --------------------------------------------------------------------------------------------------
 
 # Public methods of classes that rooms below the surface call.
 WITHIN = {

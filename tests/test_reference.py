@@ -17,7 +17,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-import reference  # noqa: E402
+import reference
 
 PROTOCOLS = {name: entry.settings_class() for name, entry in ENTRIES.items()}
 
@@ -103,7 +103,7 @@ def test_keys_have_dashes_and_marks_are_filled_in() -> None:
 
 
 def test_a_docstring_is_split_by_names() -> None:
-    text = "Do it.\n\none: the first,\n    `two` too. two, three: both\n    of them. Raises `Error` for none.\n\nMore: to say."
+    text = "Do it.\n\none: the first,\n    `two` too. two, three: both\n    of them. Raises `Error` for none.\n\nMore: said."
     rest, said = reference.split(text, ["one", "two", "three"])
     assert said == {"one": "the first, `two` too.", "two": "both of them.", "three": "both of them."}
-    assert rest == "Do it.\n\nRaises `Error` for none.\n\nMore: to say."
+    assert rest == "Do it.\n\nRaises `Error` for none.\n\nMore: said."

@@ -28,7 +28,10 @@ sys.path.insert(0, str(ROOT / "docs"))
 from blocks import Block, blocks  # noqa: E402
 from reference import BESIDE, RUN_FILE, SILO_FILE  # noqa: E402
 
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
+PAGES = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+]
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES if any(blocks(path.read_text(encoding="utf-8")))]
 
 # Pages that are played from their first block to their last, in a folder of their own.
@@ -46,6 +49,7 @@ ELSEWHERE = {
     "docs/cgd.md": ("settings, one after the other, and a script on MNIST", "tests/protocols/cgd/test_cgd_leaks.py"),
     "docs/data.md": ("tables of three hospitals", "tests/test_hospitals.py"),
     "docs/deploy.md": ("several machines", "tests/deployment/test_fault_scenarios.py"),
+    "docs/index.md": ("the beginning of other pages", "tests/test_readme.py"),
     "docs/models.md": ("a module of the reader's", "tests/test_exactness_command.py"),
     "docs/reproduction.md": ("hours, and data sets that are not here", "tests/test_reproduction.py"),
     "docs/secure-aggregation.md": ("keys of several silos, and a benchmark", "tests/test_cli_keys.py"),
@@ -112,7 +116,9 @@ def check(line: str) -> None:
             raise AssertionError(f"{other} is no command that is known")
 
 
-SECTIONS = {name: {kebab(key) for key in kind.model_fields} | set(BESIDE.get(name, ())) for name, kind in RUN_FILE.items()}
+SECTIONS = {
+    name: {kebab(key) for key in kind.model_fields} | set(BESIDE.get(name, ())) for name, kind in RUN_FILE.items()
+}
 SILO_SECTIONS = {name: {kebab(key) for key in kind.model_fields} for name, kind in SILO_FILE.items()}
 
 
@@ -146,7 +152,7 @@ NOT_PLAYED = ("pip install", "make ")  # of installations, which tests stand on
 
 
 def play(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Play a page: write the files that blocks begin by naming, run Python and commands, compare output that follows."""
+    """Play a page: write the files that its blocks name, run Python and commands, compare the output that follows."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     text, known = (ROOT / name).read_text(encoding="utf-8").splitlines(), {"__name__": "page"}
@@ -214,7 +220,7 @@ path = "scans"
 labels = "labels.csv"
 target = "finding"
 group-column = "patient"
-image-size = 8
+image-size = 16
 silos = 2
 [model]
 source = "lenet"

@@ -33,7 +33,6 @@ from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
-
 ROUNDS, ROWS = Unit("rounds"), Unit("rows")
 
 
@@ -206,9 +205,9 @@ class Data(Section):
     alpha: Positive | None = None
     sizes: tuple[Positive, ...] | None = None
     grid: Annotated[tuple[int, int] | None, Spelled("list of 2 whole numbers, each 1 or more")] = None
-    columns: Annotated[
-        tuple[tuple[str | int, ...], ...] | None, Spelled("list of lists of names or whole numbers")
-    ] = None
+    columns: Annotated[tuple[tuple[str | int, ...], ...] | None, Spelled("list of lists of names or whole numbers")] = (
+        None
+    )
     label_holder: Annotated[int | tuple[int, ...] | None, Spelled("whole number, or list of them")] = None
     domains: tuple[str, ...] | None = None
     id_column: Words | None = None
