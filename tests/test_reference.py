@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+import reference
 from test_readme import leaves
 from typer.main import get_command
 
@@ -15,9 +15,6 @@ from moretta.config import run_files, silo_file
 from moretta.contract.settings import kebab
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-import reference
 
 PROTOCOLS = {name: entry.settings_class() for name, entry in ENTRIES.items()}
 
@@ -103,7 +100,7 @@ def test_keys_have_dashes_and_marks_are_filled_in() -> None:
 
 
 def test_a_docstring_is_split_by_names() -> None:
-    text = "Do it.\n\none: the first,\n    `two` too. two, three: both\n    of them. Raises `Error` for none.\n\nMore: said."
+    text = "Do it.\n\none: the first,\n    `two` too. two, three: both\n    of them. Raises `Error` here.\n\nMore."
     rest, said = reference.split(text, ["one", "two", "three"])
     assert said == {"one": "the first, `two` too.", "two": "both of them.", "three": "both of them."}
-    assert rest == "Do it.\n\nRaises `Error` for none.\n\nMore: said."
+    assert rest == "Do it.\n\nRaises `Error` here.\n\nMore."

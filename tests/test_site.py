@@ -12,12 +12,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from blocks import Block, blocks, fenced
+from reference import filled
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS))
-from blocks import Block, blocks, fenced  # noqa: E402
-from reference import filled  # noqa: E402
 
 PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from blocks import Block, blocks
+from reference import BESIDE, RUN_FILE, SILO_FILE
 from test_cli import call
 from test_readme import assert_known
 
@@ -24,9 +25,6 @@ from moretta.contract.settings import kebab
 from moretta.data.tables import schema as schemas
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
-from blocks import Block, blocks  # noqa: E402
-from reference import BESIDE, RUN_FILE, SILO_FILE  # noqa: E402
 
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
