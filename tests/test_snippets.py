@@ -253,7 +253,8 @@ def test_the_shell_of_the_readme_plays(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    os.symlink(ROOT / "examples", tmp_path / "examples")
+    for name in ("examples", "experiments"):
+        os.symlink(ROOT / name, tmp_path / name)
     rows = load_breast_cancer()
     write_rows(tmp_path / "patients.csv", list(rows.feature_names), rows.data[:20])
     network = "nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 10))"
