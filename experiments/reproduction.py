@@ -2,17 +2,20 @@
 
 An experiment stands in ``experiments/PROTOCOL/tables.toml``: the run file beside it, axes whose levels override keys
 of that file, the figures read from each run, and the paper's own. A cell is one level of every axis; it is trained once
-for each seed, and a finished one is kept in ``OUT/NAME.json``, so that an interrupted table goes on where it stopped.
-A cell whose settings have changed since is trained again.
+for each seed, and a finished one is kept in ``OUT/NAME.json``, so that an interrupted table goes on where it stopped:
+also in the middle of a cell, at the last checkpoint of its run, whose folder is in ``OUT/unfinished`` until then. A
+cell whose settings have changed since is trained again.
 
 Rows and columns: with one figure the last axis makes the columns; with several, each figure is a column.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
+import shutil
 import statistics
 import time
 import tomllib
@@ -29,6 +32,7 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.settings import Section, Seed
 from moretta.contract.wording import did_you_mean
+from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import write_atomically
 from moretta.errors import MorettaError, ParameterError
 
@@ -220,14 +224,17 @@ class Reproduction:
             raise ParameterError(f"{what}, and {self.data} has none of that name; name another folder by --data")
         return run_file.model_copy(update={"data": run_file.data.model_copy(update={"path": path})})
 
-    def train(self, cell: Cell, watch: Watch | None = None) -> dict[str, Any]:
-        """Train one cell and return its record: figures, settings, seconds, versions."""
+    def train(self, cell: Cell, watch: Watch | None = None, folder: Path | None = None) -> dict[str, Any]:
+        """Train one cell and return its record: figures, settings, seconds, versions.
+
+        folder: of its run, None for none. A cell that was stopped goes on there from its last checkpoint.
+        """
         from moretta.run.assembly import federation_of
         from moretta.run.federation import Federation
         from moretta.run.record import versions
 
         run_file, of = self.run_file(cell), self.experiment
-        federation = federation_of(run_file, None)
+        federation = federation_of(run_file, folder)
         if of.on == "validation":
             if federation.validation is None:
                 raise ParameterError(f"{self.name} is measured on validation rows; give [data] validation-fraction")
@@ -251,16 +258,19 @@ class Reproduction:
             "parameters": sum(parameter.numel() for parameter in federation.model.parameters()),
             "versions": versions(),
         }
-        began, done = time.perf_counter(), 0
+        began, done, played = time.perf_counter(), 0, 0.0
 
-        def progress(number: int, rounds: int, _: Mapping[str, Any]) -> None:
-            nonlocal done
-            done = number
+        def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
+            nonlocal done, played
+            done, played = number, played + line["seconds_total"]
             if watch is not None:
                 watch(cell.label, number, rounds)
 
+        stopped = folder is not None and bool(rounds_kept(folder / "checkpoint"))
+        if folder is not None and not stopped:
+            shutil.rmtree(folder, ignore_errors=True)  # stopped before it had begun
         try:
-            result = federation.train(rounds, cell.seed, progress=progress)
+            result = federation.train(rounds, cell.seed, resume=stopped, progress=progress)
         except MorettaError as error:
             if not done:
                 raise
@@ -269,7 +279,8 @@ class Reproduction:
             points = [(line["round"] / epoch, line[of.curve]) for line in result.history if of.curve in line]
             record["curve"] = [[round(at, 3), round(float(value), 5)] for at, value in points]
         figures = {figure.name: figure.times * _read(result.record, figure.path) for figure in of.figures}
-        return record | {"figures": figures, "wall_seconds": _since(began)}
+        before = result.record["seconds"]["total"] - played  # of rounds before it was stopped
+        return record | {"figures": figures, "wall_seconds": round(_since(began) + before, 1)}
 
     def run(self, out: Path, say: Say, watch: Watch | None = None) -> dict[str, Any]:
         """Train the cells that `out` does not hold yet; keep and return the results.
@@ -286,8 +297,10 @@ class Reproduction:
         say(f"{self.name}: {len(cells)} cells, {len(cells) - len(done)} to train; results in {path}")
         for number, cell in enumerate(cells, 1):
             if cell not in done:
-                done[cell] = record = self.train(cell, watch)
+                folder = self._folder(out, cell)
+                done[cell] = record = self.train(cell, watch, folder)
                 _write(path, self.results([done[cell] for cell in cells if cell in done]))
+                shutil.rmtree(folder, ignore_errors=True)
                 figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
                 told = figures or f"failed: {record['failed']}"
                 say(f"{number}/{len(cells)} {cell.label}: {told}  ({record['wall_seconds']:.0f} s)")
@@ -300,6 +313,11 @@ class Reproduction:
 
     def _key(self, cell: Cell) -> tuple[list[str], dict[str, Any]]:
         return list(cell.levels), self.settings(cell)
+
+    def _folder(self, out: Path, cell: Cell) -> Path:
+        """Return where a cell trains until its record is kept: of its settings, so that others do not go on there."""
+        settings = json.dumps(self._key(cell), sort_keys=True).encode()
+        return out / "unfinished" / f"{self.path(out).stem}-{hashlib.sha256(settings).hexdigest()[:16]}"
 
     def path(self, out: Path) -> Path:
         """Return where this form's results are kept."""

@@ -108,6 +108,33 @@ def test_an_interrupted_table_goes_on_where_it_stopped(
     assert len(results["cells"]) == 4
 
 
+def test_a_cell_goes_on_from_its_last_checkpoint(bank: Path, tmp_path: Path) -> None:
+    home = tmp_path / "experiments" / "mine"
+    home.mkdir(parents=True)
+    (home / "run.toml").write_text((EXPERIMENTS / "pbpfl" / "table-1.toml").read_text())
+    (home / "tables.toml").write_text(
+        '[mine]\ntitle = "One cell"\npaper = "none"\nrun = "run.toml"\nrounds = 7\nset = ["run.checkpoint-every=2"]\n'
+        'figures = [{ name = "MSE", path = "test.mse", digits = 9 }]\naxes = [{ levels = [{ name = "FedSGD" }] }, '
+        '{ levels = [{ name = "bank" }] }]\n'
+    )
+    chosen, played = choose("mine", home.parent, bank), list[int]()
+
+    def watch(_: str, number: int, rounds: int) -> None:
+        played.append(number)
+        if played == [1, 2, 3, 4, 5]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chosen.run(tmp_path / "one", quiet, watch)
+    assert len(list((tmp_path / "one" / "unfinished").iterdir())) == 1
+    found = chosen.run(tmp_path / "one", quiet, watch)
+    assert played == [1, 2, 3, 4, 5, 5, 6, 7]
+    assert not list((tmp_path / "one" / "unfinished").iterdir())
+    whole = chosen.run(tmp_path / "other", quiet)
+    assert found["rows"] == whole["rows"]
+    assert found["cells"][0]["wall_seconds"] > 0
+
+
 def test_curves_and_deviations_over_seeds(bank: Path, tmp_path: Path) -> None:
     home = tmp_path / "experiments" / "mine"
     home.mkdir(parents=True)

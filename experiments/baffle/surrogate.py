@@ -3,7 +3,7 @@
     python experiments/baffle/surrogate.py --data DIR
 
 What a move's scalar is up to sigma, the gradient along the move, is taken from autograd's gradient, and the estimate is
-put together from these by the code that the server has (`moretta.protocols.baffle.silo.blocks`). So a step costs one
+put together from these by the code that the server has (`moretta.audit.attacks.baffle.moves`). So a step costs one
 backward pass, whatever the number of moves. LeNet on CIFAR-10 or MNIST, batches of 40 rows as of ten silos; accuracy is
 of 5,000 training rows that are held out. No test row is read.
 """
@@ -19,46 +19,33 @@ from numpy.typing import NDArray
 from records import SEED, Record, Row, images, name_of, parser, run
 from torch import nn
 
+from moretta.audit.attacks.baffle.moves import Moves
 from moretta.models.lenet import lenet
 from moretta.protocols.baffle.cut import blocks_of, cut_of
-from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient, key_of
+from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_forward import layout_of
 
 COLUMNS = ("accuracy on 5,000 held-out rows, %", "scalars a round", "processor seconds")
 HELD_OUT, ROWS, RATE, BETAS, EMA = 5000, 40, 3e-3, (0.9, 0.99), 0.995
-TRIED: dict[str, Rule | None] = {
+TWICE = {"0": 48, "1": 24, "4": 128, "5": 64}
+TRIED: dict[str, BAFFLE | None] = {
     "backpropagation": None,
-    "activations": Rule((), "activations"),
-    "activations, twice the moves": Rule((("0", 48), ("1", 24), ("4", 128), ("5", 64)), "activations"),
-    "scalars": Rule(),
-    "scalars, 4,864": Rule((("0", 48), ("1", 24), ("4", 128), ("5", 64), ("9", 4000), ("11", 600))),
+    "activations": BAFFLE(perturb="blocks", linear="activations"),
+    "activations, twice the moves": BAFFLE(perturb="blocks", linear="activations", k=TWICE),
+    "scalars": BAFFLE(perturb="blocks"),
+    "scalars, 4,864": BAFFLE(perturb="blocks", k=TWICE | {"9": 4000, "11": 600}),
 }
 Tensors = dict[str, NDArray[np.float64]]
 
 
-def along(block: LayerBlock, layout: Layout, key: bytes, of: Tensors) -> NDArray[np.float64]:
-    """Return the derivative along each move of a block, float64[moves]."""
-    signs = block.signs(layout.shapes, key)
-    if block.kind == "rank-one":
-        u, v = (side.astype(np.float64) for side in block.sides(layout.shapes, signs))
-        sides = [of[name].reshape(len(u[0]), -1) for name in block.tensors]
-        return np.asarray(((u @ np.concatenate(sides, axis=1)) * v).sum(axis=1))
-    total = np.zeros((block.repeats, block.pieces))
-    for name, moved in block.by_tensor(layout.shapes, signs).items():
-        products = (moved * of[name]).reshape(block.repeats, len(of[name]), -1).sum(axis=2)
-        pieces = block.channels_of(len(of[name])) if block.kind == "channels" else [slice(None)]
-        total += np.stack([products[:, piece].sum(axis=1) for piece in pieces], axis=1)
-    return total.ravel()
-
-
-def estimated(blocks: tuple[LayerBlock, ...], layout: Layout, of: Tensors, step: int) -> NDArray[np.float64]:
+def estimated(recipe: Recipe, layout: Layout, of: Tensors, step: int) -> NDArray[np.float64]:
     """Return the estimate that exact scalars give, float64[n]. of: the gradient by tensor."""
-    keys = [key_of(bytes(32), number, "surrogate", step) for number in range(len(blocks))]
-    scalars = [along(block, layout, key, of) for block, key in zip(blocks, keys, strict=True) if block.scalars]
-    units = {name for block in blocks if block.kind == "units" for name in block.tensors}
-    whole = layout.flat({name: of[name] if name in units else np.zeros_like(of[name]) for name in layout.shapes})
-    return gradient(blocks, layout, np.concatenate(scalars), whole.astype(np.float64), keys)
+    moves = Moves.of(recipe, layout, bytes(32), "surrogate", step)
+    found = moves.estimate(moves.along({name: torch.from_numpy(value) for name, value in of.items()}).numpy())
+    exact = layout.flat({name: of[name] if name in recipe.units else np.zeros_like(of[name]) for name in layout.shapes})
+    return found + exact
 
 
 def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -68,12 +55,15 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     return 100 * float((found == y).float().mean())
 
 
-def row_of(name: str, rule: Rule | None, x: torch.Tensor, y: torch.Tensor, steps: int) -> Row:
+def row_of(name: str, protocol: BAFFLE | None, x: torch.Tensor, y: torch.Tensor, steps: int) -> Row:
     """Train once; return what it reached."""
     torch.manual_seed(SEED)
     model, held, began = lenet(tuple(x.shape[1:]), 10), slice(0, HELD_OUT), time.process_time()
     layout = layout_of(model)
-    blocks = () if rule is None else blocks_of(cut_of(model, layout, tuple(x.shape[1:]), x.dtype), layout, rule)
+    recipe = None if protocol is None else protocol.recipe(steps)
+    if recipe is not None and recipe.rule is not None:
+        graph = cut_of(model, layout, tuple(x.shape[1:]), x.dtype)
+        recipe = recipe.by(blocks_of(graph, layout, recipe.rule), layout.shapes)
     named = dict(model.named_parameters())
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=BETAS)
     average = {key: value.detach().clone() for key, value in named.items()}
@@ -82,9 +72,9 @@ def row_of(name: str, rule: Rule | None, x: torch.Tensor, y: torch.Tensor, steps
         rows = torch.from_numpy(rng.integers(HELD_OUT, len(x), ROWS))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        if blocks:
+        if recipe is not None:
             exact = {key: value.grad.double().numpy() for key, value in named.items() if value.grad is not None}
-            for key, part in layout.split(estimated(blocks, layout, exact, step)).items():
+            for key, part in layout.split(estimated(recipe, layout, exact, step)).items():
                 named[key].grad = torch.from_numpy(part).to(named[key])
         for group in optimizer.param_groups:
             group["lr"] = RATE * (1 + math.cos(math.pi * step / steps)) / 2
@@ -94,7 +84,7 @@ def row_of(name: str, rule: Rule | None, x: torch.Tensor, y: torch.Tensor, steps
             average[key].lerp_(value.detach(), 1 - kept)
     model.load_state_dict(average)
     reached = accuracy(model, x[held], y[held])
-    scalars = float(sum(block.scalars for block in blocks))
+    scalars = float(recipe.scalars) if recipe is not None else 0.0
     return Row(name, (reached, scalars, time.process_time() - began), None, {"rounds": steps})
 
 
@@ -108,8 +98,8 @@ def measure(given: argparse.Namespace) -> Record:
     settings = {"source": given.source, "rounds": steps, "rows": ROWS, "rate": RATE, "betas": BETAS, "ema": EMA}
     title = f"Training by blocks with exact derivatives, LeNet on {given.source}, {steps} rounds"
     record = Record(name_of(given, f"baffle-surrogate-{given.source}"), title, COLUMNS, settings)
-    for name, rule in TRIED.items():
-        record.add(row_of(name, rule, rows[order], classes[order], steps))
+    for name, protocol in TRIED.items():
+        record.add(row_of(name, protocol, rows[order], classes[order], steps))
     return record
 
 

@@ -11,13 +11,13 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import IO, Any, BinaryIO
 
 from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Phase, State, no_phase
+from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.engines import pipe as wire
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, Disconnected, MisuseError
@@ -75,22 +75,35 @@ class ChildClient:
         self._codec = Codec((*messages, *wire.MESSAGES))
         self._process: _Process | None = None
 
-    def answer(self, message: Message) -> Message:
-        """Have the process answer, and raise what it raised. Raises `moretta.errors.Disconnected` if it cannot."""
+    @InSteps
+    def answer(self, message: Message) -> Answering:
+        """Have the process answer, and raise what it raised. Raises `moretta.errors.Disconnected` if it cannot.
+
+        Others may answer while it works.
+        """
         self.starting = 0.0
         if (answer := self._here(message)) is not None:
             return answer
         if self._process is None:
-            began = time.monotonic()
-            self._process = _Process(self._command)
-            begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
-            try:
-                self._done(begin, *self._rows, seconds=max(START, self.deadline))
-            except Exception:  # half made, it is of no use to the next message
-                self.close()
-                raise
-            self.starting = time.monotonic() - began
-        return self._exchange(message)
+            self._start()
+        self._ask(message)
+        try:
+            reply: Message = yield Waiting(self)
+            return reply
+        except GeneratorExit:  # nobody takes its answer, which must not be the next message's
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        began = time.monotonic()
+        self._process = _Process(self._command)
+        begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
+        try:
+            self._done(begin, *self._rows, seconds=max(START, self.deadline))
+        except Exception:  # half made, it is of no use to the next message
+            self.close()
+            raise
+        self.starting = time.monotonic() - began
 
     def state(self) -> State:
         """Return the last state that the process sent; it sends one with each answer that changes it."""
@@ -112,23 +125,43 @@ class ChildClient:
             self._process = None
 
     def _done(self, message: Message, *arrays: Array, seconds: float | None = None) -> None:
-        answer = self._exchange(message, *arrays, seconds=seconds)
+        self._ask(message, *arrays, seconds=seconds)
+        answer = self.reply(seconds)
         if not isinstance(answer, Acknowledged):
             raise self._gone(f"sent `{answer.TAG}` where nothing was asked")
 
-    def _exchange(self, message: Message, *arrays: Array, seconds: float | None = None) -> Message:
-        seconds = self.deadline if seconds is None else seconds
-        process = self._process
-        if process is None:
-            raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
-        try:
-            process.wait_until(time.monotonic() + seconds)
+    def _ask(self, message: Message, *arrays: Array, seconds: float | None = None) -> None:
+        with self._within(seconds) as process:
             framing.write(process.input, self._codec.encode(message))
             for array in arrays:
                 wire.send_array(process.input, array)
-            process.wait_until(time.monotonic() + seconds)
+
+    def reply(self, seconds: float | None = None) -> Message:
+        """Return the answer to what was asked last. Raises as `answer`. seconds: to wait, None for the deadline."""
+        began = time.monotonic()
+        with self._within(seconds) as process:
             envelope = self._receive(process)
             answer = None if isinstance(envelope, AnswerHeader) and envelope.error else self._receive(process)
+        if not isinstance(envelope, AnswerHeader):
+            raise self._gone(f"sent `{envelope.TAG}` before its envelope")
+        waited = (time.monotonic() - began) / (sum(envelope.seconds.values()) or 1.0)
+        for phase, spent in envelope.seconds.items():  # the rest went by while others answered
+            self.charge(phase, spent * min(1.0, waited))
+        self.peak_mib = max(self.peak_mib, envelope.peak_mib)
+        self._state = dict(envelope.state) or self._state
+        if answer is None:
+            raise wire.error_of(envelope)
+        return answer
+
+    @contextlib.contextmanager
+    def _within(self, seconds: float | None) -> Iterator[_Process]:
+        """Give the process for so long, None for the deadline; end it with an error where it fails or takes longer."""
+        seconds, process = self.deadline if seconds is None else seconds, self._process
+        if process is None:
+            raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
+        process.wait_until(time.monotonic() + seconds)
+        try:
+            yield process
         except TimeoutError:
             process.kill()
             raise self._gone(f"did not answer within {seconds:g} s") from None
@@ -136,15 +169,6 @@ class ChildClient:
             raise self._gone("has ended") from None
         except CodecError as error:
             raise self._gone(f"sent what is no answer: {error}") from None
-        if not isinstance(envelope, AnswerHeader):
-            raise self._gone(f"sent `{envelope.TAG}` before its envelope")
-        for phase, seconds in envelope.seconds.items():
-            self.charge(phase, seconds)
-        self.peak_mib = max(self.peak_mib, envelope.peak_mib)
-        self._state = dict(envelope.state) or self._state
-        if answer is None:
-            raise wire.error_of(envelope)
-        return answer
 
     def _receive(self, process: _Process) -> Message:
         data = framing.read(process.output)
@@ -161,6 +185,28 @@ class ChildClient:
 
     def __repr__(self) -> str:
         return f"ChildClient({self._name!r})"
+
+
+class Waiting:
+    """Waits for the answer of a silo's process: `moretta.contract.roles.Work` that is best done last."""
+
+    least = 2
+
+    def __init__(self, client: ChildClient) -> None:
+        self._client = client
+
+    @property
+    def key(self) -> Hashable:
+        """What no other silo's has."""
+        return id(self._client)
+
+    def alone(self) -> Message:
+        """Return the answer. Raises as `ChildClient.answer`."""
+        return self._client.reply()
+
+    def together(self, works: Sequence[Waiting]) -> Sequence[Message]:
+        """Return the answers of several."""
+        return [work.alone() for work in works]
 
 
 class _Process:

@@ -31,7 +31,7 @@ from moretta.contract.roles import (
     after_alone,
     answering,
 )
-from moretta.engines.child import ChildClient
+from moretta.engines.child import ChildClient, Waiting
 from moretta.engines.clock import Clock
 from moretta.errors import Disconnected, MorettaError, ParameterError
 
@@ -117,7 +117,8 @@ class SilosHere:
         """The silos that play in one process, so that those computing together do not depend on how many there are."""
         parts: list[Sequence[str]] = []
         for slot in self._slots:
-            several = sum(isinstance(self._clients[silo].answer, InSteps) for silo in slot)
+            here = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]
+            several = sum(isinstance(client.answer, InSteps) for client in here)
             parts += [slot] if self._stacks and several >= LEAST else [[silo] for silo in slot]
         return parts
 
@@ -164,7 +165,8 @@ class SilosHere:
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
             groups = defaultdict[Hashable, list[_Turn]](list)
-            for turn in waiting:
+            here = [turn for turn in waiting if not isinstance(turn.work, Waiting)]
+            for turn in here or waiting:  # processes of their own work meanwhile
                 groups[turn.key].append(turn)
             for group in groups.values():
                 _do(group)

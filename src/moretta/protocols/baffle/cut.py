@@ -198,26 +198,23 @@ def _kind(cut: Cut, layer: Layer, linear: str) -> Kind:
 
 def _layers(cut: Cut, layout: Layout) -> dict[str, Layer]:
     """Return the layers by name: the name of their module, or of the tensor that has none of its own."""
-    reaching = _reaching(cut)
-    uses, homes = Counter[str](), dict[str, Node]()
+    reaching, uses = _reaching(cut), Counter[str]()
     for node in cut.nodes:
-        for read in node.all_input_nodes:
-            if read in cut.tensors:
-                uses[cut.tensors[read]] += 1
-                homes[cut.tensors[read]] = node
+        uses.update(cut.tensors[read] for read in node.all_input_nodes if read in cut.tensors)
     for name in layout.shapes:
         if not any(cut.tensors[node] == name and node in reaching for node in cut.tensors):
             raise _uncut(f"its parameter `{name}` does not reach the outputs; freeze it, or remove it")
     found = dict[str, Layer]()
-    for node in [*cut.tensors, *cut.nodes]:
-        name = cut.tensors.get(node, "")
-        if name in layout.shapes and not _in_layer(cut, homes[name], node, uses):
-            found[name] = Layer(node, (name,), {})
+    for node in cut.nodes:
         places = _places(cut, node, layout, uses)
         if places:
             tensors = tuple(places.values())
             home = tensors[0].rpartition(".")[0]
             found[home if home and home not in found else tensors[0]] = Layer(node, tensors, places)
+    held = {name for layer in found.values() for name in layer.tensors}
+    found |= {
+        name: Layer(node, (name,), {}) for node, name in cut.tensors.items() if name in layout.shapes.keys() - held
+    }
     order = {node: place for place, node in enumerate([*cut.tensors, *cut.nodes])}
     return dict(sorted(found.items(), key=lambda item: order[item[1].node]))
 
@@ -231,14 +228,6 @@ def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> di
         if name in layout.shapes and uses[name] == 1:
             found[place] = name
     return found
-
-
-def _in_layer(cut: Cut, home: Node, tensor: Node, uses: Mapping[str, int]) -> bool:
-    """Return whether a tensor is read by one operation alone, which is linear in it."""
-    places = LINEAR_IN_WEIGHTS.get(home.target, ())
-    return uses[cut.tensors[tensor]] == 1 and any(
-        place < len(home.args) and home.args[place] is tensor for place in places
-    )
 
 
 def _reaching(cut: Cut) -> set[Node]:

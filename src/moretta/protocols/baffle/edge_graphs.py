@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import torch
-
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge_client import check_memory
 from moretta.protocols.baffle.silo.blocks import LayerBlock
@@ -65,8 +63,6 @@ def exporter(setting: Setting, layout: Layout, blocks: tuple[LayerBlock, ...] = 
             return b""
         from moretta.protocols.baffle.onnx_export import graph_of as export  # onnx may be absent where nobody asks
 
-        x = setting.silos[0].x
-        dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
-        return export(setting.model, layout, setting.row_shape, dtype, precision, blocks)
+        return export(setting.model, layout, setting.row_shape, setting.row_dtype, precision, blocks)
 
     return graph_of

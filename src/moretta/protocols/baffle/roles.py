@@ -156,9 +156,7 @@ def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchF
     from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch
 
     check_model(setting.model)
-    x = setting.silos[0].x
-    dtype = torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else setting.dtype
-    graph = cut.cut_of(setting.model, layout, setting.row_shape, dtype)
+    graph = cut.cut_of(setting.model, layout, setting.row_shape, setting.row_dtype)
     blocks = cut.blocks_of(graph, layout, recipe.rule)
     return (
         torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.device),

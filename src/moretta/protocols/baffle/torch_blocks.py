@@ -20,7 +20,7 @@ from moretta.protocols.baffle.cut import (
     called,
     constants_of,
 )
-from moretta.protocols.baffle.silo.blocks import LayerBlock, Signs
+from moretta.protocols.baffle.silo.blocks import LayerBlock, Signs, stretches
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
 
@@ -92,7 +92,7 @@ class TorchBlocks(TorchForward):
         kept: Tensor = self._kept[layer.node]
         together = max(1, TOGETHER // kept.numel())
         if block.kind == "units":
-            for units in _some(kept.shape[1], together):
+            for units in stretches(kept.shape[1], together):
                 moved = kept.repeat(units.stop - units.start, 1, 1)
                 moved.diagonal(offset=units.start, dim1=0, dim2=2).add_(distance)
                 yield moved
@@ -102,12 +102,12 @@ class TorchBlocks(TorchForward):
             slopes = inputs @ v[:, : inputs.shape[-1]].T  # the same for all units but for their sign
             if v.shape[1] > inputs.shape[-1]:
                 slopes = slopes + v[:, -1]
-            for some in _some(len(u), together):
+            for some in stretches(len(u), together):
                 rows = slopes[..., some].movedim(-1, 0)[..., None]
                 yield kept + distance * rows * u[some].view(-1, *[1] * (kept.ndim - 1), u.shape[1])
         else:
             moves = block.by_tensor(self.layout.shapes, signs)
-            for some in _some(block.repeats, together):
+            for some in stretches(block.repeats, together):
                 own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
                 yield kept + distance * self._effects(layer, own)
 
@@ -115,7 +115,7 @@ class TorchBlocks(TorchForward):
         """Yield the outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
         path, kept = self._paths[block.name], self._kept[layer.node]
         moves = block.by_tensor(self.layout.shapes, signs)
-        for some in _some(block.repeats, max(1, TOGETHER // kept.numel())):
+        for some in stretches(block.repeats, max(1, TOGETHER // kept.numel())):
             own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
             effects, found = distance * self._effects(layer, own), list[Tensor]()
             for channels in block.channels_of(kept.shape[1]):
@@ -170,10 +170,6 @@ class TorchBlocks(TorchForward):
     def _numbers(tensor: Tensor) -> Array:
         array: Array = tensor.cpu().numpy()
         return array
-
-
-def _some(count: int, together: int) -> Iterator[slice]:
-    return (slice(start, min(start + together, count)) for start in range(0, count, together))
 
 
 def _run(nodes: Sequence[Node], values: dict[Node, Any]) -> None:

@@ -38,18 +38,20 @@ class Batches:
         """Return the row numbers of round `number`, counted from 1, and of a take of it: `Stamp.drawn`.
 
         In a take beyond the first they are drawn from all rows, so the silo may see some of them twice in an epoch.
+        Raises `moretta.errors.PeerError` for a round before the first, as a server named it.
         """
         if take and not self.whole:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, number, take]))
             return generator.permutation(self.rows)[: self.size]
         epoch, position = divmod(number - 1, self.per_epoch)
-        return self.of_epoch(epoch)[position]
+        return self._in_epoch(epoch)[position * self.size : (position + 1) * self.size]
 
     def of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the batches of epoch `epoch`, counted from 0: each row once.
+        """Return the batches of epoch `epoch`, counted from 0: each row once. Raises as `of_round`."""
+        order = self._in_epoch(epoch)
+        return [order[start : start + self.size] for start in range(0, self.rows, self.size)]
 
-        Raises `moretta.errors.PeerError` for one before the first: rounds are counted from 1, and a server named it.
-        """
+    def _in_epoch(self, epoch: int) -> NDArray[np.int64]:
         if epoch < 0:
             raise PeerError("expected a round from 1 on, was asked to train in one before the first")
         if self._in_order:
@@ -57,7 +59,7 @@ class Batches:
         elif epoch != self._epoch:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, epoch]))
             self._epoch, self._order = epoch, generator.permutation(self.rows)
-        return [self._order[start : start + self.size] for start in range(0, self.rows, self.size)]
+        return self._order
 
 
 def _number(name: str) -> int:

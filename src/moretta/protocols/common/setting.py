@@ -149,6 +149,14 @@ class Setting:
         """The shape of a whole sample, whoever holds its columns."""
         return row_shape(self.silos)
 
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """The dtype in which the model reads samples: the run's, or the rows' own where these are whole numbers."""
+        import torch  # a silo's own site may have no PyTorch
+
+        x = self.silos[0].x
+        return torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else self.dtype
+
     @cached_property
     def model(self) -> nn.Module:
         """The model as the run starts, in the run's dtype (`moretta.protocols.common.first_weights`)."""

@@ -12,7 +12,19 @@ import torch
 from torch import nn
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
+from moretta.contract.roles import (
+    Aborted,
+    Ask,
+    Exchange,
+    Missing,
+    Outcome,
+    Phase,
+    Reason,
+    Replies,
+    Report,
+    State,
+    no_phase,
+)
 from moretta.data.layout import SampleLayout
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
@@ -186,11 +198,9 @@ class Server:
             if found.z.shape[1] != len(key.parts):
                 raise PeerError(f"expected {len(key.parts)} outputs a row, got {found.z.shape[1]}")
 
-        replies = yield Ask.all(self._enrolment.cohort, ask, Predictions, check)
-        if spent := spent_of(replies):
-            return Aborted(spent)
-        if not replies.answers:
-            return Aborted(replies.missing)
+        replies = yield from _collected(Ask.all(self._enrolment.cohort, ask, Predictions, check))
+        if isinstance(replies, Aborted):
+            return replies
         with self.phase("perturbation"):
             true = {silo: softmax.true_softmax(found, key.offset) for silo, found in replies.answers.items()}
             told = {silo: sizes_of(batch) for silo, batch in true.items()}
@@ -216,11 +226,9 @@ class Server:
             if found.words.shape[1] != outputs:
                 raise PeerError(f"expected ratios of {outputs} outputs a row, got {found.words.shape[1]}")
 
-        replies = yield Ask.all(self._enrolment.cohort, ask, Ratios, check)
-        if spent := spent_of(replies):
-            return Aborted(spent)
-        if not replies.answers:
-            return Aborted(replies.missing)
+        replies = yield from _collected(Ask.all(self._enrolment.cohort, ask, Ratios, check))
+        if isinstance(replies, Aborted):
+            return replies
         with self.phase("perturbation"):
             size = self._synthetic_sizes(ask.stamp).outputs
             told = {silo: Sizes(rms(found.alpha), size) for silo, found in replies.answers.items()}
@@ -342,3 +350,11 @@ class Server:
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
         self._sizes_so_far.restore(state)
         self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])
+
+
+def _collected(ask: Ask) -> Exchange[Replies | Aborted]:
+    """Ask silos; abort where one has spent its seeds, or none answers."""
+    replies = yield ask
+    if spent := spent_of(replies):
+        return Aborted(spent)
+    return replies if replies.answers else Aborted(replies.missing)

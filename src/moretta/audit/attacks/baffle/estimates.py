@@ -38,7 +38,7 @@ from moretta.secure_aggregation.unmasking import Unmask
 if TYPE_CHECKING:
     from torch import nn
 
-    from moretta.audit.evidence.truth import Truth
+    from moretta.audit.evidence.truth import PartyRows, Truth
     from moretta.protocols.baffle.silo.forward import Forward
 
 ROUNDS = 12  # how many are attacked, the last ones
@@ -301,6 +301,25 @@ def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) ->
         return seen.directions.by_row(forward, seen.ask.parameters, x, y)
     found, _ = differences(recipe.form, recipe.sigma, seen.directions, forward, recipe.loss, seen.ask.parameters, x, y)
     return found
+
+
+def true_gradient(truth: Truth, layout: Layout, at: Array, rows: PartyRows) -> NDArray[np.float64]:
+    """Return the gradient of rows' mean loss at flat parameters, float64[n]."""
+    from moretta.audit.evidence import truth as evidence
+    from moretta.protocols.common import modules
+
+    model = _copied(truth)
+    tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}
+    for tied, name in modules.ties(model).items():
+        tensors[tied] = tensors[name]
+    found = evidence.gradient(model, tensors, rows, truth.loss)
+    return np.concatenate([found[name].ravel() for name in layout.shapes]).astype(np.float64)
+
+
+def cosine(a: Array, b: NDArray[np.float64]) -> float:
+    """Return the cosine between two flat arrays, 0 where one is zero."""
+    scale = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    return float(np.dot(a.astype(np.float64), b)) / scale if scale else 0.0
 
 
 def _copied(truth: Truth) -> nn.Module:

@@ -32,6 +32,7 @@ from moretta.audit.attacks.baffle.estimates import (
     OPENED,
     Round,
     check_scalars,
+    cosine,
     estimate_of,
     fits,
     fixed_of,
@@ -42,6 +43,7 @@ from moretta.audit.attacks.baffle.estimates import (
     recipe_of,
     rounds_seen,
     seeded_rounds,
+    true_gradient,
     used,
 )
 from moretta.audit.attacks.baffle.moves import Moves, cosine_expected
@@ -202,8 +204,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     size, cosines, expected = int(covered.sum()), list[float](), list[float]()
     for number, silo, estimate in units:
         rows = _batch(truth, seen[int(number)], int(silo))
-        true = _true(truth, layout, seen[int(number)].ask.parameters, rows) * covered
-        cosines.append(_cosine(estimate, true))
+        true = true_gradient(truth, layout, seen[int(number)].ask.parameters, rows) * covered
+        cosines.append(cosine(estimate, true))
         blocks = of.recipe.blocks if isinstance(of, Moves) else ()
         expected.append(cosine_expected(blocks, layout, true) if blocks else np.sqrt(count / (count + size)))
     number, silo, _ = units[int(claim["best"])]
@@ -271,29 +273,6 @@ def _batch(truth: Truth, seen: Round, silo: int) -> PartyRows:
     names = seen.silos if silo < 0 else (truth.run.silos[silo],)
     parts = [truth.rows(name).part(used(truth, seen, name)) for name in names]
     return PartyRows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-
-
-def _model(truth: Truth) -> Any:
-    import copy
-
-    return copy.deepcopy(truth.federation.model)
-
-
-def _true(truth: Truth, layout: Layout, at: Array, rows: PartyRows) -> NDArray[np.float64]:
-    from moretta.audit.evidence.truth import gradient
-    from moretta.protocols.common import modules
-
-    model = _model(truth)
-    tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}
-    for tied, name in modules.ties(model).items():
-        tensors[tied] = tensors[name]
-    found = gradient(model, tensors, rows, truth.loss)
-    return np.concatenate([found[name].ravel() for name in layout.shapes]).astype(np.float64)
-
-
-def _cosine(a: Array, b: NDArray[np.float64]) -> float:
-    scale = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return float(np.dot(a.astype(np.float64), b)) / scale if scale else 0.0
 
 
 ATTACK = Attack(

@@ -15,13 +15,19 @@ error: the cosine is 1.
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.baffle.estimates import draws_own, forward_at, recipe_of, uploads_layers
+from moretta.audit.attacks.baffle.estimates import (
+    cosine,
+    draws_own,
+    forward_at,
+    recipe_of,
+    true_gradient,
+    uploads_layers,
+)
 from moretta.audit.attacks.baffle.moves import cosine_expected
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case
@@ -92,7 +98,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     for number, silo, estimate in zip(claim["rounds"], claim["silos"], claim["estimates"], strict=True):
         names = counted[int(number)] if silo < 0 else (truth.run.silos[int(silo)],)
         true, silos = _true(truth, layout, int(number), names), len(names)
-        cosines.append(_cosine(estimate, parts.taken(true)))
+        cosines.append(cosine(estimate, parts.taken(true)))
         compared = [one for one in recipe.blocks if own or one.kind == "units"]
         if compared:
             expected.append(cosine_expected(compared, layout, true, silos))
@@ -120,24 +126,13 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def _true(truth: Truth, layout: Layout, number: int, names: tuple[str, ...]) -> NDArray[np.float64]:
-    from moretta.audit.evidence.truth import PartyRows, gradient
-    from moretta.protocols.common import modules
+    from moretta.audit.evidence.truth import PartyRows
 
     (ask,) = {id(one.message): one.message for one in truth.heard("server", number)
               if isinstance(one.message, Estimate) and one.peer == names[0]}.values()  # fmt: skip
-    model: Any = copy.deepcopy(truth.federation.model)
-    tensors = {**modules.arrays(model), **layout.split(np.asarray(ask.parameters))}
-    for tied, name in modules.ties(model).items():
-        tensors[tied] = tensors[name]
     parts = [truth.rows(name).part(truth.batch(name, number)) for name in names]
     rows = PartyRows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-    found = gradient(model, tensors, rows, truth.loss)
-    return np.concatenate([found[name].ravel() for name in layout.shapes]).astype(np.float64)
-
-
-def _cosine(a: Array, b: NDArray[np.float64]) -> float:
-    scale = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return float(np.dot(a.astype(np.float64), b)) / scale if scale else 0.0
+    return true_gradient(truth, layout, ask.parameters, rows)
 
 
 ATTACK = Attack(

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import struct
 from collections.abc import Sequence
 
-from moretta.errors import ParameterError
+from moretta.contract.framing import find, framed
+from moretta.errors import CodecError, ParameterError
 from moretta.protocols.baffle.silo.blocks import LayerBlock
 
 BLOCKS = "moretta.blocks"  # the entry of the first file's metadata that says what the others are
-MAGIC = b"moretta blocks 1"
-MOST = 1 << 16
-LENGTH = struct.Struct("<Q")
+MAGIC = b"moretta blocks 2"
+MOST = 1 << 16  # files
 
 
 def packed(files: Sequence[bytes]) -> bytes:
     """Return files as one array of bytes."""
-    lengths = b"".join(LENGTH.pack(len(file)) for file in files)
-    return b"".join([MAGIC, LENGTH.pack(len(files)), lengths, *files])
+    return MAGIC + framed(*files)
 
 
 def unpacked(data: bytes) -> list[bytes]:
     """Return the files of `packed`. Raises ParameterError for anything else."""
-    at = len(MAGIC) + LENGTH.size
-    if data[: len(MAGIC)] == MAGIC and len(data) >= at:
-        (count,) = LENGTH.unpack_from(data, len(MAGIC))
-        first = at + count * LENGTH.size
-        if 1 <= count <= MOST and first <= len(data):
-            lengths = [LENGTH.unpack_from(data, at + number * LENGTH.size)[0] for number in range(count)]
-            if first + sum(lengths) == len(data):
-                files, start = list[bytes](), first
-                for length in lengths:
-                    files.append(data[start : start + length])
-                    start += length
-                return files
-    raise ParameterError("these bytes are no model that was cut into blocks; have the server export it again")
+    files, at = list[bytes](), len(MAGIC)
+    with contextlib.suppress(CodecError):
+        while data[: len(MAGIC)] == MAGIC and at < len(data) and len(files) < MOST:
+            part = find(data, at, what="a file")
+            files.append(data[part])
+            at = part.stop
+    if not files or at != len(data):
+        raise ParameterError("these bytes are no model that was cut into blocks; have the server export it again")
+    return files
 
 
 def described(text: str) -> list[tuple[LayerBlock, str, str, list[str]]]:

@@ -1,7 +1,8 @@
 """Moves one block of layers after the other with ONNX Runtime: `moretta.protocols.baffle.silo.blocks.MovesBlocks`.
 
-One move at a time, and a few rows: so memory is that of one forward pass and of what it keeps for later. What the files
-are taken for is checked as far as it is for a graph in one piece (`moretta.protocols.baffle.edge.onnx_forward`).
+A few rows at a time, and moves together only where a layer's outputs are small: so memory is that of one forward pass
+and of what it keeps for later. What the files are taken for is checked as far as it is for a graph in one piece
+(`moretta.protocols.baffle.edge.onnx_forward`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import cut_files, metadata, strict
 from moretta.protocols.baffle.edge.onnx_forward import DTYPES, cannot_run, session_of
-from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, Signs
+from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, Signs, stretches
 
 Feeds = dict[str, Array]
+TOGETHER = 1 << 14  # entries of a layer's outputs that go on together: less than a convolution keeps
 
 
 class _Part:
@@ -137,33 +139,40 @@ class OnnxBlocks:
         return self._kept[self._layers[block.name].reads]
 
     def moved(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Array]:
-        """Yield the outputs at w + distance d, [1, rows, outputs], in the scalars' order."""
+        """Yield the outputs at w + distance d, some moves at a time, [moves, rows, outputs], in the scalars' order."""
         layer = self._layers[block.name]
         if not layer.moves and layer.after is not None:
             for tensors in self._moved_tensors(block, signs, distance):
                 yield layer.after.run(["outputs"], self._kept | tensors)[0][None]
             return
-        values = self._kept | {layer.moves: self._kept[layer.moves].copy()}
-        for _ in self._moves(block, signs, distance, values[layer.moves]):
-            yield (values["outputs"].copy() if layer.after is None else layer.after.run(["outputs"], values)[0])[None]
+        rows, together = len(self._kept["outputs"]), max(1, TOGETHER // self._kept[layer.moves].size)
+        for moved in self._moves(block, signs, distance, 1 if layer.kept else together):
+            if layer.after is None:
+                outputs = moved
+            else:  # a move's rows are further rows
+                values = self._kept | {layer.moves: moved.reshape(-1, *moved.shape[2:])}
+                (outputs,) = layer.after.run(["outputs"], values)
+            yield outputs.reshape(-1, rows, outputs.shape[-1])
 
-    def _moves(self, block: LayerBlock, signs: Signs, distance: float, now: Array) -> Iterator[None]:
-        """Move a layer's output `now` in place, once for each that is yielded."""
+    def _moves(self, block: LayerBlock, signs: Signs, distance: float, together: int) -> Iterator[Array]:
+        """Yield a layer's moved outputs, [moves, rows, ...], so many at a time at most."""
         layer, shapes = self._layers[block.name], self.layout.shapes
         kept = self._kept[layer.moves]
         if layer.alone is not None:
+            step, pieces = kept.dtype.type(distance), block.channels_of(kept.shape[1])
             for own in self._tensors(block, signs):
                 (effect,) = layer.alone.run([layer.moves], self._kept | own)
-                effect *= kept.dtype.type(distance)
-                for channels in block.channels_of(kept.shape[1]):
-                    now[:, channels] += effect[:, channels]
-                    yield
-                    now[:, channels] = kept[:, channels]
+                for some in stretches(len(pieces), together):
+                    moved = np.stack([kept] * len(pieces[some]))
+                    for one, channels in zip(moved, pieces[some], strict=True):
+                        one[:, channels] += step * effect[:, channels]
+                    yield moved
         elif block.kind == "units":
-            for unit in range(kept.shape[1]):
-                now[:, unit] += kept.dtype.type(distance)
-                yield
-                now[:, unit] = kept[:, unit]
+            for some in stretches(kept.shape[1], together):
+                units = np.arange(some.start, some.stop)
+                moved = np.stack([kept] * len(units))
+                moved[units - some.start, :, units] += kept.dtype.type(distance)
+                yield moved
         else:
             u, v = (side.astype(kept.dtype) for side in block.sides(shapes, signs))
             inputs = self._kept[layer.reads]
@@ -172,10 +181,9 @@ class OnnxBlocks:
             if v.shape[1] > count:
                 slopes += v[:, count]
             slopes *= kept.dtype.type(distance)
-            for move, side in enumerate(u):
-                np.multiply(slopes[..., move, None], side, out=now)
-                now += kept
-                yield
+            for some in stretches(len(u), together):
+                sides = u[some].reshape(-1, *[1] * (kept.ndim - 1), u.shape[1])
+                yield kept + np.moveaxis(slopes[..., some], -1, 0)[..., None] * sides
 
     def _tensors(self, block: LayerBlock, signs: Signs) -> Iterator[Feeds]:
         """Yield each repeat's signs by tensor."""

@@ -204,6 +204,11 @@ class Differences(NamedTuple):
     estimate: NDArray[np.float64] | None = None
 
 
+def stretches(count: int, together: int) -> Iterator[slice]:
+    """Yield 0 .. count in stretches of so many at most: moves that go on together."""
+    return (slice(start, min(start + together, count)) for start in range(0, count, together))
+
+
 def key_of(seed: bytes, number: int, *purpose: int | str | bytes) -> bytes:
     """Return the key of the signs of block `number` for one purpose: the run, the round, the parameters' hash."""
     return derive(seed, "baffle blocks", *purpose, number)
