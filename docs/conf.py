@@ -63,8 +63,19 @@ def page_text(app: Any, name: str, source: list[str]) -> None:
     if name == "decisions/README":
         text += "\n```{toctree}\n:hidden:\n:glob:\n[0-9]*\n```\n"
     home = DOCS.parent if included else path.parent
-    text = text if "file_format: mystnb" in text else blocks.fenced(text)
+    text = text if "file_format: mystnb" in text else one_title(blocks.fenced(text))
     source[0] = LINK.sub(lambda link: led(link, home, path.parent), reference.filled(text))
+
+
+def one_title(text: str) -> str:
+    """Return a page whose headings from a second title on stand a level lower, so that contents list it once."""
+    lines, titles = text.splitlines(), 0
+    code = {at for block in blocks.blocks(text) for at in range(block.first, block.last + 1)}
+    for at, line in enumerate(lines):
+        if at not in code:
+            titles += line.startswith("# ")
+            lines[at] = f"#{line}" if titles > 1 and re.match(r"#+ ", line) else line
+    return "\n".join(lines) + "\n"
 
 
 def led(link: re.Match[str], home: Path, here: Path) -> str:
