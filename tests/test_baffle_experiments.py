@@ -37,7 +37,7 @@ FOLDER = EXPERIMENTS / "baffle"
 NAMES = sorted(name for name, (home, _) in find(EXPERIMENTS).items() if home == FOLDER)
 SCRIPTS = (
     "records", "theorem", "memory", "memory_child", "loss_differences", "equal_forwards", "domains", "slices",
-    "surrogate",
+    "surrogate", "multiply_adds",
 )  # fmt: skip
 
 
@@ -122,7 +122,21 @@ def test_exact_scalars_give_the_estimate_that_differences_give(scripts: SimpleNa
         exact = {
             name: part.numpy() for name, part in zip(named, torch.autograd.grad(loss, named.values()), strict=True)
         }
-        np.testing.assert_allclose(surrogate.estimated(blocks, layout, exact, 7), wanted, atol=1e-6)
+        np.testing.assert_allclose(surrogate.estimated(recipe, layout, exact, 7), wanted, atol=1e-6)
+
+
+def test_multiply_adds_are_those_of_the_products(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    counts = scripts.multiply_adds
+    model, forward = nn.Sequential(nn.Linear(30, 20, bias=False), nn.Linear(20, 10, bias=False)), 30 * 20 + 20 * 10
+    assert counts.counted(model, (30,), backward=False) == forward
+    assert counts.counted(model, (30,), backward=True) == forward + 30 * 20 + 2 * 20 * 10  # none to the inputs
+    found, moves = counts.by_blocks(model, (30,), counts.BY_BLOCKS["activations"])
+    assert moves == 30
+    assert found == forward + 20 * (20 * 10)  # each of 20 hidden units moves what the last layer reads
+    record = counts.measure(Namespace(out=tmp_path, quick=True))
+    shares = {row.row.removeprefix("LeNet, 3 x 32 x 32, "): row.ours[1] for row in record.rows}
+    assert shares["by blocks, activations"] < 20
+    assert shares["all at once, K = 100"] == 100
 
 
 def test_the_estimate_is_as_far_from_the_gradient_as_the_theorem_says(scripts: SimpleNamespace) -> None:

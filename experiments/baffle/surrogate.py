@@ -32,10 +32,10 @@ HELD_OUT, ROWS, RATE, BETAS, EMA = 5000, 40, 3e-3, (0.9, 0.99), 0.995
 TWICE = {"0": 48, "1": 24, "4": 128, "5": 64}
 TRIED: dict[str, BAFFLE | None] = {
     "backpropagation": None,
-    "activations": BAFFLE(perturb="blocks", linear="activations"),
-    "activations, twice the moves": BAFFLE(perturb="blocks", linear="activations", k=TWICE),
-    "scalars": BAFFLE(perturb="blocks"),
-    "scalars, 4,864": BAFFLE(perturb="blocks", k=TWICE | {"9": 4000, "11": 600}),
+    "activations": BAFFLE(loss="cross-entropy", perturb="blocks", linear="activations"),
+    "activations, twice the moves": BAFFLE(loss="cross-entropy", perturb="blocks", linear="activations", k=TWICE),
+    "scalars": BAFFLE(loss="cross-entropy", perturb="blocks"),
+    "scalars, 4,864": BAFFLE(loss="cross-entropy", perturb="blocks", k=TWICE | {"9": 4000, "11": 600}),
 }
 Tensors = dict[str, NDArray[np.float64]]
 

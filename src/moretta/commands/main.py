@@ -12,7 +12,20 @@ from typing import Annotated
 
 import typer
 
-from moretta.commands import align, audit, compare, keys, look, machines, models, report, reproduce, schema, train
+from moretta.commands import (
+    align,
+    audit,
+    compare,
+    dossier,
+    keys,
+    look,
+    machines,
+    models,
+    report,
+    reproduce,
+    schema,
+    train,
+)
 from moretta.commands.terminal import needs_torch, say, screen
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
@@ -70,6 +83,7 @@ def _add_commands() -> None:
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)
     _add(reproduce.reproduce, machines.serve, machines.join, machines.job, machines.doctor)
+    app.add_typer(dossier.dossier, name="dossier")
     app.add_typer(schema.schema, name="schema")
     app.add_typer(align.align, name="align")
     app.add_typer(keys.keys, name="keys")

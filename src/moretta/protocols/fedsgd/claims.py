@@ -52,7 +52,7 @@ def _sums(upload: str) -> tuple[Claim, ...]:
 CLAIMS = (
     *of(FEDSGD, _sums("gradient")),
     *of(FEDAVG, _sums("weight change")),
-    *of(FEDERATED, (Claim("server", "learns", "the true model", "Holds the model.", place="front"),)),
+    *of(FEDERATED, (Claim("server", "learns", "the true model", "Holds the model.", place="front", about="model"),)),
     *of(FEDSGD, (NOISE,)),
     *of(
         FEDERATED,
@@ -66,6 +66,7 @@ CLAIMS = (
                 "Receives the model itself, every round.",
                 attacks=("membership-inference",),
                 place="front",
+                about="model",
             ),
         ),
     ),
@@ -86,6 +87,7 @@ CLAIMS = (
                 "comparison; neither its rows nor its gradients.",
                 attacks=("membership-of-local-models",),
                 place="front",
+                about="update",
             ),
             COLUMNS_ALONE,
             Claim(
@@ -95,6 +97,7 @@ CLAIMS = (
                 "Sees its own rows and its own model{of_others}.",
                 words=(of_others,),
                 place="front",
+                about="model",
             ),
             COLUMNS_OF_ALL,
             WHO_TAKES_PART,
@@ -110,6 +113,7 @@ CLAIMS = (
                 "every row of every silo, and the model",
                 "Holds every row of every silo, and the model: nothing is hidden from it.",
                 place="front",
+                about="rows",
             ),
             Claim(
                 "silo",
