@@ -158,8 +158,10 @@ def _range(annotation: Any, metadata: Sequence[Any]) -> str:
     words = []
     for one in metadata:
         match one:
+            case Gt(gt=int(bound)) if annotation is int:
+                words.append(f"{bound + 1} or more")
             case Gt(gt=bound):
-                words.append(f"{bound + 1} or more" if annotation is int else f"above {bound:g}")
+                words.append(f"above {bound:g}")
             case Ge(ge=bound):
                 words.append(f"{bound:g} or more")
             case Lt(lt=bound):
@@ -214,7 +216,7 @@ def key(section: str, name: str, field: FieldInfo, text: str, protocols: str = "
     if protocols:
         facts.append(f"protocols: {protocols}")
     owner = {SERVER: "the server's alone", SITE: "each site's own"}.get(mark_of(field))  # type: ignore[arg-type]
-    if owner and section in RUN_FILE | {"protocol": Training}:
+    if owner and section in (*RUN_FILE, "protocol"):
         facts.append(f"over many machines: {owner}")
     text = re.sub(r"^[a-z]{2,}(?=[ ,:;])", lambda word: word[0].capitalize(), text)
     return f"[`{kebab(name)}`]{{#{anchor(place or section, name)}}}\n: {' · '.join(facts)}\n\n  {text}\n"
