@@ -57,8 +57,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def test_an_audit_is_told_and_written(run):
     code, out, err = call("audit", run)
     assert (code, err.strip()) == (0, "")
-    for words in ("A silo", NAME, "succeeded", "0 is guessing, 1 perfect", "(lemma-7-hit-rate): not run, as", "audit.json",
-                  "How good: ", "What attacks got: "):  # fmt: skip
+    for words in ("A silo", NAME, "succeeded", "0 is guessing, 1 perfect", "(lemma-7-hit-rate): not run, as",
+                  "audit.json", "How good: ", "What attacks got: "):  # fmt: skip
         assert words in " ".join(out.split())
     assert "\nsafe" not in out
     written = json.loads((run / "audit.json").read_text())

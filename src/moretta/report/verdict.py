@@ -141,10 +141,8 @@ def _hidden(record: RunRecord) -> str:
     roles = [f"{who} {enumerated(said)}" for role, who in WHO.items() if (said := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
-    said = "; ".join(roles)
-    if first:
-        said = f"{first[0]}; as roles, {said}"
-    return f"{said[0].upper()}{said[1:]}."
+    whole = f"{first[0]}; as roles, {'; '.join(roles)}" if first else "; ".join(roles)
+    return f"{whole[0].upper()}{whole[1:]}."
 
 
 def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
