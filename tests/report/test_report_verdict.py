@@ -181,8 +181,8 @@ def test_every_score_of_a_comparison_has_words_for_its_scale(make_run, tmp_path)
     found = meanings(row.measure for row in rows if row.group in SCORED)
     assert UNKNOWN not in found.values()
     assert {"Accuracy", "Top-5 accuracy", "Balanced accuracy", "AUC", "Mean squared error", "Loss"} <= set(found)
-    assert set(meanings(["Macro F1", "F1 of class 2", "Sealing wax"]).values()) == {
-        METRICS["Macro F1"],
+    assert set(meanings(["F1, mean of classes", "F1 of the second class", "Sealing wax"]).values()) == {
+        METRICS["F1, mean of classes"],
         METRICS["F1"],
         UNKNOWN,
     }
