@@ -17,7 +17,7 @@ METRICS: Mapping[str, str] = {
     "AUC": "how often a row of a class is ranked above one of another: 0.5 is guessing, 1 perfect, 0 always wrong",
     "F1": "how well a class is found and nothing else taken for it: 0 is nothing right and 1 is perfect; guessing gets "
     "about the part of the rows that the class has",
-    "F1, mean of classes": "mean of F1 over classes, which is how well each is found and nothing else taken for it: 0 is "
+    "F1, mean of classes": "mean of F1 over classes, how well each is found and nothing else taken for it: 0 is "
     "nothing right and 1 is perfect; guessing evenly gets about 1 in as many as there are classes",
     "Brier score": "squared distance of probabilities from the truth: 0 is perfect and 2 the worst; guessing evenly "
     "gets 0.5 of two classes and nears 1 of many",
