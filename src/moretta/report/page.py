@@ -21,7 +21,7 @@ from moretta.report import audit, plots
 from moretta.report.folder import TEST_ROWS, RunRecord, read_run
 from moretta.report.privacy import Statement, privacy_statements, reading_notes
 from moretta.report.summary import enumerated, insecure_runs, summary, title
-from moretta.report.table import MISSING, comparison_rows, labels, silo_rows
+from moretta.report.table import MISSING, comparison_rows, labels, plain, silo_rows
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -64,6 +64,7 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
         title=title(records),
         insecure=insecure_runs(records),
         summary=summary(records),
+        classified=[(label, record.test.classes) for label, record, _ in runs if record.test.classes is not None],
         warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
         dropped=sum(len(record.dropped) for record in records),
         audited=any(record.audit is not None for record in records),
@@ -92,6 +93,8 @@ def template(name: str) -> Template:
         "plain_json": partial(json.dumps, ensure_ascii=False),
         "power": _power,
         "thousands": "{:,}".format,
+        "score": plain,
+        "as_predicted": "as {}".format,
     }
     return templates.get_template(name)
 
@@ -110,11 +113,11 @@ def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | No
     rows = comparison_rows(records, differences)
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(found is not None for found, _ in audited)
-    score, silos = silo_rows(records)
+    silo_scores, silos = silo_rows(records)
     return {
         "comparison": [(group, list(some)) for group, some in groupby(rows, key=lambda row: row.group)],
         "missing": MISSING if any(MISSING in row.cells for row in rows) else "",
-        "score": score,
+        "silo_scores": silo_scores,
         "silos": silos,
         "defences": [
             (label, costs, [audit.leak(found, roles) for roles in audit.GROUPS.values()])

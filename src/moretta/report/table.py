@@ -89,17 +89,32 @@ def comparison_table(records: Sequence[RunRecord], differences: Mapping[str, flo
     return table
 
 
-def silo_rows(records: Sequence[RunRecord]) -> tuple[str, list[tuple[str, list[str]]]]:
-    """The name of the runs' score, and of each silo its name, its rows and, for each run, its score and its loss."""
+METRICS = {
+    "auc": "AUC",
+    "balanced_accuracy": "Balanced accuracy",
+    "f1": "F1 of the second class",
+    "f1_macro": "F1, mean of classes",
+    "brier": "Brier score",
+    "calibration_error": "Calibration error",
+}
+
+
+def silo_rows(records: Sequence[RunRecord]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The names of the scores, and of each silo its name, its rows and, for each run, its scores."""
     regression = all(record.task == "regression" for record in records)
     silos = dict.fromkeys(silo for record in records for silo in record.test.per_silo)
     found = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
+    ones = [one for scores in found.values() for one in scores]
+    further = [key for key in ("f1_macro", "calibration_error") if any(key in one.metrics for one in ones)]
     rows = []
     for silo, scores in found.items():
         counts = dict.fromkeys(f"{one.rows:,}" for one in scores if one.rows is not None)
-        pairs = [(one.mse if regression else one.accuracy, one.loss) for one in scores]
-        rows.append((silo, [" / ".join(counts) or MISSING, *(plain(value) for pair in pairs for value in pair)]))
-    return "MSE" if regression else "Accuracy", rows
+        values = [
+            (one.mse if regression else one.accuracy, one.loss, *(one.metrics.get(key) for key in further))
+            for one in scores
+        ]
+        rows.append((silo, [" / ".join(counts) or MISSING, *(plain(value) for some in values for value in some)]))
+    return ["MSE" if regression else "Accuracy", "Loss", *(METRICS[key] for key in further)], rows
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
@@ -164,13 +179,7 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
     def row(measure: str, values: Sequence[float | None]) -> Row:
         return Row(where, measure, "", tuple(plain(value) for value in values))
 
-    metrics = {
-        "auc": "AUC",
-        "balanced_accuracy": "Balanced accuracy",
-        "brier": "Brier score",
-        "calibration_error": "Calibration error",
-    }
-    metrics |= {key: _words(key) for test in tests for key in test.metrics if key not in metrics}
+    metrics = METRICS | {key: _words(key) for test in tests for key in test.metrics if key not in METRICS}
     confined = [test.mean is not None for test in tests]
     worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""
     beside = {

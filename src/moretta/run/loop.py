@@ -75,7 +75,7 @@ class Session:
             self._players = players = replace(players, gather=here.gather, spread=here.spread, scores=here.scores)
         self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
-        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted)
+        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted, federation.class_names)
         self._stopping = EarlyStopping(spec.early_stopping)
         self._files = (
             None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)
