@@ -1019,7 +1019,7 @@ def test_python_users_write_underscores_and_cannot_change_them_later() -> None:
     data = run_files.Data(source="wdbc", batch_size=8)
     with pytest.raises(ValidationError):
         data.batch_size = 9
-    with pytest.raises(ValidationError):
+    with pytest.raises(ParameterError, match="Run: rounds: expected 1 or more, got 0"):
         run_files.Run(rounds=0)
     with pytest.raises(ParameterError, match="alpha"):
         run_files.Data(source="wdbc", partition="dirichlet")

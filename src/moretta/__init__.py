@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
     from moretta.run.federation import Federation, Result
+    from moretta.run.loaded import load
     from moretta.secure_aggregation.settings import SecureAggregation
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "SecureAggregation",
     "Silo",
     "align",
+    "load",
     "read_table",
 ]
 
@@ -61,6 +63,7 @@ _HOMES = {
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
     "align": "moretta.data.alignment.exchange",
+    "load": "moretta.run.loaded",
     "read_table": "moretta.data.tables.rows",
 }
 

@@ -75,6 +75,7 @@ def audit_with_bar(
     background: Path | None = None,
     needed: Iterable[str] = (),
     allow_code: bool = False,
+    federation: str | None = None,
 ) -> Audit:
     """Audit a run folder. Raises RunFailed if a person interrupts it; `moretta.run.auditing` says the rest."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -96,6 +97,7 @@ def audit_with_bar(
                 progress=progress,
                 needed=needed,
                 allow_code=allow_code,
+                federation=federation,
             )
         except KeyboardInterrupt:
             raise RunFailed("interrupted; nothing was written of this audit") from None

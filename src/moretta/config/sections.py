@@ -1,7 +1,7 @@
 """The sections of a run file as classes, each validated by itself: `moretta.config.run_files` reads a file into them.
 
-Keys have dashes in a file and underscores in Python. A class built directly from Python raises pydantic's own
-ValidationError for one bad value, and `ParameterError` where values do not fit each other.
+Keys have dashes in a file and underscores in Python. A class built directly from Python raises `ParameterError`
+too, with the class and the key as Python has them (`moretta.contract.settings.Section`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ participants/<name>/confined.safetensors   of CGD, and only where one machine si
                      model.safetensors is D, their common displacement
 truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
 audit.json  audit/     the results of attacks (moretta.audit), and their pictures
+model.json             of a run from Python: what builds its model, rounds and seed
+graph.safetensors      of such a run, if asked for: its model as a graph (models.graph)
 inputs.json            what inputs and outputs mean: columns, what is filled in, scales, classes
 rows.json              a digest of each silo's rows, by which a resumed run sees that they are the same; secret
 best/                  under early stopping, checkpoints of the best rounds, secrets included

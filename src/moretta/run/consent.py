@@ -31,7 +31,14 @@ def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
 def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` for a run folder that names code, unless that is allowed."""
     if not allowed and (asked := question(folder, run_file, data=data)):
-        raise ParameterError(f"{asked}; read it, and if you trust it give --allow-code")
+        raise ParameterError(f"{asked}; read it, and if you trust it give --allow-code (from Python: allow_code=True)")
+
+
+def check_model(folder: Path, source: str, base: Path, allowed: bool) -> None:
+    """Raise the same for a folder of a run from Python, whose model a "module:function" builds."""
+    if not allowed and source not in catalogue.BUILT_IN:
+        said = f"{folder} names code that would be run as you: {_described(source, base)}"
+        raise ParameterError(f"{said}; read it, and if you trust it give --allow-code (from Python: allow_code=True)")
 
 
 def _described(source: str, base: Path) -> str:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
@@ -53,6 +54,7 @@ from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import Setting, check_look, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
+from moretta.run import given, saving
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
 from moretta.run.loop import Progress, Session, Transport
@@ -73,8 +75,10 @@ class Federation:
     Silos may also be remote (`Silo.remote`). If all are, this is the server's side, which reaches them by the transport
     that `train` is given. If one is here, this is that silo's side, which plays its role (`client`).
 
-    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
-    letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures. batch_size:
+    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. Or a built-in name, "module:function",
+    or a mapping with that as "source" and further arguments, as [model] of a run file: then others can build it without
+    this process. silos: their names are 1 to 64 letters, digits, dots, dashes and underscores. test: inputs and targets
+    on which the server measures, (x, y) or a Dataset, each as a `Silo` takes them. batch_size:
     rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
     that come through the secure sum; of samples of several arrays (`Silo`) those of numbers in one axis that are no
     mask of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes the
@@ -96,13 +100,14 @@ class Federation:
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
 
+    @names_keywords(given.elsewhere())
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | Mapping[str, Any],
         silos: Sequence[Silo],
         protocol: Training,
-        test: tuple[Samples, NDArray[np.generic]] | None = None,
-        validation: tuple[Samples, NDArray[np.generic]] | None = None,
+        test: Any = None,
+        validation: Any = None,
         aggregation: SecureAggregation | None = None,
         engine: Engine | None = None,
         out: str | Path | None = None,
@@ -130,8 +135,22 @@ class Federation:
         look: bool = False,
         model_source: str = "",
     ) -> None:
+        given.check_protocol(protocol)
+        given.check_settings(
+            {
+                **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
+                **{"batch_size": batch_size, "missing": missing, "checkpoint_every": checkpoint_every},
+                **{"early_stopping": early_stopping, "least_rows": least_rows, "score_at_silos": score_at_silos},
+                "insecure_secret_seed": insecure_secret_seed,
+            }
+        )
+        silos, feature_names = given.columns_agreed(given.listed(silos), feature_names)
+        test, validation = (
+            given.rows_of(part, rows, feature_names) for part, rows in (("test", test), ("validation", validation))
+        )
         if task is None and silos:
             task = "classification" if silos[0].y.dtype.kind in "iub" else "regression"
+        model, self.made = given.built(model, silos, protocol, task or "", class_names)
         spec = Specification(
             protocol=protocol,
             task=task or "",
@@ -153,7 +172,7 @@ class Federation:
             least_rows=least_rows,
             score_at_silos=score_at_silos,
             look=look,
-            model_source=model_source,
+            model_source=model_source or self.made.digest,
             table="" if table is None else table.digest,
             text=run_file[0] if run_file else "",
             digest=run_file[1] if run_file else "",
@@ -184,7 +203,7 @@ class Federation:
         whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
         """
         made = cls.__new__(cls)
-        made._tested = tested
+        made._tested, made.made = tested, given.Made.of(spec)
         made._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, column_rules)
         return made
 
@@ -249,6 +268,7 @@ class Federation:
     def __repr__(self) -> str:
         return f"Federation({self.spec.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
 
+    @names_keywords({name: given.OF_PROTOCOL.format(name) for name in Training.model_fields})
     def train(
         self,
         rounds: int,
@@ -266,10 +286,7 @@ class Federation:
         round, once no setting can be refused any more.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
-        if rounds < 1:
-            raise ParameterError(f"rounds = {rounds}: expected at least 1")
-        if seed < 0:
-            raise ParameterError(f"seed = {seed}: expected at least 0")
+        rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = (
@@ -288,6 +305,8 @@ class Federation:
             restore_states(players, checkpoint[1])
         elif folder is not None:
             folder.begin(self.spec.text or None)
+            if not self.spec.text:
+                saving.keep_made(folder, self.made, rounds, seed)
         if folder is not None:
             folder.hold_rows(digests_by_silo(self.silos))
         session = None
@@ -482,9 +501,11 @@ class Federation:
             with torch.no_grad():
                 outputs = model(sample)
         except Exception as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            if not sample.is_floating_point():
+                said += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
             raise ParameterError(
-                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: "
-                f"{type(error).__name__}: {error}"
+                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: {said}"
             ) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
             shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__

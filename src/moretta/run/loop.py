@@ -25,12 +25,12 @@ from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
 from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
-from moretta.run.evaluation import Evaluator
+from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, line_of
 from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
-from moretta.run.run_files import RunFiles, recorder_of
+from moretta.run.run_files import RunFiles, inputs_of, recorder_of
 from moretta.run.summed_look import told_of_sums
 from moretta.run.trainable import Trainable
 
@@ -176,9 +176,17 @@ class Session:
             history=self._history,
             model=self._module(outcome.parameters) if outcome.parameters else None,
             released=None if outcome.released is None else self._module(outcome.released),
-            models={name: self._module(tensors) for name, tensors in outcome.models.items()},
+            models={name: self._module(tensors) for name, tensors in self._own_models(outcome).items()},
             folder=None if self._files is None else self._files.folder.path,
+            inputs=inputs_of(self._of, self._players.fitted.preparation),
         )
+
+    def _own_models(self, outcome: Outcome) -> Mapping[str, Tensors]:
+        """Return each silo's own model: the outcome's, or confined ones, which only a simulation has all of."""
+        if self._players.displacement is None:
+            return outcome.models
+        models = self._players.models()
+        return models if len(models) <= MANY else {}
 
     def _plan(self) -> RunPlan:
         return RunPlan(
