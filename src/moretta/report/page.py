@@ -20,6 +20,7 @@ from moretta.errors import MissingExtra, ParameterError
 from moretta.report import audit, plots
 from moretta.report.folder import TEST_ROWS, RunRecord, read_run
 from moretta.report.privacy import Statement, privacy_statements, reading_notes
+from moretta.report.spread import Spread, spread_rows
 from moretta.report.summary import enumerated, insecure_runs, summary, title
 from moretta.report.table import MISSING, comparison_rows, labels, plain, silo_rows
 
@@ -27,16 +28,22 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-def write_report(folders: Sequence[Path], out: Path, differences: Mapping[str, float] | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    differences: Mapping[str, float] | None = None,
+    spreads: Sequence[Spread] = (),
+) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
-    differences: as in `moretta.report.table.comparison_rows`.
+    differences: as in `moretta.report.table.comparison_rows`. spreads: of runs from several seeds, of which the folders
+    are those of the first.
     Raises ParameterError for a folder that cannot be read or a file that cannot be written, and MissingExtra without
     matplotlib or Jinja2; then `out` is as it was.
     """
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
-    written = page([read_run(folder) for folder in folders], differences)
+    written = page([read_run(folder) for folder in folders], differences, spreads)
     write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may be of silos' own rows
     return out
 
@@ -50,8 +57,10 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
         raise ParameterError(f"The report cannot be written to {out}: {error.strerror}.") from error
 
 
-def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> str:
-    """The page as text; the same records give the same text."""
+def page(
+    records: Sequence[RunRecord], differences: Mapping[str, float] | None = None, spreads: Sequence[Spread] = ()
+) -> str:
+    """The page as text; the same records give the same text. differences, spreads: as of `write_report`."""
     names = labels(records)
     pictures = [list(audit.pictures(record)) for record in records]
     runs = list(zip(names, records, pictures, strict=True))
@@ -69,6 +78,8 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
         dropped=sum(len(record.dropped) for record in records),
         audited=any(record.audit is not None for record in records),
         test_rows=TEST_ROWS,
+        spreads=spreads,
+        spread=spread_rows(spreads) if spreads else (),
         **_results(records, differences),
         **_figures(records),
         **_privacy(records),

@@ -6,6 +6,7 @@ A unit stands in the row's header and not in its cells, and is chosen for the wh
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,12 +77,17 @@ def comparison_rows(records: Sequence[RunRecord], differences: Mapping[str, floa
 
 def comparison_table(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> Table:
     """The comparison for a terminal; `differences` as in `comparison_rows`."""
+    return table_of_rows(labels(records), comparison_rows(records, differences))
+
+
+def table_of_rows(heads: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Rows for a terminal, under the names of their groups. heads: of the columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column("")
-    for label in labels(records):
-        table.add_column(Text(label), justify="right")
+    for head in heads:
+        table.add_column(Text(head), justify="right")
     group = ""
-    for row in comparison_rows(records, differences):
+    for row in rows:
         if row.group != group:
             group = row.group
             table.add_row(Text(group, style="bold"))
@@ -163,7 +169,10 @@ def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
 
 
 def _further(record: RunRecord) -> str:
-    name = record.folder.name or record.name
+    folder = record.folder
+    if re.fullmatch(r"seed-\d+", folder.name):  # of a sweep, whose runs by one protocol or variant lie in one folder
+        folder = folder.parent
+    name = folder.name or record.name
     return name.removeprefix(record.protocol).lstrip("-") if f"{name}-".startswith(f"{record.protocol}-") else name
 
 
