@@ -136,7 +136,7 @@ def test_tables_are_of_one_model() -> None:
     confined = Evaluator(model, CGD(), "classification", _Fitted()).of_models({"a": good, "b": bad}, (x, y))
     assert confined["worst"]["silo"] == "b"
     assert confined["classes"]["confusion"][0][0] == 0
-    common = Evaluator(model, FedSGD(loss="mse"), "classification", _Fitted(), ["x", "y", "z"])
+    common = Evaluator(model, FedSGD(loss="mse"), "classification", _Fitted(), names=["x", "y", "z"])
     one = common.of_models({"": good}, (x, y))
     assert [row["class"] for row in one["classes"]["by_class"]] == ["x", "y", "z"]
     several = common.of_models({"a": good, "b": bad}, (x, y))

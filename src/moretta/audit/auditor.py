@@ -104,6 +104,8 @@ def audit(
         if truth.run.protocol not in attack.protocols:
             continue
         why = "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
+        if truth.run.setting("own-loss"):
+            why = "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
         if why:
             missed.append((place, {**_named(attack), "because": why}))
         else:

@@ -108,7 +108,7 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
     if rows.is_floating_point():
         rows = rows.to(next(blank.parameters()).dtype)
     try:
-        with _quietly(), torch.no_grad():
+        with quietly(), torch.no_grad():
             program = torch.export.export(blank, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
             program = program.run_decompositions()
         told, constants = _told(program, blank)
@@ -254,7 +254,7 @@ def _put(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
     said, disabled = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.CRITICAL)

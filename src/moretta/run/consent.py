@@ -14,11 +14,15 @@ from moretta.config.run_files import RunFile
 from moretta.data.references import is_reference
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.protocols.common.own_loss import named
 
 
 def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
-    """Return the "module:function" sources of a run file: of its model, and with `data` of its rows too."""
-    wanted = [run_file.model.source, *((run_file.data.source, str(run_file.data.test or "")) if data else ())]
+    """Return the "module:function" names of a run file: of its model, and with `data` of rows, loss and metrics too."""
+    wanted = [run_file.model.source]
+    if data:
+        wanted += [run_file.data.source, str(run_file.data.test or "")]
+        wanted += [named(run_file.protocol.own_loss or ""), *run_file.run.metrics]
     return tuple(dict.fromkeys(one for one in wanted if one not in catalogue.BUILT_IN and is_reference(one)))
 
 

@@ -24,6 +24,7 @@ from moretta.protocols.common.predicted import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.run.classification import figures_of_classes
+from moretta.run.metrics import Metric, name_of, scores
 
 SCORES = ("loss", "accuracy", "mse")
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
@@ -35,15 +36,22 @@ LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
 class Evaluator:
     """Scores models of one architecture on rows, which it prepares as the silos do.
 
-    model: the architecture; it is copied. task: "classification" or "regression". names: of the classes, if known.
+    model: the architecture; it is copied. task: "classification" or "regression". own: metrics of the user's own.
+    names: of the classes, if known.
     """
 
     def __init__(
-        self, model: nn.Module, protocol: Training, task: str, fitted: Fitted, names: Sequence[str] = ()
+        self,
+        model: nn.Module,
+        protocol: Training,
+        task: str,
+        fitted: Fitted,
+        own: Sequence[Metric] = (),
+        names: Sequence[str] = (),
     ) -> None:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
-        self._task, self._fitted, self._names = task, fitted, names
+        self._task, self._fitted, self._own, self._names = task, fitted, own, names
 
     def of_model(self, tensors: Tensors, rows: LabelledRows) -> dict[str, Any]:
         """Return one model's scores, as `evaluate` has them."""
@@ -81,6 +89,8 @@ class Evaluator:
             if rows is not None and sample:
                 scores = self.of_models(sample, rows)
                 found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
+                own = map(name_of, self._own)
+                found |= {f"{part}_{key}": scores["metrics"][key] for key in own if key in scores["metrics"]}
                 for what in ("mean", "slices"):
                     of = scores.get(what, {})
                     found |= {f"{part}_{what}_{key}": of[key] for key in SCORES if key in of}
@@ -117,7 +127,9 @@ class Evaluator:
 
     def _scores(self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
         modules.load(self._module, tensors)
-        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics, names=self._names)
+        return evaluate(
+            self._module, inputs, y, self._loss, self._task, metrics=metrics, own=self._own, names=self._names
+        )
 
 
 def slices(rows: int, models: int) -> list[slice]:
@@ -163,24 +175,29 @@ def evaluate(
     task: str,
     *,
     metrics: bool = True,
+    own: Sequence[Metric] = (),
     names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
     inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs. metrics: false leaves them out, where many models are measured. Of classes there are tables too, `classes`
-    (`moretta.run.classification.tables_of_counts`). names: of the classes, for the tables.
+    outputs. metrics: false leaves them out, where many models are measured. own: further ones. Of classes there are
+    tables too, `classes` (`moretta.run.classification.tables_of_counts`). names: of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
     figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, wanted))}
+    classes = None
     if loss == "mse":
         figures["mse"] = float((outputs - wanted).square().mean())
     if task == "classification":
         classes = classes_of(y)
         figures |= figures_of_classes(outputs.double().numpy(), classes, loss if metrics else None, names)
-    return figures | ({"metrics": {}} if "metrics" not in figures else {})
+    found = dict(figures.get("metrics", {}))
+    if metrics:
+        found |= scores(own, outputs, wanted if classes is None else torch.from_numpy(classes))
+    return figures | {"metrics": found}
 
 
 def largest_relative_difference(

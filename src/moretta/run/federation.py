@@ -49,16 +49,21 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.crops import CROPS, PADDING
 from moretta.protocols.common.enrolment import targets
+from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import Setting, check_look, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run import given, saving
+from moretta.run import metrics as own_metrics
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
-from moretta.run.loop import Progress, Session, Transport
+from moretta.run.loop import Session, Transport
+from moretta.run.metrics import Metric
+from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
+from moretta.run.rounds import OnRound
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
@@ -89,13 +94,14 @@ class Federation:
     and judged at evaluations. participation: the part of the silos that takes part in a round. augment: vary training
     images each time they are used (`moretta.protocols.common.augmentation.varied`); true is "crop-flip".
     evaluate_every: rounds from one evaluation on test and validation rows to the next, None for about 50 in a run; the
-    last round always is. insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as
-    resolved and its digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo
-    has, where rows are remote. score_at_silos: at the end, have the silos score the outcome on the rows that each holds
-    back (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest
-    of what the model was built by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a
-    module given from Python. look: count rows and classes of all silos together before round one, for `data` in the
-    result.
+    last round always is. metrics: functions of outputs and targets, each of which gives a number that stands in the
+    result and the history under the function's name (`moretta.run.metrics`). insecure_secret_seed: for tests only, all
+    secrets follow from it. run_file: the run file as resolved and its digest, kept in the run folder and compared on
+    `resume`. least_rows: the fewest rows that any silo has, where rows are remote. score_at_silos: at the end, have the
+    silos score the outcome on the rows that each holds back (`Silo.held_out`), and sum their scores in secret
+    (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built by
+    (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python. look:
+    count rows and classes of all silos together before round one, for `data` in the result.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -123,6 +129,7 @@ class Federation:
         participation: float = 1.0,
         checkpoint_every: int = 10,
         evaluate_every: int | None = None,
+        metrics: Sequence[Metric] = (),
         record_views: bool | tuple[int, ...] = False,
         insecure_secret_seed: int | None = None,
         run_file: tuple[str, str] | None = None,
@@ -167,6 +174,7 @@ class Federation:
             participation=participation,
             checkpoint_every=checkpoint_every,
             evaluate_every=evaluate_every,
+            metrics=tuple(metrics),
             record_views=record_views,
             insecure_secret_seed=insecure_secret_seed,
             least_rows=least_rows,
@@ -275,13 +283,18 @@ class Federation:
         seed: int = 0,
         *,
         resume: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool = True,
+        on_round: OnRound | None = None,
         transport: Transport | None = None,
         begin: Callable[[], None] | None = None,
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
+        progress: show a bar, or without a terminal or notebook a line every few seconds; false shows nothing, and a
+        function is called in its place (`moretta.run.progress.Progress`). on_round: called after each round with what
+        the server knows of it (`moretta.run.rounds.FinishedRound`). It ends the run by raising `moretta.StopTraining`;
+        whatever else it raises ends `train`, and a folder then has a checkpoint of that round.
         transport: what delivers messages to remote silos; None where all are here. begin: called before the first
         round, once no setting can be refused any more.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
@@ -309,13 +322,17 @@ class Federation:
                 saving.keep_made(folder, self.made, rounds, seed)
         if folder is not None:
             folder.hold_rows(digests_by_silo(self.silos))
-        session = None
+        session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
+        told = shown or (progress if callable(progress) else None)
         try:
-            session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
+            session = Session(self, players, silos, place, folder, rounds, seed, told, transport, on_round)
             if begin is not None:
                 begin()
-            with folder.logging() if folder else nullcontext():
-                return replace(session.play(), played=(self, rounds, seed))
+            with folder.logging() if folder else nullcontext(), shown or nullcontext():
+                result = replace(session.play(), played=(self, rounds, seed))
+                if shown is not None:
+                    shown.end(result.record["warnings"])
+                return result
         except ParameterError:
             if folder is not None and checkpoint is None and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder
@@ -435,6 +452,10 @@ class Federation:
 
     def _check_training(self) -> None:
         spec = self.spec
+        own_metrics.check(spec.metrics, self.outputs, spec.task, self._dtype)
+        if (own := spec.protocol.own_loss) is not None:
+            forward_only = bool(entry_of(spec.protocol).edge)
+            check_loss(own, self.outputs, spec.protocol.loss, spec.task, self._dtype, differentiable=not forward_only)
         if spec.early_stopping is not None and self.validation is None:
             raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
         weights = len(spec.protocol.class_weights)

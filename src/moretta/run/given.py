@@ -20,7 +20,7 @@ from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 
-OF_TRAIN = ("rounds", "seed", "resume", "progress")
+OF_TRAIN = ("rounds", "seed", "resume", "progress", "on_round")
 OF_PROTOCOL = "a setting of the protocol, such as FedSGD({}=..)"
 
 
