@@ -33,15 +33,18 @@ def held(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     descriptor = _taken(path)
     _OPEN.add(descriptor)
+    owner = os.getpid()
     try:
         os.ftruncate(descriptor, 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S %z")
         os.write(descriptor, json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held, so that it is nobody else's
-        _OPEN.discard(descriptor)
-        os.close(descriptor)
+        if os.getpid() == owner:
+            if _is(path, descriptor):  # while it is held, so that it is nobody else's
+                path.unlink()
+            _OPEN.discard(descriptor)
+            os.close(descriptor)
 
 
 def refuse_held(folder: Path) -> None:
@@ -77,12 +80,20 @@ def _taken(path: Path) -> int:
         try:
             if not _locks(descriptor):
                 raise _refusal(path)
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor)):
+            if _is(path, descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its holder has removed it meanwhile
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Return whether a path still names the file that is open: it may be gone, or another by now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _locks(descriptor: int) -> bool:
