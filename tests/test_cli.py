@@ -60,12 +60,13 @@ class Called:
 
     @property
     def sentence(self) -> str:
-        """The failure: all of stderr, in one line."""
-        assert self.out == ""
+        """The failure: all of stderr, in one line, and under --json in the object on stdout."""
         lines = self.err.strip().splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("moretta: ")
-        return lines[0].removeprefix("moretta: ")
+        sentence = lines[0].removeprefix("moretta: ")
+        assert not self.out or json.loads(self.out) == {"format": 1, "error": sentence, "exit_code": self.code}
+        return sentence
 
 
 def call(*arguments: object) -> Called:

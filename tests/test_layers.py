@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "moretta"
-# Imports run to the left. Top of all is `edge`, which is `python -m moretta.edge` and nothing else.
+# Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else.
 ROOMS = (
     *("errors", "contract", "secure_aggregation", "data", "models", "engines", "protocols"),
-    *("config", "report", "audit", "run", "deployment", "commands", "edge"),
+    *("config", "report", "audit", "run", "deployment", "commands", "edge", "__main__"),
 )
 MOST_ENTRIES = 15
 ROLES = {"Server", "Client"}  # every protocol has them

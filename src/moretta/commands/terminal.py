@@ -6,6 +6,7 @@ So that a command's help comes at once, files of commands import what computes i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -30,6 +31,31 @@ Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALU
 def tell(line: str) -> None:
     """Write one line of progress for a person."""
     screen.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def wants_json() -> bool:
+    """Return whether the command line asks for an object, which is known before it is understood."""
+    return "--json" in sys.argv[1:]
+
+
+def print_error(sentence: str, code: int) -> None:
+    """Print what went wrong as the one object on stdout, where the command line asks for one."""
+    if wants_json():
+        print(json.dumps({"format": 1, "error": sentence, "exit_code": code}), flush=True)
+
+
+def hush() -> None:
+    """Show nothing more but errors, until `unhush`."""
+    screen.quiet = True
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.ERROR)
+
+
+def unhush() -> None:
+    """Show everything again."""
+    screen.quiet = False
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.WARNING)
 
 
 @contextmanager
@@ -65,10 +91,10 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
-    """Print a command's result: as one JSON object, or for a person."""
+    """Print a command's result: as one JSON object, or for a person, unless nothing is to be said."""
     if as_json:
         print(json.dumps(told))
-    else:
+    elif not screen.quiet:
         plainly()
 
 
@@ -105,7 +131,9 @@ def interruptible(said: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        unhush()
         tell(f"moretta: {said}")
+        print_error(said, 1)
         sys.stdout.flush()
         os._exit(1)
     finally:
