@@ -107,11 +107,14 @@ def print_result(
         from moretta.report.classes import class_table
         from moretta.report.folder import read_run
         from moretta.report.table import comparison_table
+        from moretta.run.record import spent
 
         records = [read_run(folder) for folder in folders]
         Console().print(comparison_table(records, differences))
         if len(records) == 1 and (tables := records[0].test.classes) is not None:
             Console().print(class_table(tables))
+        for sentence in spent(told):
+            print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
 
     say({"format": 1, **told}, as_json, plainly)

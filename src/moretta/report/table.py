@@ -67,7 +67,7 @@ def comparison_rows(records: Sequence[RunRecord], differences: Mapping[str, floa
     differences: the largest relative difference of the final weights from the reference's, by run folder (its path or
     its name) or by protocol.
     """
-    rows = [*_scores(records), *_traffic(records), *_seconds(records)]
+    rows = [*_scores(records), *_stated(records), *_traffic(records), *_seconds(records)]
     if differences:
         distances = [_difference(record, differences) for record in records]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
@@ -210,6 +210,24 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
         row(f"Loss{worst}", [test.loss for test in tests]),
         row("Top-5 accuracy", [test.top5 for test in tests]),
         *(row(name, [test.metrics.get(key) for test in tests]) for key, name in metrics.items()),
+    ]
+
+
+def _stated(records: Sequence[RunRecord]) -> list[Row]:
+    """What noise gave, and which round a run returned to."""
+
+    def row(group: str, measure: str, fact: str, digits: int) -> Row:
+        values = [record.facts.get(fact) for record in records]
+        cells = (
+            str(v) if isinstance(v, str) else f"{v:.{digits}g}" if isinstance(v, float) else MISSING for v in values
+        )
+        return Row(group, measure, "", tuple(cells))
+
+    return [
+        row("Early stopping", "Best round, which the run returned to", "best_round", 9),
+        row("Differential privacy", "Epsilon, of one example at one silo", "epsilon", 3),
+        row("Differential privacy", "Epsilon towards another silo", "epsilon_to_silos", 3),
+        row("Differential privacy", "Delta", "delta", 3),
     ]
 
 

@@ -30,7 +30,7 @@ from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, line_of
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
-from moretta.run.record import RunEnd, RunPlan, record_of, versions
+from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
 from moretta.run.result import Result
 from moretta.run.rounds import OnRound, StopTraining, round_of
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
@@ -196,6 +196,8 @@ class Session:
         record = record_of(self._plan(), self._end(outcome, dropped), versions())
         for sentence in record["warnings"]:
             log.warning("%s", sentence)
+        for sentence in spent(record):
+            log.info("%s", sentence)
         if self._files is not None:
             self._files.end(outcome, record)
         return Result(

@@ -442,6 +442,7 @@ def of_two(upload: str) -> Claim:
         (has_few_in_a_round,),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
+        warns=True,
         about="update",
     )
 

@@ -381,6 +381,7 @@ SILO = (
         (has_few_in_a_round, is_scaled),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
+        warns=True,
         about="update",
     ),
     COLUMNS_OF_THE_OTHER,
