@@ -50,6 +50,4 @@ def _hushed(command: Callable[..., Any]) -> Callable[..., Any]:
 def misused(error: Any) -> str:
     """Return in one sentence what is wrong with a command line. error: a `UsageError`."""
     path = "moretta" if error.ctx is None else error.ctx.command_path
-    if type(error).__name__ == "NoArgsIsHelpError":  # whose message is all of the help
-        return f"{path} needs more words; {path} --help says which"
     return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
