@@ -15,7 +15,7 @@ from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.config import run_files
-    from moretta.report.spread import Spread
+    from moretta.report.spread import OverSeeds
     from moretta.run.sweep import Cell
 
 
@@ -126,7 +126,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path, as_json: bool) -> None:
 
     names, seeds = list(dict.fromkeys(cell.name for cell in cells)), list(dict.fromkeys(cell.seed for cell in cells))
     first = [cell.folder for cell in cells if cell.seed == seeds[0]]
-    spreads: dict[str, Spread] = {
+    spreads: dict[str, OverSeeds] = {
         name: spread_of(label, seeds, [read_run(cell.folder) for cell in cells if cell.name == name])
         for name, label in zip(names, labels([read_run(folder) for folder in first]), strict=True)
     }

@@ -20,7 +20,7 @@ from moretta.errors import MissingExtra, ParameterError
 from moretta.report import audit, plots
 from moretta.report.folder import TEST_ROWS, RunRecord, read_run
 from moretta.report.privacy import Statement, privacy_statements, reading_notes
-from moretta.report.spread import Spread, spread_rows
+from moretta.report.spread import OverSeeds, spread_rows
 from moretta.report.summary import enumerated, insecure_runs, summary, title
 from moretta.report.table import MISSING, comparison_rows, labels, plain, silo_rows
 
@@ -32,7 +32,7 @@ def write_report(
     folders: Sequence[Path],
     out: Path,
     differences: Mapping[str, float] | None = None,
-    spreads: Sequence[Spread] = (),
+    spreads: Sequence[OverSeeds] = (),
 ) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
@@ -58,7 +58,7 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
 
 
 def page(
-    records: Sequence[RunRecord], differences: Mapping[str, float] | None = None, spreads: Sequence[Spread] = ()
+    records: Sequence[RunRecord], differences: Mapping[str, float] | None = None, spreads: Sequence[OverSeeds] = ()
 ) -> str:
     """The page as text; the same records give the same text. differences, spreads: as of `write_report`."""
     names = labels(records)

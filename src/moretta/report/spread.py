@@ -31,7 +31,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Spread:
+class OverSeeds:
     """Runs that differ in their seed alone. label: for a table's head. values: of each measure, one a seed."""
 
     label: str
@@ -61,23 +61,23 @@ class Spread:
         return found if len(found) == len(values) else []
 
 
-def spread_of(label: str, seeds: Sequence[int], records: Sequence[RunRecord]) -> Spread:
+def spread_of(label: str, seeds: Sequence[int], records: Sequence[RunRecord]) -> OverSeeds:
     """Return the spread of runs, one a seed."""
     each = [_measures(record) for record in records]
     names = dict.fromkeys([*NAMES, *(name for one in each for name in one)])
     values = {name: tuple(one.get(name) for one in each) for name in names}
     there = {name: some for name, some in values.items() if any(value is not None for value in some)}
-    return Spread(label, tuple(seeds), there)
+    return OverSeeds(label, tuple(seeds), there)
 
 
-def spread_rows(spreads: Sequence[Spread]) -> tuple[Row, ...]:
+def spread_rows(spreads: Sequence[OverSeeds]) -> tuple[Row, ...]:
     """Return a row a measure, each cell the mean and the deviation of a protocol's runs."""
     there = {name for one in spreads for name in one.values}
     order = dict.fromkeys([*NAMES, *(name for one in spreads for name in one.values)])
     return tuple(_row(name, spreads) for name in order if name in there)
 
 
-def spread_table(spreads: Sequence[Spread]) -> Table:
+def spread_table(spreads: Sequence[OverSeeds]) -> Table:
     """Return the spread for a terminal."""
     return table_of_rows([one.label for one in spreads], spread_rows(spreads))
 
@@ -102,7 +102,7 @@ def _measures(record: RunRecord) -> dict[str, float | None]:
     return {name: value if value is None or math.isfinite(value) else None for name, value in found.items()}
 
 
-def _row(name: str, spreads: Sequence[Spread]) -> Row:
+def _row(name: str, spreads: Sequence[OverSeeds]) -> Row:
     group = f"Over {len(spreads[0].seeds)} seeds"
     means = [one.mean(name) for one in spreads]
     unit, size = byte_unit(max(m or 0.0 for m in means)) if name.endswith("_per_round") else ("", 1.0)
