@@ -64,7 +64,7 @@ class RunEnd:
 def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
     history = end.history
-    record = {
+    record: dict[str, Any] = {
         "name": plan.spec.name,
         "run": end.run,
         "protocol": getattr(plan.spec.protocol, "name", ""),

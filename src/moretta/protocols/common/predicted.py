@@ -20,7 +20,7 @@ def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
     """
     if y.size == len(y):
         flat = y.reshape(len(y))
-        return (flat > 0.5).astype(np.int64) if flat.dtype.kind == "f" else flat.astype(np.int64)
+        return np.asarray(flat.astype(np.float64) > 0.5, np.int64) if flat.dtype.kind == "f" else flat.astype(np.int64)
     return np.asarray(np.argmax(y, axis=1))
 
 
