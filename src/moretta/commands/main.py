@@ -30,7 +30,7 @@ from moretta.commands import (
     train,
 )
 from moretta.commands.every import UsageError, add_quiet, misused
-from moretta.commands.terminal import needs_torch, print_error, say, screen, unhush, wants_json
+from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, unhush, wants_json
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
@@ -50,7 +50,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a command; turn what goes wrong into one sentence and an exit code."""
-    unhush()
+    begin()
     root = logging.getLogger()
     if (handler := logging.lastResort) is not None:  # shows warnings on stderr; Python's users set up their own
         root.addHandler(handler)

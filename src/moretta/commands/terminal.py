@@ -21,6 +21,7 @@ from rich.console import Console
 from moretta.errors import MissingExtra
 
 screen = Console(stderr=True)
+_printed = list[bool]()  # an object a command: there is one
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
@@ -39,9 +40,18 @@ def wants_json() -> bool:
 
 
 def print_error(sentence: str, code: int) -> None:
-    """Print what went wrong as the one object on stdout, where the command line asks for one."""
-    if wants_json():
+    """Print what went wrong as the one object on stdout, where the command line asks for one and none has been printed.
+
+    A check that fails has printed what it found.
+    """
+    if wants_json() and not _printed:
         print(json.dumps({"format": 1, "error": sentence, "exit_code": code}), flush=True)
+
+
+def begin() -> None:
+    """Begin a command: what an earlier one of this process said and hushed is over."""
+    unhush()
+    _printed.clear()
 
 
 def hush() -> None:
@@ -94,6 +104,7 @@ def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> 
     """Print a command's result: as one JSON object, or for a person, unless nothing is to be said."""
     if as_json:
         print(json.dumps(told))
+        _printed.append(True)
     elif not screen.quiet:
         plainly()
 
